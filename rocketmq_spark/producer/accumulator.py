@@ -2,8 +2,8 @@
 
 Mirrors ``ProduceAccumulator``. Pure: the clock is an argument; the caller locks and sends. Messages with equal
 keys are batched together: topic, queue if the caller chose one, the wait flag (``waitStoreMsgOK``), tag, and whether the
-sender waits (two maps in Java). A batch is due when its bodies exceed ``max_bytes`` (strictly, as in Java; its proposal
-says "or equal") or when it is ``max_delay_ms`` old. Differences from gaps in Java's code:
+sender waits (two maps in Java). A batch is due when its bodies have more than ``max_bytes``, or when it is ``max_delay_ms``
+old. (Java's code also compares in this way, although Java's proposal says "or equal".) Differences from gaps in Java's code:
 
 * A batch leaves the map when it is closed, so nothing has to be cleaned up; the number of open batches is bounded.
 * Bytes count until the batch has its answer, and are released exactly once; rejected messages are never counted.
@@ -124,7 +124,7 @@ class MessageBatch:
         return self.encoded_items or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
 
     def part(self, positions: slice) -> MessageBatch:
-        """A closed batch of some of the messages, which must be encoded."""
+        """A closed batch of the messages at these ``positions``. The messages must be encoded."""
         part = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[positions], is_open=False)
         part.encoded_items = self.items()[positions]
         part.encoded_bytes = sum(map(len, part.encoded_items))
@@ -185,8 +185,8 @@ class Accumulator:
     def add_plain(
         self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
-        """As ``add``, for a plain message: without a queue, and its keys are not added to the batch. ``size`` is its bytes in a
-        batch.
+        """As ``add``, for a plain message, which has no queue. Its keys are not added to the batch. ``size`` is the number of
+        bytes that it adds to the batch.
         """
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes:
@@ -240,14 +240,14 @@ class Accumulator:
             self.buffered_bytes -= batch.encoded_bytes
 
     def split(self, batch: MessageBatch) -> None:
-        """Return a taken batch in two halves, which ``take_ready`` returns again."""
+        """Replace a taken batch by its two halves, which ``take_ready`` returns later."""
         self._taken_batches.discard(batch)
         middle = len(batch.entries) // 2
         self.closed_batches += [batch.part(slice(None, middle)), batch.part(slice(middle, None))]
 
     def _start(self, key: BatchKey, owner: Any, now_ms: int) -> MessageBatch:
-        # A caller may have read the clock before it waited for the lock. The time must not decrease: batches are sent in its
-        # order.
+        # A caller may have read the clock before it waited for the lock. Start times must not decrease, because batches are sent
+        # in the order of their start times.
         now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open_batches[key] = batch

@@ -1,4 +1,4 @@
-"""Attempts that may have stored their messages: which ones they are, and the look-up of the stored messages.
+"""Decides which attempts may have stored their messages, and looks up which messages are stored.
 
 Look-ups run on one thread per broker. One look-up serves all sends to the broker that became ambiguous before it starts.
 """
@@ -36,10 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class StoredIds(Protocol):
-    """Finds stored messages, so that a producer does not send a message again that is stored."""
+    """Finds stored messages, so that a producer does not send them again."""
 
     def end(self, queue: MessageQueue) -> QueueEnd:
-        """An end offset that the queue had earlier. Raises ``RocketMQError`` if none is known and none can be fetched."""
+        """Return an end offset that the queue had earlier. Raises ``RocketMQError`` if no such offset is known or can be
+        fetched.
+        """
 
     def find_stored(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
@@ -47,7 +49,8 @@ class StoredIds(Protocol):
         """Return the ``ids`` of messages that one broker has stored after the offsets in ``since``. Waits until no other of these
         messages can arrive any more.
 
-        Raises ``RocketMQError`` if this cannot be proved in time, or if ``master`` is no longer the broker's master.
+        Raises ``RocketMQError`` if it cannot be proved in time that no message arrives later, or if ``master`` is no longer the
+        broker's master.
         """
 
     def stop(self) -> None:
@@ -115,7 +118,7 @@ LookupResult = set[str] | RocketMQError
 
 
 class RequestAfterLookup(NamedTuple):
-    """The number of stored messages of a request, and a request with the other messages, if there are any."""
+    """The number of stored messages of a request, and a request with the messages that are not stored; None if all are."""
 
     stored_count: int
     unconfirmed_request: SendRequest | None
@@ -134,7 +137,8 @@ class AmbiguousSend(NamedTuple):
 
 
 class AmbiguousSendResolver:
-    """The look-ups of an engine, and the offsets at which they start. Guarded by its lock; look-ups run outside it."""
+    """The look-ups of an engine, and the offsets at which they start. The lock guards both, and is not
+    held during look-ups."""
 
     def __init__(self, stored_ids: StoredIds, timer: Timer) -> None:
         self._stored_ids = stored_ids
@@ -147,7 +151,9 @@ class AmbiguousSendResolver:
         self._closed = False
 
     def record_start(self, outgoing: OutgoingSend, queue: MessageQueue) -> None:
-        """Record, before an attempt, an offset before all that the attempt stores. Raises ``RocketMQError`` if none is known."""
+        """Record, before an attempt, an offset from which a look-up finds all messages that the attempt stores. Raises
+        ``RocketMQError`` if no such offset is known.
+        """
         try:
             end = self._stored_ids.end(queue)
         except RocketMQError as e:
@@ -156,7 +162,9 @@ class AmbiguousSendResolver:
         key = queue, end.master
         with self._lock:
             fetched_offset, acknowledged_offset = self._queue_ends.get(key, (-1, -1))
-            if fetched_offset != end.offset:  # fetched again: the other offset may be of an earlier topic of this name
+            if (
+                fetched_offset != end.offset
+            ):  # fetched again: the acknowledged offset may be from a deleted topic of this name
                 self._queue_ends[key] = end.offset, (acknowledged_offset := end.offset)
         outgoing.lookup_start = QueueEnd(max(end.offset, acknowledged_offset), end.master)
 
@@ -191,7 +199,9 @@ class AmbiguousSendResolver:
         )
 
     def resolve(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
-        """The certain outcome of an attempt. An ambiguous one is looked up on the calling thread."""
+        """Return the certain outcome of an attempt. If the outcome is ambiguous, the messages are looked up on the calling
+        thread.
+        """
         if isinstance(outcome, SendResult):
             self._record_result(outgoing, outcome)
             return outcome
@@ -205,8 +215,8 @@ class AmbiguousSendResolver:
         )
 
     def _record_result(self, outgoing: OutgoingSend, result: SendResult) -> None:
-        """Record the offset of a stored message: later sends are stored after it. If it is smaller than the start, the queue was
-        created again.
+        """Record the offset of a stored message, because later sends are stored after this offset. If the offset is smaller than
+        the start of the look-up, the queue was created again.
         """
         if outgoing.lookup_start is None or result.queue is None or result.queue_offset is None:
             return
@@ -306,7 +316,7 @@ def _outcome_after_lookup(
 
 
 def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
-    """The error of a send that may be stored; ``cause`` is why that could not be determined."""
+    """The error of a send that may be stored; ``cause`` is the reason why the look-up could not decide."""
     unproved = UnprovedError(
         f"the message may be stored, and its broker did not confirm whether it is: {error.message}; {cause.message}",
         error.addr,

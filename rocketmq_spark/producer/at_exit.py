@@ -1,4 +1,4 @@
-"""Closes the producers that a program leaves open at its exit: sends what is waiting, and reports what is lost."""
+"""Closes the producers that a program leaves open at its exit. Sends waiting messages, and reports unacknowledged messages."""
 
 from __future__ import annotations
 

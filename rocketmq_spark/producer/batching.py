@@ -5,9 +5,9 @@ guard threads. Here the timer calls when the oldest batch is due, and a synchron
 itself, so that no sender depends on the timer's thread. Java's accumulator ends with the first producer that leaves; this one
 ends with the last, and sends all waiting batches whenever a producer leaves.
 
-A plain message is for any queue, without delay and priority, of a topic that does not store batches whole. It waits unencoded in
-its promise, and is encoded with the other messages when its batch is sent. The checks are those of ``encoding.prepare``, which
-handles all other messages, and reports those that every broker would reject.
+A plain message has no queue, delay or priority, and its topic does not store a batch as one message. It waits unencoded in its
+promise, and is encoded with the other messages when its batch is sent. It is checked as in ``encoding.prepare``, which handles
+all other messages, and reports messages that every broker would reject.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_TEMPLATES = 1024
 
 class PlainTemplate(NamedTuple):
     """The common part of the plain messages of a topic and tag: the text of their properties, and the bytes that a message adds
-    to a batch besides its body. ``free_bytes`` is the maximum number of bytes of further properties.
+    to a batch besides its body. Further properties of a message may have ``free_bytes`` at most.
     """
 
     key: BatchKey
@@ -58,14 +58,16 @@ class PlainTemplate(NamedTuple):
 
 _SAMPLE_ID = "0" * 32
 _BLANK, _KEYS_START, _ID_START = codes.KEY_SEPARATOR, f"{Property.KEYS}\x01", f"{Property.UNIQ_KEY}\x01"
-_ONLY_STR = {str}  # ``encoding.prepare`` handles other types, such as None
+_ONLY_STR = {str}  # ``encoding.prepare`` handles messages with other types, such as None
 _RESERVED_PROPERTIES, _TRANSIENT_PREFIX = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREFIX
 
 
 def plain_template(
     topic: Any, tag: Any, waits_for_store: Any, encoder: MessageEncoder, scope: Scope | None = None
 ) -> PlainTemplate | None:
-    """The template of a topic and tag. None if such messages are sent separately, or every broker would reject them."""
+    """Return the template of a topic and tag. None if messages of this topic are sent separately, or if every broker would reject
+    them.
+    """
     if not isinstance(topic, str) or not isinstance(tag, str | None) or not isinstance(waits_for_store, bool):
         return None
     if topic.startswith(codes.RETRY_PREFIX):
@@ -86,8 +88,8 @@ def plain_template(
 
 
 def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[str, int] | None:
-    """The text of all properties except the id, and the bytes that it has more than the template's. None if the message is not
-    plain.
+    """Return the text of all properties except the id, and the number of bytes that it adds to the template's text. None if the
+    message is not plain.
     """
     flag, keys, properties = message.flag, message.keys, message.properties
     if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
@@ -279,14 +281,14 @@ class Batcher:
     def _schedule_call(self, seconds: float) -> None:
         try:
             self._timer.call_later(seconds, self._on_timer)
-        except BaseException:  # no thread, or interrupted: the next message schedules the call again
+        except BaseException:  # no thread can start, or Ctrl-C: the next message schedules the call again
             with self._lock:
                 self._next_call_ms = None
             raise
 
     def _seconds_to_next_call(self, now_ms: int) -> float | None:
-        """Seconds until the timer must call; None if a call in time is scheduled. Call with the lock, and schedule the returned
-        call after it.
+        """Return the seconds until the timer must call; None if a call in time is scheduled. Called with the lock. The caller
+        schedules the call after it has released the lock.
         """
         due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
@@ -309,9 +311,7 @@ class Batcher:
             )
             for registry, promises_and_outcomes in _by_registry(promises, outcomes).items():
                 capture_result = capture(registry.resolve, *promises_and_outcomes)
-                if isinstance(
-                    capture_result, Failure
-                ):  # an error at one producer must not affect the results of others
+                if isinstance(capture_result, Failure):  # an error at one producer must not affect other producers
                     capture_result.log(logger, "results could not be set")
 
         return done
@@ -367,7 +367,7 @@ class BatchingClient:
         if self._mixes_tags:
             return None
         try:
-            # None if no broker has answered: treated as an ordinary topic.
+            # None if no broker has answered; then the topic counts as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
             if storage is not None and (storage.whole or storage.is_compacted):
                 return None
@@ -432,8 +432,8 @@ def _by_registry(
 
 
 def _may_split(outcome: Outcome, batch: MessageBatch) -> bool:
-    """Whether the batch is sent again in two halves, because a broker rejected it for one of its messages and stored nothing. Not
-    if a queue was chosen, because its order would be lost.
+    """Whether the batch is sent again in two halves, because a broker rejected it for one of its messages and stored nothing. A
+    batch for a chosen queue is not split, because the order of its messages would be lost.
     """
     is_rejected = isinstance(outcome, MessageIllegal) and not outcome.stored
     return is_rejected and len(batch.entries) > 1 and batch.key.queue is None

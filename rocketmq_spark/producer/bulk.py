@@ -125,7 +125,9 @@ class BulkProducer(RequestProducer):
         return inputs.send_many(tools, messages, target, inputs.MessageTarget(queue, key))
 
     def _call_tools(self, method: str, send_timeout_s: float) -> CallTools:
-        """The tools of one call. Sends waiting batches first, because their messages come before those of the call."""
+        """Return the tools of one call. Waiting batches are sent first, because their messages precede the messages of the
+        call.
+        """
         self._owner.check(self._close_lock.locked())
         self._deadline(send_timeout_s)  # checks that the timeout is a number
         if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):

@@ -1,7 +1,8 @@
-"""Delays that a broker's timers cannot serve: too long, timers disabled, or a broker before 5.0 (option ``longDelay``).
+"""Delayed messages that a broker's timers cannot keep (option ``longDelay``). The delay is too long, the timers are disabled, or
+the broker is older than 5.0.
 
 With ``dmq`` such a message goes to ``dmq_inner_topic`` in an envelope, and the delay service sends it when it is due. With
-``error`` it is rejected. The limits of timers, and whether a group consumes envelopes, are requested rarely and cached.
+``error`` the message is rejected. The limits of timers, and whether a group consumes envelopes, are requested rarely and cached.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# How long the limits of a broker, and the existence of a consumer, are cached: both may change.
+# How long the limits of a broker's timers, a missing answer, and the existence of a consumer are cached.
 LIMITS_VALID_S, SILENT_RETRY_S, CONSUMER_VALID_S = 600.0, 30.0, 10.0
 _UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
@@ -69,8 +70,8 @@ class BrokerTimers:
 class DelayRouter:
     """Decides whether a delayed message needs an envelope, and creates envelopes.
 
-    ``is_transient`` is given if there is a spool: it returns whether an error is temporary. After such an error an envelope is
-    created although no broker has reported a consumer of envelopes.
+    ``is_transient`` is given if there is a spool. It returns whether an error is temporary. After a temporary error an envelope
+    is created although no broker has reported a consumer of envelopes.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
 
 
 def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
-    """The result with the recall handle of an envelope. Without it if the place of the envelope is unknown."""
+    """Return the result with the recall handle of an envelope, or unchanged if the place of the envelope is unknown."""
     envelope, queue = prepared.envelope, result.queue
     if envelope is None or queue is None or result.queue_offset is None:
         return result

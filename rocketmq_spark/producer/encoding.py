@@ -56,7 +56,7 @@ DEFAULT_HOW = How()
 
 
 class EnvelopedMessage(NamedTuple):
-    """The topic of the message in an envelope, and when it is due."""
+    """The topic of the message in an envelope, and when the message is due."""
 
     topic: str
     due_ms: int
@@ -172,8 +172,8 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
 
 
 def check_topic(topic: str, scope: Scope | None = None) -> None:
-    """Check a topic name: Java's length and characters, and no system topic to which clients cannot send. The length includes
-    ``scope``.
+    """Check the length and characters of a topic name as Java does, and reject system topics to which clients cannot send. The
+    length includes ``scope``.
     """
     if topic is not None:
         check_text("topic", topic, "the name of a topic")
@@ -212,7 +212,7 @@ def check_queue(topic: str, queue: MessageQueue) -> None:
 
 
 def _message_group(topic: str, how: How, proxy_chooses_text: str) -> dict[str, str]:
-    """The sharding key of selector ``hash`` over gRPC: the Proxy chooses the queues, one for each message group."""
+    """Return the sharding key of selector ``hash`` over gRPC, where the Proxy chooses one queue for each message group."""
     name = how.selector.lower() if isinstance(how.selector, str) else ""
     if name not in (selector.lower() for selector in SELECTORS):
         raise MessageRefused(
@@ -341,7 +341,7 @@ def with_storage_properties(
     """Return the batch as the storage of its topic requires it.
 
     A batch that is stored as one message gets an id, the common tag, and the keys of all messages. Java's explicit batches have
-    none of these, so no filter matches them.
+    no id, tag or keys, so no filter matches them.
 
     Raises:
         MessageRefused: A message without a key, which a compaction topic would drop.
@@ -369,7 +369,7 @@ def accumulated_batch(
     batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
     """The request of a batch of the accumulator. With ``batch_id``, for a topic that stores a batch as one message, the batch has
-    an id, tag and keys of its own; otherwise it must not have them (``explicit_batch``).
+    an id, tag and keys of its own. Otherwise it has none, for the reason that ``explicit_batch`` names.
     """
     properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.batch(batch.items())
     if batch_id is None:

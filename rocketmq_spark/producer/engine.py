@@ -52,7 +52,7 @@ class Unsent(NamedTuple):
 class Engine:
     """Sends requests, and tracks those without an outcome. ``close`` also ends its timer.
 
-    Without ``faults`` it has its own fault table. ``send_window`` counts submitted requests without an outcome;
+    Without ``faults``, the engine creates its own fault table. ``send_window`` counts submitted requests without an outcome;
     ``waits_for_others`` returns whether some of the given requests wait for requests of other callers.
     With a ``spool``, requests that fail for temporary reasons, and those without an outcome at the close, go to the spool and
     count as sent. ``dispatch_ready`` sends inside the context that ``batch_writes`` returns. The owner of the engine may set
@@ -167,8 +167,8 @@ class Engine:
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait for all answers until the deadline. Requests without an answer then fail and are returned.
 
-        With a spool and ``keep`` they go to the spool instead. Callers that send them again anyway pass ``keep=False``. Waits
-        up to ``wait_s`` seconds for a running call of the timer.
+        With a spool and ``keep``, these requests go to the spool instead. Callers that send the requests again anyway pass
+        ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
         """
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:
@@ -363,7 +363,7 @@ class Engine:
 
 
 def _spool_bridge_for(spool_bridge: SpoolBridge | None, outgoing: OutgoingSend) -> SpoolBridge | None:
-    """The spool for a request that fails; None if the request must not be spooled."""
+    """Return ``spool_bridge``; None if the request must not be spooled."""
     return spool_bridge if outgoing.spoolable else None
 
 

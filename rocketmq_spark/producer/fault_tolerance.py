@@ -35,8 +35,8 @@ class BrokerReport(NamedTuple):
 
 
 def broker_report(outcome: SendResult | RocketMQError) -> BrokerReport | None:
-    """The report for the fault table. A broker's error answer and a broken connection isolate the broker; None after a local
-    error.
+    """Return the report for the fault table. A broker's error answer or a broken connection isolates the broker. None after a
+    local error, which says nothing about the broker.
     """
     if isinstance(outcome, SendResult | BrokerNotFound):
         return BrokerReport(isolated=False, reachable=True)
@@ -68,7 +68,9 @@ class FaultTables:
             )
 
     def duration_ms(self, latency_ms: int) -> int:
-        """The entry of the largest threshold that ``latency_ms`` reaches; 0 below the first."""
+        """For how long a broker is avoided after ``latency_ms``: the duration of the largest threshold that the latency
+        reaches.
+        """
         for threshold, duration in zip(reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True):
             if latency_ms >= threshold:
                 return duration
@@ -129,7 +131,8 @@ class FaultTable:
     def pick(
         self, queues: Sequence[MessageQueue], round_robin: RoundRobin, last_broker: str | None, now_ms: int
     ) -> MessageQueue:
-        """The next queue on a broker other than ``last_broker`` that is not avoided; else on another reachable one; else any.
+        """Return the next queue on a broker other than ``last_broker`` that is not avoided. If there is none, return a queue on
+        another reachable broker; otherwise any queue.
 
         If not ``enabled``, this is the plain round robin. As in Java, all steps share one index, and each examined queue
         advances it.

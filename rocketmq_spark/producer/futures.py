@@ -26,9 +26,10 @@ _CONDITION_ATTRIBUTES = frozenset(("_condition", "_waiters", "_done_callbacks"))
 class Promise(Future[SendResult]):
     """The future result of one message.
 
-    Creating a condition takes several times as long as the rest, and most results exist before a caller waits for them. So
-    the first waiter creates it, under the lock under which outcomes are set. Futures do not share it, because Python
-    locks the futures of one ``wait`` in the order of their addresses, and a shared one would be locked in any order.
+    A condition takes several times as long to create as the other attributes, and most results exist before a caller waits for
+    them. So the first waiter creates the condition, under the lock under which outcomes are set. Futures do not share a
+    condition, because Python locks the conditions of
+    one ``wait`` in the order of the futures' addresses: two waits could lock shared conditions in different orders.
     """
 
     _state: str = RUNNING  # a send cannot be cancelled
@@ -57,9 +58,8 @@ class Promise(Future[SendResult]):
         if name not in _CONDITION_ATTRIBUTES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.registry.lock:
-            self._has_waiters = (
-                True  # set first: if Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition
-            )
+            # Set first: if Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition.
+            self._has_waiters = True
             if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
         return self.__dict__[name]
@@ -116,7 +116,7 @@ def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> l
 
 
 class FutureRegistry:
-    """Counts the promises without an outcome, and calls callbacks. Owns a lock and the callback thread."""
+    """Counts the promises without an outcome, and calls callbacks. Owns the lock of its promises, and the callback thread."""
 
     def __init__(self, callback_timer: Timer) -> None:
         self.lock = threading.RLock()

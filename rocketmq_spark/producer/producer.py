@@ -1,7 +1,7 @@
 """The producer without transactions and requests. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
 
-Several threads may share a producer. A forked process must create its own. The producer owns its timers, and the modules before
-it in ``ORDER`` (tests/test_house.py) decide.
+Several threads may share a producer. A forked process must create its own. The producer owns its timers. The modules before
+this module in ``ORDER`` (tests/test_house.py) make the decisions.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ _producer_numbers = itertools.count()
 class BaseProducer(ClosedWhenDropped):
     """Sends messages of one group. It is open after creation; ``close`` it, or use it as a context manager.
 
-    Producers with the same ``shared_as`` share an accumulator. The producer closes its ``spool``. With ``stored``, a send that
-    may be stored is looked up before it is sent again.
+    Producers with the same ``shared_as`` share an accumulator. The producer closes its ``spool``. With ``stored_ids``, a
+    send that may be stored is looked up before it is sent again.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class BaseProducer(ClosedWhenDropped):
             MessageRefused, SelectorError: No broker would take this message, or the selector fails or chooses no queue.
             RouteNotFound: None of the topic's brokers is up, or there is no such topic. Over remoting, the default
                 ``transport``, brokers with ``autoCreateTopicEnable`` (RocketMQ's default) create a missing topic instead.
-            SendFailed: All attempts failed. If there was only one, its own error is raised, such as ``CallTimeout``. Without
-                ``confirm_ambiguous`` the message may nevertheless be stored.
+            SendFailed: All attempts failed. If there was only one attempt, its own error is raised, such as ``CallTimeout``.
+                Without ``confirm_ambiguous`` the message may nevertheless be stored.
             UnprovedError: With ``confirm_ambiguous``: the message may be stored, and its broker could not confirm it.
             ClosedError: The producer was closed.
         """

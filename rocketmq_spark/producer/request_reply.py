@@ -38,8 +38,8 @@ _ANNOUNCE_SHARE = 1 / 3
 class _PendingRequest:
     """A request that waits for its reply, an error, or its timeout; the first of them completes it.
 
-    If the send fails, its own error is the outcome. So a timeout completes the request only when the message is stored: at the
-    timeout, or when the send has its result after the timeout.
+    If the send fails, the error of the send is the outcome. So a timeout completes the request only if the message is stored. If
+    the result of the send arrives after the timeout, the request is completed then.
     """
 
     def __init__(self, topic: str, msg_id: str) -> None:
@@ -248,12 +248,12 @@ class RequestProducer(TransactionProducer):
         with self._requests_lock:
             if self._is_announced:
                 return
-            if self._is_closed:  # closed meanwhile, and nothing would unregister the producer
+            if self._is_closed:  # meanwhile the producer was closed, so a registration would stay forever
                 raise closed_error()
             if self._unregister_replies is None:
                 self._unregister_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
         if not self._announce_lock.acquire(timeout=deadline.remaining()):
-            return  # another request announces, and waits for a broker that hangs; the other brokers know the address by now
+            return  # the thread of another request waits for a broker that hangs; the other brokers know the address already
         try:
             if not self._is_announced:
                 replies.announce(deadline)
@@ -262,7 +262,9 @@ class RequestProducer(TransactionProducer):
             self._announce_lock.release()
 
     def _expire_request(self, correlation_id: str) -> None:
-        """Expire a request. By its id, so that the timer does not keep completed requests alive."""
+        """Expire the request with this id. The timer has the id, and not the request, so that completed requests can be
+        collected.
+        """
         if (request := self._requests.get(correlation_id)) is not None:
             self._is_announced = False
             request.expire()

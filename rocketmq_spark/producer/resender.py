@@ -40,11 +40,11 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# Java's send timeout. A sink may have a long one, for which records of other queues would wait.
+# Java's send timeout. A sink may have a long send timeout, and records of other queues would wait as long.
 RESEND_TIMEOUT_S = 3.0
-# How long a broker that did not report its timers is not asked again: records are checked one after the other, and would wait.
+# How long a broker that did not report its timers is not asked again, because records wait while one record is checked.
 SILENT_RETRY_S = 1.0
-# How long a topic's storage of batches is cached: the topic may be deleted and created again with another type.
+# How long a topic's storage of batches is cached. The topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
 # How long sends are collected before they are written together.
 GATHER_S = 0.002
@@ -110,8 +110,8 @@ class EngineResender:
         ).try_add
 
     def _stores_keyless(self, topic: str) -> bool:
-        """Whether a batch for the topic may contain messages without a key. Brokers drop them in a compaction topic, and until a
-        broker has answered, the topic may be one.
+        """Whether a batch for the topic may contain messages without a key. Brokers of a compaction topic drop such messages.
+        Until a broker has answered, the topic may be a compaction topic.
         """
         now_ms = self._timer.now_ms()
         if now_ms >= self._storage_due_ms.get(topic, now_ms):
@@ -152,8 +152,8 @@ class EngineResender:
             self._resend(send, done)
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """Resend a batch. Perhaps no broker answered when it was spooled, and brokers of a compaction topic drop messages
-        without a key.
+        """Resend a batch. Its topic may be a compaction topic, because perhaps no broker answered when the batch was spooled.
+        Such a topic drops messages without a key.
         """
         capture(self._engine.routes.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
         storage = self._engine.routes.storage.get(send.topic)  # None: it may be a compaction topic
@@ -168,8 +168,8 @@ class EngineResender:
         return not environment.owned([queue], may_be_empty=(queue.topic,))
 
     def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """Resend a delayed message. Perhaps no broker answered when it was spooled, and a broker without timers would deliver
-        it at once.
+        """Resend a delayed message, as an envelope if a broker has no timers. Perhaps no broker reported its timers when the
+        message was spooled, and a broker without timers would deliver the message at once.
         """
         try:
             send = self._enveloped_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
@@ -215,7 +215,7 @@ class EngineResender:
                 if lacks_timers and (without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None:
                     self._resend(without_delay, done)
                     return
-                # A send that the close dropped has not failed.
+                # The close dropped the send; this is not a failure of the send.
                 retry_soon = lacks_timers or isinstance(cause, (*_MISSING_ERRORS, ClosedError))
                 done(Resent(None, str(outcome), retry_soon or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
@@ -243,8 +243,8 @@ class EngineResender:
                 raise
 
     def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
-        """Resend the parts of a batch, one after the other. A temporary failure ends this, and the whole batch is retried
-        later.
+        """Resend the parts of a batch, one after the other. After a temporary failure, no further part is sent, and the whole
+        batch is retried later.
         """
         remaining_parts, failed_results = deque(parts), []
 
@@ -277,7 +277,9 @@ class _JoinedSend(SpooledSend):
 
 
 def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
-    """Two halves of the messages of a batch that are not stored. Empty for a single message, which is the rejected one."""
+    """Return two halves of the messages of a batch that are not stored. Empty for a single message: it is the rejected
+    message.
+    """
     if not send.request.batch or isinstance(send, _JoinedSend):
         return []
     try:
@@ -339,8 +341,8 @@ def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
 
 
 class _BatchBuilder:
-    """Collects single messages for one queue into a batch. All have the same tag, because a topic that stores batches as one
-    message filters a batch by its one tag.
+    """Collects single messages for one queue into a batch. All messages have the same tag, because a topic that stores a batch as
+    one message filters the batch by one tag.
     """
 
     def __init__(
@@ -400,8 +402,8 @@ class _BatchBuilder:
         return True
 
     def batch(self, batch_id: str | None) -> SpooledSend:
-        """The batch. It has an id, tag and keys of its own only if it is stored as one message: brokers before 5.5 copy them to
-        each message (``encoding.explicit_batch``).
+        """Return the batch. It has an id, tag and keys of its own only if it is stored as one message, because brokers before 5.5
+        copy the properties of a batch to each message (``encoding.explicit_batch``).
         """
         first_properties = self._properties or {}
         properties: dict[str, str | None] = {Property.WAIT: first_properties.get(Property.WAIT, "true")}

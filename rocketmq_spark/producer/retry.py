@@ -1,4 +1,4 @@
-"""The meaning of an attempt's outcome: the send ends, or is retried.
+"""Decides from the outcome of an attempt whether the send ends or is retried.
 
 ``RetryState`` is the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions. It is pure. Synchronous, asynchronous and
 batched sends share it, so that all of them are retried alike; in Java an asynchronous send is not retried after a broker's error
@@ -6,7 +6,7 @@ answer, and its retry keeps the queue id although another broker may have fewer 
 
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
 * After an access denial, the same queue is not tried again.
-* When time runs out, the error names the last cause, which Java's "call timeout" hides, and the first one beside it.
+* When time runs out, the error names the first and the last cause, which Java's "call timeout" hides.
 * If no name server answers, no retry is counted: nothing was sent, and the send waits until the deadline.
 """
 

@@ -1,11 +1,11 @@
 """The routes of a producer, and the queue that each message goes to.
 
-``RouteCache`` mirrors ``tryToFindTopicPublishInfo``: a topic without a route is published through the route of the template
-topic, and the broker creates it with the first message. The cache keeps a route until it is refreshed. Several threads share a
-cache without a lock, because each change replaces one whole entry.
+``RouteCache`` mirrors ``tryToFindTopicPublishInfo``: messages of a topic without a route are sent by the route of the template
+topic, and the broker creates the topic with the first message. The cache keeps a route until it is refreshed. Several threads
+share a cache without a lock, because each change replaces one whole entry.
 
 ``Destinations`` resolves the queue that the caller named or that a selector chooses. It requests routes, and waits while no name
-server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved one, or the next one on a good broker. Each
+server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved queue, or the next queue on a good broker. Each
 thread has its own round robin. The selectors are in ``queues/selection``, those for rows in ``rows/routing``.
 """
 
@@ -55,8 +55,9 @@ _ENVIRONMENT_QUEUES = "queues of environments"
 
 
 def queues_of_environment(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues, by topic, of an environment whose queues have positions. All senders to this cluster in this process share
-    them, even if a later route differs: when a broker leaves, other queues take the positions of its queues.
+    """The queues, by topic, of an environment that owns the queues at certain positions. All senders to this cluster in this
+    process use the same queues, even if a later route differs: when a broker leaves, other queues get the positions of its
+    queues.
     """
     queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.get_or_create(
         _ENVIRONMENT_QUEUES, (sender, environment), dict
@@ -67,8 +68,8 @@ def queues_of_environment(sender: Sender, environment: Environment) -> dict[str,
 def set_environment_queues(
     sender: Sender, environment: Environment, counted_queues: Mapping[str, tuple[MessageQueue, ...]]
 ) -> None:
-    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses other queues, because a spool
-    has records for them.
+    """Use the queues that the driver counted. Raises ``SpoolError`` if a spool of this process has records for other queues,
+    which the process therefore uses already.
     """
     queues_by_topic = queues_of_environment(sender, environment)
     for topic, queues in counted_queues.items():
@@ -286,7 +287,7 @@ class QueueChooser:
             return round_robin.pick(queues, last_broker)
 
     def _round_robin(self, topic: str, queues: Queues) -> RoundRobin:
-        """This thread's round robin for ``queues``. A new list gets a new one, as a new publish info does in Java."""
+        """This thread's round robin for ``queues``. A new list gets a new round robin, as a new publish info does in Java."""
         round_robins: dict[str, tuple[Queues, RoundRobin]] = self._round_robins.__dict__
         cached = round_robins.get(topic)
         if cached is None or cached[0] is not queues:
@@ -371,7 +372,7 @@ class Destinations:
     def _apply_selector(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> How:
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
-            return DEFAULT_HOW  # which avoids bad brokers, may be retried elsewhere, and stays in the environment
+            return DEFAULT_HOW  # any queue of the environment: bad brokers are avoided, and a retry may go to another broker
         fallback = self.spool_fallback
         if fallback is None or not isinstance(selector, str) or not is_storable_selector(selector, arg):
             if fallback is not None and isinstance(selector, str):

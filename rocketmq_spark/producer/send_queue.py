@@ -1,8 +1,8 @@
 """The sends of an engine that have no outcome: the limits of their number, and the order in which they are sent.
 
 ``SendWindow`` limits requests, their bytes, and the requests at each broker. It is pure. The limit per broker adapts unless the
-user set one: every batch that waits in a broker adds to the latency by which slow brokers are recognised. So the limit grows
-while few requests are in flight, and halves when a request is retried.
+user set one. It must not be large without need, because every batch that waits in a broker adds to the latency by which slow
+brokers are recognised. So the limit grows while few bytes are in flight, and halves when a request is retried.
 
 ``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight, and a retried send stays
 first: its queue is muted until the next attempt, so nothing overtakes the retry. Sends without a queue have no order. Kafka's
@@ -185,7 +185,7 @@ class CompletionEffects(NamedTuple):
 
 
 class SendQueue:
-    """The requests of an engine without an outcome. Guarded by its one lock."""
+    """The requests of an engine without an outcome. One lock guards them."""
 
     def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.window = SendWindow(settings)
@@ -195,7 +195,7 @@ class SendQueue:
         self._timer = timer
         self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.window.max_concurrent)
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # only if failed queues stay closed
-        self._lock = threading.RLock()  # apart from the condition, because entering a plain lock costs less
+        self._lock = threading.RLock()  # separate from the condition, because entering a lock directly costs less
         self._changed = threading.Condition(self._lock)  # notified when a request has its outcome
         self._blocking_sends: set[OutgoingSend] = set()  # sent by threads of callers
         self._closed = False
@@ -207,7 +207,7 @@ class SendQueue:
 
     def wait_for_room(self, outgoing: OutgoingSend) -> None:
         """Wait until the request is within the limits. Raises ``SendFailed`` at its deadline, or if the thread for retries
-        cannot start: later, the thread that reads the answer could not handle this.
+        cannot start, because the thread that reads the answer could not handle this error later.
         """
         try:
             self._timer.start()
@@ -302,8 +302,8 @@ class SendQueue:
         """Remove a request with its outcome. Returns the requests that fail with it, because they would overtake it."""
         followers: list[OutgoingSend] = []
         queue = outgoing.ordered_queue
-        # Over gRPC an ordered queue is a lane of many message groups: if one message is rejected, those behind it may belong to
-        # others.
+        # Over gRPC an ordered queue is a lane of many message groups. If one message is rejected, the messages behind it may
+        # belong to other groups.
         fails_alone = self._uses_lanes and isinstance(outcome, MessageIllegal) and outgoing.ordering_key is None
         if queue is not None and isinstance(outcome, RocketMQError) and not fails_alone:
             followers = self._queues.fail(outgoing)

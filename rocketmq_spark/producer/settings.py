@@ -91,8 +91,8 @@ class ProducerSettings:
 
     If ``retries`` or ``pinned_retries`` is None, a send is retried until its timeout; ``attempt_timeout_s`` then limits one
     attempt. If ``batch_*`` is None, the limit of a shared accumulator does not change. 0 for ``heartbeat_s`` or
-    ``route_refresh_s`` means never, for producers that live shorter. Sends that wait behind a failed send of their ordered
-    queue fail with it; with ``failed_queues_stay_closed``, later sends to the queue fail, too. ``max_in_flight`` limits the
+    ``route_refresh_s`` means never, for producers with a short life. If a send fails, sends that wait behind it in its
+    ordered queue fail, too; with ``failed_queues_stay_closed``, also all later sends to the queue. ``max_in_flight`` limits the
     requests at brokers; None limits them per broker instead, by ``max_in_flight_per_broker`` or adaptively.
     ``max_async_messages``, if not None, and ``max_async_bytes`` limit the sends without an outcome. ``features`` are those of
     the transport. ``scope`` converts the topic in a recall handle, which is the name on the wire; all other names here are the

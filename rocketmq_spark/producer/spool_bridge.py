@@ -45,15 +45,15 @@ _DRAIN_S = 60.0
 _RELATIVE_DELAYS = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
 # Seconds for one request about a topic that seems to be missing.
 TOPIC_REQUEST_S = 3.0
-# A lane is named by topic, selector and argument, in at most 65,535 bytes.
+# The name of a lane has the topic, selector and argument, and at most 65,535 bytes.
 _MAX_ARG_BYTES = 60_000
 
 
 def is_transient(error: RocketMQError, sender: Sender) -> bool:
     """Whether the same send may succeed later: timeout, lost connection, busy broker, no name server, no master.
 
-    A topic without a route is missing if any broker has a master. Checking this sends a request; without an answer, the error
-    counts as temporary.
+    A topic without a route counts as missing if any broker has a master, and the topic still has no route. To check this, the
+    function sends requests. Without an answer, the error counts as temporary.
     """
     error = cause_of(error)
     if not isinstance(error, RouteNotFound):

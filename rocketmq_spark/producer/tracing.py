@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 _producer_numbers = itertools.count()
 _MAX_GROUP_CHARACTERS = 80  # of the traced group's name, in the name of the group that sends its traces
 
-# Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first. As in Java, records that are not stored are
-# limited.
+# Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first record. As in Java, the number of records that
+# are not stored yet is limited.
 FLUSH_RECORDS = traces.MAX_RECORDS
 FLUSH_S = 1.0
 MAX_BUFFERED_RECORDS = 20_480
@@ -57,15 +57,15 @@ _STATES = {
 
 
 class Records(Protocol):
-    """Records that may be created late. There are at most ``len`` records."""
+    """Records that may be created when they are read. ``len`` is their maximum number."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[TraceRecord]: ...
 
 
 class _BatchRecords:
-    """The records of a batch, created by the thread that sends them: for thousands of messages this would delay the thread that
-    reads answers.
+    """The records of a batch. The thread that sends the records creates them, because creating thousands of records would delay
+    the thread that reads answers.
     """
 
     def __init__(self, size: int, make: Callable[[], Iterable[TraceRecord]]) -> None:

@@ -4,12 +4,12 @@ Mirrors ``TransactionMQProducer``: a broker asks a producer of the group about a
 times at most (``checkTransactionState``). Deliberate differences:
 
 * A decision is a request with an answer, so that the caller learns whether it has arrived; Java's is one-way.
-* A half message that may be stored is not sent again: only the check could decide the second one.
+* A half message that may be stored is not sent again, because only the check could decide the second half message.
 * A broker writes a half message again before it asks, and a decision about the first copy leaves the second copy undecided. So
-  while this process has not decided, it answers ``UNKNOWN`` and records the place of the copy. A copy has the same content; a
-  message of another client with the same id has other content, and its place is not recorded. A check that arrives during a
-  commit concerns such a copy: it is rolled back, because the first copy is delivered. The user's function decides about all
-  other messages.
+  while this process has not decided, it answers ``UNKNOWN`` and records the place of the second copy. Copies have the same
+  content. A message of another client with the same id has other content, and its place is not recorded. A check that arrives
+  during a commit is about a second copy. This copy is rolled back, because the first copy is delivered. The user's function
+  decides about all other messages.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _CheckedMessage = ReceivedMessage | PoppedMessage
 # With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. After a send without an
 # answer the broker may have died. It asks when it is restarted, unless the message is older than 72 hours (fileReservedTime).
 REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED = 900.0, 72 * 3600.0, 100_000
-# If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. But an
-# idle process does not collect garbage, so a check starts a collection, at most at this interval.
+# If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. An idle
+# process does not collect garbage. So a check starts a collection, at most once in this interval.
 COLLECTION_INTERVAL_S = 20.0
 
 
@@ -104,15 +104,15 @@ class HalfFate:
         return self._lock.locked()
 
     def on_check(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
-        """The answer to a broker's check of the message at ``place``. None if the user's function must decide: the program can no
-        longer decide, or the message is another one with the same id. While the program may decide, the answer about both is
-        ``UNKNOWN``.
+        """The answer to a broker's check of the message at ``place``. None if the user's function must decide, because the
+        program can no longer decide, or because the message is another message with the same id. While the program may decide,
+        the answer about both messages is ``UNKNOWN``.
         """
         if not self._lock.acquire(timeout=patience_s):
             return TransactionState.UNKNOWN
         try:
             if self.state is HalfState.PREPARED:
-                if place.content == self.content:  # brokers before 5.1 do not send their name
+                if place.content == self.content:  # a copy; brokers before 5.1 do not send their name
                     self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
                 return None if self.owner_ref() is None else TransactionState.UNKNOWN
             if place.content != self.content:
@@ -166,7 +166,7 @@ class HalfFate:
 
     @contextlib.contextmanager
     def _decision_lock(self, deadline: Deadline) -> Iterator[None]:
-        """Hold the lock of decisions, with a timeout: after a fork a thread of the parent may own it and never release it."""
+        """Hold the lock of decisions. Has a timeout, because after a fork a thread of the parent may own the lock forever."""
         if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
             error = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
             error.unsent = True
@@ -249,7 +249,7 @@ class HalfMessage:
         _registry.add(self.result.msg_id, self._fate, self)
 
     def _abandon(self) -> None:
-        """The program can no longer decide: an undecided message is left to ``transaction_check``."""
+        """Leave an undecided message to ``transaction_check``, because the program can no longer decide."""
         if self._fate.abandon():
             self._send = None
 

@@ -43,7 +43,7 @@ REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
 class RowsOfCall(BadRows):
-    """The bad rows of a call. Nothing of the call was sent."""
+    """The bad rows of a call. No row of the call was sent."""
 
     of_what, counted = "this call", "Rows are counted from 0 within the call"
     of_sink = False
@@ -150,7 +150,7 @@ class RowCall:
         return self._tools.spool_fallback is not None and self._tools.spool_fallback.is_transient(error)
 
     def submit(self, outgoing: OutgoingSend) -> None:
-        """Submit a request to the engine. While the limits are reached, waits for and processes completions of this call."""
+        """Submit a request to the engine. While the limits are reached, waits for completions of this call and processes them."""
         size, ordered = outgoing.size, outgoing.ordered_queue is not None
         self._window.broker_count = len(self._engine.routes.brokers())
         while self._completions or (self._in_flight and not self._has_room(size, ordered)):
@@ -209,8 +209,8 @@ class RowCall:
         self._outcomes.add_outcome(rows, outcome)
 
     def _next_completion(self) -> tuple[Rows, SendCompletion]:
-        """Wait for the next completion. One arrives within the send timeout, unless requests wait for those of other callers,
-        or an error in this package has lost a request: then raises ``SendFailed``.
+        """Wait for the next completion. It arrives within the send timeout, unless requests wait for requests of other callers,
+        or an error in this package has lost a request. Raises ``SendFailed`` for a lost request.
         """
         lookups = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
         patience_s = lookups * self._options.send_timeout + LOST_SEND_S

@@ -137,17 +137,17 @@ def _portions_of_messages(
 ) -> Iterator[Sequence[Portion]]:
     """Portions of messages as columns, each large enough for several batches. Stops after a portion at which ``is_closing``.
 
-    A few messages at a time become columns, so that they are freed soon: Python's garbage collector visits objects that stay
-    alive again and again.
+    A few messages at a time become columns, so that the messages are freed soon. Python's garbage collector repeatedly visits
+    objects that stay alive.
     """
     first_row = 0
     parts: list[pa.RecordBatch] = []
-    is_last = False  # then the caller fails this portion, so that the result has the reason for its end
+    is_last = False  # after the last portion, whose rows the caller fails, so that the result names the reason
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
         bad_rows = bad_rows_type(first_row)
         batch = message_batch(chunk, bad_rows, *target)
         if "priority" in batch.schema.names and not priorities:
-            bad_rows.add_rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
+            bad_rows.add_rows(np.arange(len(chunk)), "this message or another has a priority, which only gRPC supports")
         if target.queue is not None:
             is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
             bad_rows.add(np.array(is_of_other_topic), f"its topic is not that of {target.queue}")
@@ -190,7 +190,7 @@ def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
 
 
 def _with_large_chunks(table: pa.Table) -> pa.Table:
-    """Combine small chunks: each chunk is encoded separately, and small chunks would make small batches."""
+    """Combine small chunks, because each chunk is encoded separately, and small chunks would make small batches."""
     chunks = max((column.num_chunks for column in table.columns), default=1)
     return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_CHUNK_ROWS else table
 

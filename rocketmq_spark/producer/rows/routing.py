@@ -1,9 +1,9 @@
 """Which queue each row goes to, and an Arrow batch as runs of rows of one topic and queue.
 
 A ``RowSelector`` returns an index into the topic's queues for each row, a whole column at once where possible. Rows without a
-sharding key or queue id get the index after the last queue: they may go to any queue, as in Kafka. A row whose queue does not
-exist is added to ``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into runs of rows that
-go to one topic, and to one queue where rows choose their queue.
+sharding key or queue id get the index after the last queue, which means that they may go to any queue, as in Kafka. A row whose
+queue does not exist is added to ``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into
+runs of rows that go to one topic, and to one queue where rows choose their queue.
 """
 
 from __future__ import annotations
@@ -212,13 +212,13 @@ class ByPartition:
         self.other_selector = ByHash(columns) if "shardingkey" in columns else None
 
     def number_queues(self, topic: str) -> None:
-        """Number the queues of a topic, which may wait for brokers that name servers do not list yet. A route that is fetched
-        afterwards has them.
+        """Number the queues of a topic. This may wait for brokers that name servers do not list yet. A route that is fetched
+        afterwards has these brokers.
         """
         self._partitions_of(topic)
 
     def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
-        """The brokers that have a partition named by a row, but no queue in ``queues``."""
+        """Return the brokers of partitions that the rows name, if ``queues`` has no queue of the broker."""
         partitions = self._partitions_of(rows.topic)
         numbers = pc.unique(rows.column(self._column)).drop_null().to_pylist()
         present_brokers = {queue.broker_name for queue in queues}
@@ -346,7 +346,8 @@ class RoutingPlan(NamedTuple):
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
-    """The selector in force: the user's, or the one implied by a column ``partition``, ``queueId`` or ``shardingKey``.
+    """Return the selector that is used: the user's, or the selector that a column ``partition``, ``queueId`` or ``shardingKey``
+    implies.
 
     Over gRPC the Proxy chooses queues, and a sharding key becomes the message group.
     """
@@ -363,7 +364,7 @@ _IMPLIED_SELECTORS = {"partition": "partition", "queueid": "column", "shardingke
 
 
 def log_choice(options: Options, columns: Mapping[str, str], once: bool = False) -> None:
-    """Log which column has chosen the selector, if one has. With ``once``, this process logs it once for the topic."""
+    """Log which column implies the selector, if a column does. With ``once``, this process logs it once for each topic."""
     selector = selector_of(options, columns)
     role = next((role for role, implied in _IMPLIED_SELECTORS.items() if implied == selector), None)
     if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
@@ -412,8 +413,8 @@ def row_selector(
 
 
 def queue_filter(options: Options) -> QueueFilter | None:
-    """Returns the filter for the queues of a batch whose rows choose none: one of the filtered queues is taken at random. None
-    means round robin.
+    """Return the filter for the queues of a batch whose rows do not choose a queue. The batch goes to a random queue of the
+    filtered ones. None means round robin.
     """
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
@@ -427,9 +428,10 @@ def _all_queues(queues: QueueList) -> QueueList:
 class Router:
     """Plans the Arrow batches of one task.
 
-    ``queues(topic, refresh)`` returns a topic's queues. They are asked for once per task, so that a key keeps its queue while the
-    task runs; routers of one call have the same ``shared_queues``. If a row names a queue that is not among them, the route is
-    refreshed once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
+    ``queues(topic, refresh)`` returns a topic's queues. It is called once per task, so that a key keeps its queue while the task
+    runs; routers of one call have the same ``shared_queues``. If a row names a queue that the list does not have, the route is
+    refreshed once per batch. From then on, rows that name a queue use the newest route, and rows with a key still use the first
+    list.
 
     ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
     partition of a broker without a queue in the route, ``wait_for_brokers`` is called once per task and topic: it returns the

@@ -46,7 +46,7 @@ from rocketmq_spark.wire.messages import decode_batch
 
 logger = logging.getLogger(__name__)
 
-# With more tags in an Arrow batch, grouping by tag would make batches of few rows.
+# The maximum number of tags in an Arrow batch for grouping by tag. More tags would make batches of few rows.
 MAX_TAGS = 16
 
 # How long the storage of a topic is not requested again after a slow request without an answer.
@@ -59,8 +59,9 @@ LOOKUP_STEPS = 4
 
 
 class StoragePlan:
-    """What the type of a topic requires of its rows. A batch topic: which rows form a batch, and the properties of the batch. A
-    compaction topic: a key. A topic of ordered messages over gRPC: a sharding key.
+    """Applies the requirements of a topic's type to its rows. Rows of a compaction topic need a key. Over gRPC, rows of a topic
+    of ordered messages need a sharding key. For a batch topic, it decides which rows form a batch, and the properties of the
+    batch.
     """
 
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
@@ -92,8 +93,8 @@ class StoragePlan:
         return np.zeros(len(rows.row_numbers()), np.bool_) if filled_mask is None else ~filled_mask
 
     def split_by_tag(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
-        """The plan of ``batch``, with a range for each tag where the topic needs it. Later calls of ``properties`` are about this
-        batch.
+        """Return the plan of ``batch``, with a range for each tag if the topic needs it. Later calls of ``properties`` are about
+        this batch.
         """
         self._batch_properties = None
         if not self._options.auto_batch or not any(
@@ -133,7 +134,8 @@ def group_by_tag(
 ) -> RoutingPlan:
     """The plan with a range for each tag. ``batch_by_tag`` is the option ``batchByTag``.
 
-    Rows that name their queue keep their order in it. If the option is ``true``, only rows of one tag keep their order.
+    Rows that name their queue keep their order in this queue. If the option is ``true``, only rows of the same tag keep their
+    order.
     """
     if (
         batch_by_tag == "false"
@@ -195,7 +197,7 @@ class RowOwner(Protocol):
 
 
 class RowTools(NamedTuple):
-    """What sending rows needs. ``make_encoder`` is the function that ``session.row_encoder`` returns."""
+    """The objects that a ``RowSender`` uses. ``make_encoder`` is the function that ``session.row_encoder`` returns."""
 
     options: Options
     settings: ProducerSettings
