@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 # A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
 _BATCH_ERROR_GRACE_S = 1.0
-_UNKNOWN_STORAGE = BatchStorage(whole=True)
+_UNKNOWN_STORAGE = BatchStorage(as_one_message=True)
 # Combinations of topic and tag that are cached.
 _MAX_TEMPLATES = 1024
 
@@ -79,7 +79,7 @@ def plain_template(
         size = len(encoder.item(topic, b"", all_properties, 0, 0))
     except MessageRefused:
         return None
-    free_bytes = codes.SINGLE_MAX_PROPERTIES - len(all_properties.encode())
+    free_bytes = codes.SINGLE_MAX_PROPERTIES_BYTES - len(all_properties.encode())
     return (
         None
         if free_bytes < 0
@@ -339,7 +339,7 @@ class BatchingClient:
         self._send_timeout_s = settings.send_timeout_s
         # If a Proxy chooses queues, batches mix tags: each message has its own tag, and the messages of a group must stay in
         # order.
-        self._mixes_tags = settings.features.chooses_queues is not None
+        self._mixes_tags = settings.features.queue_choice_problem is not None
         self._max_body_bytes = settings.max_message_size
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
@@ -369,7 +369,7 @@ class BatchingClient:
         try:
             # None if no broker has answered; then the topic counts as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
-            if storage is not None and (storage.whole or storage.is_compacted):
+            if storage is not None and (storage.as_one_message or storage.is_compacted):
                 return None
             template = self._templates.get((topic, tag, waits_for_store)) or self._template(topic, tag, waits_for_store)
         except TypeError:  # a topic or tag that is not a str

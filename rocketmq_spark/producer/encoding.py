@@ -85,7 +85,7 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     """Check ``message`` and encode its properties. Raises ``MessageRefused`` for a message that no broker would accept."""
     check_message(message)
     check_topic(message.topic, settings.scope)
-    if (proxy_chooses_text := settings.features.chooses_queues) and how.queue is not None:
+    if (proxy_chooses_text := settings.features.queue_choice_problem) and how.queue is not None:
         raise MessageRefused(f"the message names {how.queue}, but {proxy_chooses_text}", topic=message.topic)
     body: object = message.body
     if isinstance(body, memoryview):  # a memoryview may have items of several bytes, or gaps
@@ -104,7 +104,9 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     if proxy_chooses_text and how.selector is not None:
         system_properties |= _message_group(message.topic, how, proxy_chooses_text)
     try:
-        properties = encode_properties(message_properties(message, **system_properties), codes.SINGLE_MAX_PROPERTIES)
+        properties = encode_properties(
+            message_properties(message, **system_properties), codes.SINGLE_MAX_PROPERTIES_BYTES
+        )
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
     if settings.features.restricts_characters:
@@ -120,9 +122,9 @@ def as_half(prepared: Prepared) -> Prepared:
     """The message as a half message."""
     properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
     size = len(properties.encode()) + _MAX_GROUP_BYTES
-    if size > codes.SINGLE_MAX_PROPERTIES:
+    if size > codes.SINGLE_MAX_PROPERTIES_BYTES:
         raise MessageRefused(
-            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES} bytes that a half message may carry",
+            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES_BYTES} bytes that a half message may carry",
             topic=prepared.message.topic,
         )
     return prepared._replace(properties=properties, half=True)
@@ -138,9 +140,9 @@ def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: 
         }
     )
     size = len(properties.encode())
-    if size > codes.SINGLE_MAX_PROPERTIES:
+    if size > codes.SINGLE_MAX_PROPERTIES_BYTES:
         raise MessageRefused(
-            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES} bytes that a request may carry",
+            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES_BYTES} bytes that a request may carry",
             topic=prepared.message.topic,
         )
     return prepared._replace(properties=properties)
@@ -158,7 +160,7 @@ def _check_proxy_texts(message: Message, properties: str) -> None:
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:
-    if not settings.features.priorities:
+    if not settings.features.supports_priorities:
         raise MessageRefused(
             "the message has a priority, which only gRPC supports", topic=message.topic, remedy="Set transport=grpc"
         )
@@ -352,7 +354,7 @@ def with_storage_properties(
     ):
         topic = messages[0].topic
         raise MessageRefused(f"Message {keyless_numbers[0]} of a batch has {no_key_reason(topic)}", topic=topic)
-    if not storage.whole:
+    if not storage.as_one_message:
         return request
     keywords = dict.fromkeys(word for message in messages for word in key_words(message.keys))
     tag = messages[0].tags if len({message.tags or None for message in messages}) == 1 else None

@@ -448,7 +448,7 @@ class BaseProducer(ClosedWhenDropped):
         )
         return (
             with_group_order(outgoing, self._batching is not None)
-            if self.settings.features.chooses_queues
+            if self.settings.features.queue_choice_problem
             else outgoing
         )
 

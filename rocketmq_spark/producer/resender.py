@@ -103,7 +103,7 @@ class EngineResender:
         """Send the records of these topics to these queues."""
         self._engine.routes.pinned_queues = queues
 
-    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
         max_messages = self._settings.features.max_single_requests or _MAX_BATCH_MESSAGES
         return _BatchBuilder(
             first, min(_MAX_BATCH_BYTES, self._max_message_size), max_messages, self._stores_keyless(first.topic)
@@ -126,7 +126,7 @@ class EngineResender:
         if self._engine.routes.fetch_storage(topic, Deadline.after(RESEND_TIMEOUT_S)) is None:
             self._storage_due_ms[topic] = self._timer.now_ms() + round(1000 * SILENT_RETRY_S)
 
-    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+    def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         builder = _BatchBuilder(sends[0], len(sends) * self._max_message_size)
         for send in sends[1:]:
             if not builder.try_add(send):

@@ -126,7 +126,7 @@ class RouteCache:
         if cached is None or cached[0].expired:
             if len(self._missing_remedies) >= _MAX_REMEDIES:
                 self._missing_remedies.clear()
-            remedy = self._sender.missing_topic(error).remedy
+            remedy = self._sender.with_similar_topics(error).remedy
             cached = self._missing_remedies[topic] = Deadline.after(REFRESH_PAUSE_S), remedy
         error.remedy = cached[1]
         return error
@@ -175,7 +175,7 @@ class RouteCache:
 
     def stored_whole(self, topic: str) -> bool:
         """Whether batches are stored as one message, according to the last answer; each refresh of routes renews it."""
-        return (storage := self.storage.get(topic)) is not None and storage.whole
+        return (storage := self.storage.get(topic)) is not None and storage.as_one_message
 
     def stored_by_key(self, topic: str) -> bool:
         """Whether the topic is a compaction topic, according to the last answer."""
@@ -242,7 +242,7 @@ class RouteCache:
             return counted_queues[topic]
         # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.
         readable_queues = queues if topic in self._auto_created_topics else self._sender.all_queues(topic, deadline)
-        own_queues = tuple(environment.writable(readable_queues, queues))
+        own_queues = tuple(environment.writable_queues(readable_queues, queues))
         return counted_queues.setdefault(topic, own_queues)
 
 
@@ -303,7 +303,7 @@ class SpoolFallback(NamedTuple):
 
     def holds_earlier(self, topic: str, selector: str, arg: object) -> bool:
         """Whether the spool holds messages of the same selector and argument, which must be sent first."""
-        return self.spool.holds(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
+        return self.spool.has_earlier_record(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
 
     def is_transient(self, error: RocketMQError) -> bool:
         return is_transient(error, self.sender)

@@ -191,7 +191,7 @@ class SendQueue:
         self.window = SendWindow(settings)
         self._failed_queues_stay_closed = settings.failed_queues_stay_closed
         # Over gRPC, where an ordered queue is a lane of many message groups.
-        self._uses_lanes = bool(settings.features.chooses_queues) and not self._failed_queues_stay_closed
+        self._uses_lanes = bool(settings.features.queue_choice_problem) and not self._failed_queues_stay_closed
         self._timer = timer
         self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.window.max_concurrent)
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # only if failed queues stay closed

@@ -204,7 +204,9 @@ class ProducerSettings:
     def retry_policy(self) -> RetryPolicy:
         # Over gRPC an ordered queue is a lane and not a broker's queue, so ordered sends may be retried at another endpoint.
         pinned = (
-            self.retries if self.features.chooses_queues and self.pinned_retries is not None else self.pinned_retries
+            self.retries
+            if self.features.queue_choice_problem and self.pinned_retries is not None
+            else self.pinned_retries
         )
         return RetryPolicy(self.retries, pinned, self.retry_codes, self.store_must_be_ok)
 

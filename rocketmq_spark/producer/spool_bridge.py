@@ -61,7 +61,7 @@ def is_transient(error: RocketMQError, sender: Sender) -> bool:
     if error.broker_code is None:
         return False
     try:
-        if not sender.any_master():
+        if not sender.has_master():
             return True
         # The topic may have been registered meanwhile.
         sender.publish_queues(error.topic or "", Deadline.after(TOPIC_REQUEST_S), refresh=True)
@@ -109,20 +109,20 @@ class SpoolBridge:
         """Whether the spool holds earlier records of the request's queue, so that the request must go to the spool, too."""
         if outgoing.queue is None and outgoing.selection is None:
             return False
-        return self._spool.holds(_lane_send(outgoing))
+        return self._spool.has_earlier_record(_lane_send(outgoing))
 
     def final_outcome(self, outgoing: OutgoingSend, outcome: Outcome) -> Outcome:
         """The outcome for the caller after the last attempt. Waits for the disk if the request is spooled."""
         if isinstance(outcome, SendResult):
-            if self._spool.listens:
+            if self._spool.needs_answers:
                 self.report_success(outcome)
             return outcome
         return self.spool([(outgoing, outcome)])[0]
 
     def report_success(self, result: SendResult) -> None:
         """Tell the spool that a broker has accepted a message."""
-        if self._spool.listens and result.queue is not None:
-            self._spool.answered(result.queue)
+        if self._spool.needs_answers and result.queue is not None:
+            self._spool.note_accepted_send(result.queue)
 
     def spool(self, sends_and_errors: Sequence[tuple[OutgoingSend, RocketMQError | None]]) -> list[Outcome]:
         """Spool requests that were not sent or failed for a temporary reason. Returns the outcome of each request."""

@@ -84,14 +84,14 @@ class HalfFate:
 
     While the program references the half message, the program may decide: ``owner_ref`` is a weak reference to it. The decision
     is sent to the place of the stored message, or of the last copy that the broker made. Another message with the same id has
-    other ``content`` (``model.send.content_digest``).
+    other ``digest`` (``model.send.content_digest``).
     """
 
-    __slots__ = ("_crossing_until", "_lock", "_place", "content", "last_decision", "owner_ref", "state")
+    __slots__ = ("_crossing_until", "_lock", "_place", "digest", "last_decision", "owner_ref", "state")
 
     def __init__(self, place: HalfPlace, content: bytes, state: HalfState = HalfState.PREPARED) -> None:
         self._place = place
-        self.content = content
+        self.digest = content
         self._lock = threading.Lock()
         self._crossing_until: Deadline | None = None
         self.state = state
@@ -112,10 +112,10 @@ class HalfFate:
             return TransactionState.UNKNOWN
         try:
             if self.state is HalfState.PREPARED:
-                if place.content == self.content:  # a copy; brokers before 5.1 do not send their name
+                if place.digest == self.digest:  # a copy; brokers before 5.1 do not send their name
                     self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
                 return None if self.owner_ref() is None else TransactionState.UNKNOWN
-            if place.content != self.content:
+            if place.digest != self.digest:
                 return None
             if self.state is HalfState.COMMITTED:
                 is_crossing = self._crossing_until is not None and not self._crossing_until.expired
@@ -145,7 +145,7 @@ class HalfFate:
             self.last_decision = decision
             self.state = HalfState.UNKNOWN  # in case this is interrupted
             try:
-                is_proved = send(self._place._replace(content=self.content), decision, deadline)
+                is_proved = send(self._place._replace(digest=self.digest), decision, deadline)
             except RocketMQError as e:
                 if e.unsent:
                     self.state = HalfState.PREPARED

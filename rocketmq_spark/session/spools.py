@@ -158,7 +158,7 @@ def _adoptable_spools(folder: Path) -> list[Path]:
         warn = functools.partial(_warn_of_foreign, foreign_file.path, foreign_file, len(names))
         process.get_or_create("foreign spools", (folder, uid), warn)
     for path in filter(is_database, (folder, *entries.own)):
-        reason: object = folders.foreign_in(path, SPOOL_PREFIXES, root_may=path == folder)
+        reason: object = folders.foreign_file_in(path, SPOOL_PREFIXES, root_may_own=path == folder)
         if reason is None and path == folder:
             reason = next(folders.exposures_of(folder, ()), None)
         if reason is not None:
@@ -484,7 +484,7 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
     A request to the name server makes the client read the files; the answer is ignored. Raises ``OptionError`` if a file cannot
     be used.
     """
-    if os.geteuid() != folders.ROOT or not any(map(folders.foreign_owner, paths)):
+    if os.geteuid() != folders.ROOT or not any(map(folders.foreign_file, paths)):
         return
     for module in _LAZY_IMPORTS:
         with contextlib.suppress(ImportError):  # an optional module; if it is needed, its import raises later

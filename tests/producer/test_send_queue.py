@@ -97,7 +97,7 @@ def test_failure_closes_queue_to_every_call_with_sends_behind_it(bench: Bench) -
 def test_refused_message_fails_its_group_but_not_other_groups(
     bench: Bench,
 ) -> None:
-    found = under_way(bench, features=TransportFeatures(chooses_queues="the server does"))
+    found = under_way(bench, features=TransportFeatures(queue_choice_problem="the server does"))
     grouped = [sending(ordered=True, ordering_key=("T", "group")) for _ in range(2)]
     mixed = [ordered() for _ in range(2)]
     for each in (*grouped, *mixed):

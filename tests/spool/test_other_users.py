@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base import folders, process
-from rocketmq_spark.base.tls_files import ReloadedFiles
+from rocketmq_spark.base.tls_files import ReloadedValue
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.spool import _collecting_errors
 from rocketmq_spark.client.credentials import RotatingCredentials
@@ -811,7 +811,7 @@ def test_files_readable_by_root_are_read_before_opening_spools(tmp_path: Path, m
 def test_files_that_only_the_own_user_may_read_stay_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """While root has the rights of the owner of a spool: no warning, and no other keys."""
     loaded = iter(("first", "second", "third", "fourth"))
-    files, keys = ReloadedFiles(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
+    files, keys = ReloadedValue(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
     assert (files.get(), keys.current()) == ("first", "second")
     files._loaded = "changed", "first"
     monkeypatch.setattr(folders, "_borrowed_uids", [users.OTHER])

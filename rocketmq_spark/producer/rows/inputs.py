@@ -99,15 +99,15 @@ def send_many(
     features = tools.row_tools.settings.features
     if message_target.queue is not None and message_target.key is not None:
         raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
-    if message_target.queue is not None and features.chooses_queues:
-        raise MessageRefused(f"the messages name {message_target.queue}, but {features.chooses_queues}")
+    if message_target.queue is not None and features.queue_choice_problem:
+        raise MessageRefused(f"the messages name {message_target.queue}, but {features.queue_choice_problem}")
     options, _ = call_options(
         tools.row_tools.options, target, _MESSAGE_COLUMNS if message_target.queue is None else _QUEUE_COLUMNS
     )
     bad_rows_type = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
     is_closing = tools.is_closing if bad_rows_type is MessagesOfIterator else _never
     groups: Iterable[Sequence[Portion]] = _portions_of_messages(
-        iter(messages), bad_rows_type, message_target, features.priorities, is_closing
+        iter(messages), bad_rows_type, message_target, features.supports_priorities, is_closing
     )
     if bad_rows_type is MessagesOfCall:
         groups = [[portion for group in groups for portion in group]]
@@ -241,7 +241,7 @@ def call_options(options: Options, target: RowTarget, columns: Sequence[RowColum
 
 
 def _selector_problems(options: Options, target: RowTarget, by_role: Mapping[str, str]) -> list[str]:
-    selector, proxy_chooses = target.selector, transport.features(options).chooses_queues
+    selector, proxy_chooses = target.selector, transport.features(options).queue_choice_problem
     if proxy_chooses and "queueid" in by_role:
         return [f"column {by_role['queueid']!r} names a queue, but {proxy_chooses}"]
     if selector is None or (callable(selector) and not proxy_chooses):

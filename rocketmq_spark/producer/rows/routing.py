@@ -351,7 +351,7 @@ def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[
 
     Over gRPC the Proxy chooses queues, and a sharding key becomes the message group.
     """
-    if transport.features(options).chooses_queues and "shardingkey" in columns:
+    if transport.features(options).queue_choice_problem and "shardingkey" in columns:
         return "hash"
     if "queue_selector" not in options.given:
         return next((selector for role, selector in _IMPLIED_SELECTORS.items() if role in columns), "roundRobin")
@@ -367,7 +367,7 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
     """Log which column implies the selector, if a column does. With ``once``, this process logs it once for each topic."""
     selector = selector_of(options, columns)
     role = next((role for role, implied in _IMPLIED_SELECTORS.items() if implied == selector), None)
-    if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
+    if role is None or "queue_selector" in options.given or transport.features(options).queue_choice_problem:
         return
     name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
     advice = (

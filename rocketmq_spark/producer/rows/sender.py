@@ -72,7 +72,7 @@ class StoragePlan:
         self._batch_properties: BatchTagKeys | None = None
         self._silent_until: dict[str, Deadline] = {}
         # Over remoting without batches no check is needed: a broker rejects a single message with the reason.
-        self._is_checked = options.auto_batch or bool(transport.features(options).chooses_queues)
+        self._is_checked = options.auto_batch or bool(transport.features(options).queue_choice_problem)
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
         """Add to ``bad_rows`` the rows that a broker would acknowledge but not store, and those that a Proxy would reject."""
@@ -116,7 +116,7 @@ class StoragePlan:
         return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **shared_properties}
 
     def _stored_whole(self, topic: str) -> bool:
-        return (storage := self._storage(topic)) is not None and storage.whole
+        return (storage := self._storage(topic)) is not None and storage.as_one_message
 
     def _storage(self, topic: str) -> BatchStorage | None:
         if (silent_until := self._silent_until.get(topic)) is not None and not silent_until.expired:

@@ -125,7 +125,7 @@ class TaskWriter:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
         """Call ``write``, and return the counts for the driver."""
-        return TaskCommitMessage(self.write(batches), self._topic_names.seen)
+        return TaskCommitMessage(self.write(batches), self._topic_names.given_names)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Send all rows and wait for all acknowledgements. Raises the first failure, with the counts of acknowledged rows."""
