@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rocketmq_spark.admin import AdminTools, deadline, request_each
 from rocketmq_spark.base.arguments import similar_names
-from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
+from rocketmq_spark.base.codes import FIRST_VERSION_THAT_UPDATES_USERS, Response
 from rocketmq_spark.client.routes import masters_of
 from rocketmq_spark.client.rpc import error_from_response
 from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError
@@ -343,11 +343,11 @@ def set_user(
     masters_to_read = {
         broker: masters[broker]
         for broker, version in versions.items()
-        if None in (is_super, enabled) or (version < FIRST_TO_UPDATE_USERS and password is None)
+        if None in (is_super, enabled) or (version < FIRST_VERSION_THAT_UPDATES_USERS and password is None)
     }
     stored_users = _stored_users(tools, masters_to_read, name)
     for broker, version in versions.items():
-        if version < FIRST_TO_UPDATE_USERS:
+        if version < FIRST_VERSION_THAT_UPDATES_USERS:
             _check_change(name, stored_users.get(broker), broker, password, is_super, enabled)
     body = user_body(name, password, is_super, enabled)
 

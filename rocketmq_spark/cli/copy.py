@@ -302,7 +302,7 @@ def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
     if given.get("environment", ("", None))[1] == "":
         given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
     destination_target = Target(dict(given.values()))
-    if (chooses := features(options.parse(destination_target.given_options)).chooses_queues) is not None:
+    if (chooses := features(options.parse(destination_target.given_options)).queue_choice_problem) is not None:
         raise OptionError(
             f"option 'transport' of the destination is 'grpc', but {chooses}, and copies keep their order by naming queues",
             remedy="Use --to-option transport=remoting and --to-name-server, with the name server of the destination's brokers",
@@ -348,7 +348,9 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
     from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 
     client = target.client()
-    queues = EnvironmentQueues(environment_of(target.options()))(client.routes.get_existing(source, 0.0).readable())
+    queues = EnvironmentQueues(environment_of(target.options()))(
+        client.routes.get_existing(source, 0.0).readable_queues()
+    )
     committed = client.offset_reader.committed(own_group(target, group), queues, deadline(client))
     known_offsets = {queue: offset for queue, offset in committed.items() if offset}
     bounds = client.offset_reader.bounds(sorted(known_offsets), deadline(client)) if known_offsets else {}
@@ -382,9 +384,9 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
     client = target.client()
     route = client.routes.get(source, 0.0)
-    if route.closed:  # the copy would end without the messages of closed queues
+    if route.unreadable_brokers:  # the copy would end without the messages of closed queues
         raise not_readable_error(route)
-    queues = EnvironmentQueues(environment_of(target.options()))(route.readable())
+    queues = EnvironmentQueues(environment_of(target.options()))(route.readable_queues())
     return {queue: bounds.max_offset for queue, bounds in client.offset_reader.bounds(queues, deadline(client)).items()}
 
 

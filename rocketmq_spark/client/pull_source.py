@@ -35,7 +35,7 @@ class RemotingPulls:
     def on_wire(self, name: str) -> str:
         return self._rpc_client.on_wire(name)
 
-    def keys(self) -> tuple[str, str, str | None] | None:
+    def signing_keys(self) -> tuple[str, str, str | None] | None:
         if self._rpc_client.credentials is None:
             return None
         keys = self._rpc_client.credentials.current()

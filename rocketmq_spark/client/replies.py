@@ -206,10 +206,10 @@ class RemotingReplies:
     def expect(self, correlation_id: str, done: OnReply) -> Callable[[], None]:
         return self._awaited_replies.expect(correlation_id, done)
 
-    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
-        make_request = self._request_factory(to, reply, group)
-        masters = self._masters(to, deadline)
-        last_error: RocketMQError = CallTimeout("there was no time to send the reply", topic=to.topic)
+    def reply(self, request: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
+        make_request = self._request_factory(request, reply, group)
+        masters = self._masters(request, deadline)
+        last_error: RocketMQError = CallTimeout("there was no time to send the reply", topic=request.topic)
         for remaining_count, (name, address) in zip(range(len(masters), 0, -1), masters, strict=True):
             if deadline.expired:
                 break

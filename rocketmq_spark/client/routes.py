@@ -126,7 +126,7 @@ class Routes:
         self._forgotten_at: dict[str, float] = {}
         # By topic: brokers that are in earlier routes, but not in the newest one.
         self._unlisted_brokers: dict[str, _Unlisted] = {}
-        # Topics for which ``unlisted`` was called: their queues are numbered.
+        # Topics for which ``unlisted_queues`` was called: their queues are numbered.
         self._numbered_topics: set[str] = set()
         # Bytes of each topic, and of the list of all brokers; and their sum.
         self._bytes_by_key: dict[str, int] = {}
@@ -244,7 +244,7 @@ class Routes:
         queue_totals = list(itertools.accumulate(_queue_count(data) for _, (_, data, _) in unlisted_entries))
         return dict(unlisted_entries[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queue_totals, MAX_QUEUES))])
 
-    def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
+    def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
         a broker with another name answers. It is present if one of its replicas has the topic. A broker whose state is unclear is
         asked again until ``deadline``. If its state is still unclear then, it counts as present. Proxies are left out.
@@ -521,14 +521,14 @@ class Routes:
         self._advertise(brokers, answer.peer)
         return dict(brokers)
 
-    def any_broker(self) -> bool:
+    def has_broker(self) -> bool:
         """Whether a broker is registered. True at a Proxy, which cannot list brokers."""
         try:
             return bool(self.cluster())
         except NotSupported:
             return True
 
-    def any_master(self) -> bool:
+    def has_master(self) -> bool:
         """Whether a master is registered. True at a Proxy, which cannot list brokers."""
         try:
             return any(broker.master is not None for broker in self.cluster().values())
@@ -542,7 +542,7 @@ class Routes:
         except RouteNotFound as e:
             raise _with_similar_topics(self, e, "All names: rocketmq-spark topic list") from e
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+    def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
         """See ``ports.RouteReader``. The error also has the command that creates the topic."""
         return _with_similar_topics(
             self, error, f"Create it with Admin.create_topic, or with: rocketmq-spark topic create {error.topic}"
@@ -588,7 +588,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
     elif routes.is_proxy(error.addr):
         remedy += " (at the brokers' name server: a Proxy does not forward this)"
     try:
-        if is_legal and not routes.any_broker():
+        if is_legal and not routes.has_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
         existing_topics = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
         similar_topics = similar_names(error.topic or "", existing_topics, 3, 0.5)

@@ -115,11 +115,11 @@ class Environment:
             queues_owned += mine
         return queues_owned
 
-    def writable(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
+    def writable_queues(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
         """The environment's queues that accept messages now.
 
         Positions are counted among all readable queues, as readers do. So a broker without a master, which is missing from
-        ``writable``, does not shift the environment onto queues of another. If no queue is writable, this raises
+        ``writable_queues``, does not shift the environment onto queues of another. If no queue is writable, this raises
         ``BrokerNotFound`` if a broker of the environment is away, which may return, else ``OptionError``.
         """
         open_now, readable_queues = set(writable), set(readable)

@@ -1,7 +1,7 @@
 """Creates the implementations of the ports for given options. Only this package chooses a transport.
 
-All readers, writers and tasks of a process that have the same connection options share a client, which ``base.process`` keeps:
-a forked worker creates its own connections and never uses those of its parent.
+All readers, writers and tasks of a process that have the same connection options share a client. ``base.process`` keeps the
+clients of a process: a forked worker creates its own clients, and never uses the connections of its parent.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def _address_map(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
 
 def _undelivered_policy(options: Options) -> UndeliveredPolicy:
     """Return the policy that limits how long a request may be in the network. A scan of stored ids waits longer than this limit
-    for earlier requests. The limit must hold after the sending process has died: the sink's next attempt runs in another process.
+    for earlier requests. The limit must also hold after the sending process has died, because the sink's next attempt runs in
+    another process.
     """
     exactly_once = options.delivery_guarantee == "exactly-once"
     if not exactly_once and not options.confirm_ambiguous:
@@ -274,7 +275,7 @@ def retention_ms(options: Options, broker_name: str) -> int | None:
 
 
 def puller(options: Options, read_from: str | None = None) -> Puller:
-    """Return the object that opens reads with these options; ``read_from`` overrides theirs."""
+    """Return the object that opens reads with these options; ``read_from`` overrides the option."""
     from rocketmq_spark.pull.pacing import PullSettings
     from rocketmq_spark.pull.puller import Puller
 
@@ -303,10 +304,10 @@ def instrumentation(options: Options, client_id: str) -> Instrumentation | None:
         return None
     from rocketmq_spark.session import telemetry
 
-    instance = telemetry.instrumentation(options.group, client_id, options.namespace)
-    if instance is not None:
-        instance.uses_proxy = options.transport == transport.GRPC
-    return instance
+    instruments = telemetry.instrumentation(options.group, client_id, options.namespace)
+    if instruments is not None:
+        instruments.uses_proxy = options.transport == transport.GRPC
+    return instruments
 
 
 def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | None:

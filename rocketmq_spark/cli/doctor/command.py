@@ -239,10 +239,10 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
         return
     yield from servers.topic_findings(route, _attributes(client, route))
     answers: dict[str, RocketMQError | None] = {}
-    if queues := [queue for queue in route.readable() if route.brokers[queue.broker_name].master]:
+    if queues := [queue for queue in route.readable_queues() if route.brokers[queue.broker_name].master]:
         answers["source"] = findings.worst_read_error(client, route, queues, group or options.group)
     try:
-        writable = route.writable()
+        writable = route.writable_queues()
     except RemoteProtocolError as e:
         yield failed(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
         writable = []

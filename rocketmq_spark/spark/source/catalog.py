@@ -143,7 +143,10 @@ class OffsetCache:
         ]
         deadline = Deadline.after(self._options.request_timeout)
         new_topics = (topic for topic in topics if topic not in numbered_topics)
-        return [*routed_queues, *(queue for topic in new_topics for queue in self.routes.unlisted(topic, deadline))]
+        return [
+            *routed_queues,
+            *(queue for topic in new_topics for queue in self.routes.unlisted_queues(topic, deadline)),
+        ]
 
     @property
     def environment(self) -> dict[MessageQueue, int]:
@@ -198,7 +201,7 @@ class OffsetCache:
                         continue  # the topic was deleted after it was listed; the query has read nothing of it
                 if deadline.expired:
                     # The new error has all details, and Spark's traceback is long enough without the cause.
-                    raise self.routes.missing_topic(e) from None
+                    raise self.routes.with_similar_topics(e) from None
                 logger.info("waiting for topic %s", e.topic)
                 deadline.pause(1.0)
 
@@ -351,7 +354,7 @@ class OffsetCache:
         positions = {} if self._checkpoint_offsets is None else self._checkpoint_offsets.positions
         queues = self._readable_queues.of_routes(routes.values(), skip_missing, self._checkpoint_queues)
         assigned_topic_queues = (
-            [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
+            [queue for route in routes.values() for queue in route.readable_queues()] if self._options.assign else None
         )
         queues = self._allocated(queues, routes if skip_missing else self._checkpoint_brokers, assigned_topic_queues)
         # The bounds come from the master if there is one, also if tasks read from slaves.
