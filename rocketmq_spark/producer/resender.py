@@ -50,7 +50,8 @@ STORAGE_AGE_S = 30.0
 GATHER_S = 0.002
 # Limits of one batch: messages, bytes, and the spread of born timestamps, of which a batch has one.
 _MAX_BATCH_MESSAGES, _MAX_BATCH_BYTES, _MAX_BORN_SPREAD_MS = 256, 1 << 20, 1000
-# The system properties that a message in a batch may have. Others are instructions to the broker, which ignores them in a batch.
+# The system properties that a message in a batch may have. Others are instructions to the broker, which ignores them in a
+# batch.
 _BATCH_PROPERTIES = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 # A missing topic, or an environment without a queue. Both may be temporary, while brokers are down or register.
@@ -110,8 +111,8 @@ class EngineResender:
         ).try_add
 
     def _stores_keyless(self, topic: str) -> bool:
-        """Whether a batch for the topic may contain messages without a key. Brokers drop them in a compaction topic, and until a
-        broker has answered, the topic may be one.
+        """Whether a batch for the topic may contain messages without a key. Brokers drop them in a compaction topic, and until
+        a broker has answered, the topic may be one.
         """
         now_ms = self._timer.now_ms()
         if now_ms >= self._storage_due_ms.get(topic, now_ms):
@@ -163,7 +164,7 @@ class EngineResender:
         """Whether a queue belongs to another environment, according to cached routes."""
         if queue is None:
             return False
-        if environment.by_position:
+        if environment.is_by_position:
             return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
         return not environment.owned([queue], may_be_empty=(queue.topic,))
 
@@ -325,8 +326,8 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
-    """The send without its delay, if the delay has passed; otherwise None. A Proxy would reject the result in a topic of delayed
-    messages.
+    """The send without its delay, if the delay has passed; otherwise None. A Proxy would reject the result in a topic of
+    delayed messages.
     """
     properties = decode_properties(send.request.properties)
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)

@@ -4,9 +4,9 @@
 topic, and the broker creates it with the first message. The cache keeps a route until it is refreshed. Several threads share a
 cache without a lock, because each change replaces one whole entry.
 
-``Destinations`` resolves the queue that the caller named or that a selector chooses. It requests routes, and waits while no name
-server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved one, or the next one on a good broker. Each
-thread has its own round robin. The selectors are in ``queues/selection``, those for rows in ``rows/routing``.
+``Destinations`` resolves the queue that the caller named or that a selector chooses. It requests routes, and waits while no
+name server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved one, or the next one on a good broker.
+Each thread has its own round robin. The selectors are in ``queues/selection``, those for rows in ``rows/routing``.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class RouteCache:
     def _has_positions(self, topic: str) -> bool:
         """Whether the environment owns the queues at its positions among all queues."""
         environment = self._settings.environment
-        return environment is not None and environment.by_position and topic != INNER_TOPIC
+        return environment is not None and environment.is_by_position and topic != INNER_TOPIC
 
     def _template_queues(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
         try:
@@ -236,7 +236,7 @@ class RouteCache:
             return queues
         if topic in self.pinned:
             return self.pinned[topic]
-        numbered = queues_of_environment(self._sender, environment) if environment.by_position else {}
+        numbered = queues_of_environment(self._sender, environment) if environment.is_by_position else {}
         if topic in numbered:
             return numbered[topic]
         # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.
@@ -312,8 +312,8 @@ _EMPTY_REQUEST = SendRequest("", b"")
 
 
 class Destinations:
-    """Resolves and checks the destination of each message. With a ``spool_fallback``, a selector may choose the queue later, when
-    the spool sends the message.
+    """Resolves and checks the destination of each message. With a ``spool_fallback``, a selector may choose the queue later,
+    when the spool sends the message.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The folders of spools: one in ``spoolDir`` for each writing process. A process sends the records of its own folder, and of
 adopted ones.
 
-A process leaves its folder behind when it ends. RocksDB's lock shows whether the process is alive, because the lock ends with the
-process. Other processes adopt the folders of dead ones.
+A process leaves its folder behind when it ends. RocksDB's lock shows whether the process is alive, because the lock ends with
+the process. Other processes adopt the folders of dead ones.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ _END_OF_TIME_MS = 2**63
 
 
 def spools_in(folder: Path) -> list[Path]:
-    """Return the spools of a folder, those of all users: the folder itself, and those of workers in it. Raises ``SpoolError`` if
-    this user may not read the folder.
+    """Return the spools of a folder, those of all users: the folder itself, and those of workers in it. Raises ``SpoolError``
+    if this user may not read the folder.
     """
     candidates = sorted(folder / name for name in _list_names(folder) if name.startswith(WORKER_PREFIX))
     worker_spools = [each for each in candidates if is_database(each)]
@@ -188,8 +188,8 @@ def _open_left(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store
 def _remove_mark(path: Path) -> None:
     """Remove the mark of an emptied folder from a folder that is used again.
 
-    ``_remove_folder`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name.
-    While the mark is there, a user who may rename the folder could make this package delete the records in it.
+    ``_remove_folder`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old
+    name. While the mark is there, a user who may rename the folder could make this package delete the records in it.
     """
     try:
         with folders.open_subfolder(path.parent, (path.name,)) as at:
@@ -244,8 +244,9 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
 def _remove_folder(path: Path) -> None:
     """Remove an empty store's folder.
 
-    The store must be closed: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of a process
-    that has created the folder again. The folder is renamed first, under the lock, so another process finds all of it or nothing.
+    The store must be closed: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of a
+    process that has created the folder again. The folder is renamed first, under the lock, so another process finds all of it
+    or nothing.
     """
     emptied = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
     with locked(path), folders.open_subfolder(path.parent, (path.name,)) as at:
@@ -261,14 +262,14 @@ def _remove_folder(path: Path) -> None:
     _remove_emptied(emptied)
 
 
-# The file that marks a folder without records. Users who may rename the folders of others in a ``spoolDir`` cannot create a file
-# in these folders.
+# The file that marks a folder without records. Users who may rename the folders of others in a ``spoolDir`` cannot create a
+# file in these folders.
 _EMPTIED_MARK = "emptied"
 
 
 def _remove_emptied(path: Path) -> None:
-    """Remove a folder that a process of this user has marked as emptied. The mark is removed last. Another process may remove the
-    folder at the same time, so errors of the file system are ignored.
+    """Remove a folder that a process of this user has marked as emptied. The mark is removed last. Another process may remove
+    the folder at the same time, so errors of the file system are ignored.
     """
     with contextlib.suppress(OSError), folders.open_subfolder(path.parent, (path.name,)) as at:
         entries = os.listdir(at)
@@ -321,10 +322,10 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=keep_owner)
     try:
         environment, noted_queues = environment_of(options), _noted_queues(store)
-        if environment is not None and not environment.by_position:
+        if environment is not None and not environment.is_by_position:
             _check_noted_queues(store, noted_queues, environment)  # before these options become its owner
         store.set_owner(owner_of(options), keep_owner=keep_owner)
-        if environment is not None and environment.by_position:
+        if environment is not None and environment.is_by_position:
             _use_noted_queues(store, noted_queues, queues_of_environment(sender(options), environment))
     except BaseException:
         store.close()
@@ -415,7 +416,7 @@ def open_send_spool(
         name = f"rocketmq-{settings.group}-spool"
         resender = EngineResender(send, settings, Timer(f"{name}-send"), batch_writes)
         policy, environment = policy or SEND_POLICY, settings.environment
-        if environment is not None and not environment.by_position:
+        if environment is not None and not environment.is_by_position:
             resender.pin(_noted_queues(store))
         elif environment is not None:
             policy = policy._replace(notes=functools.partial(_queues_notes, queues_of_environment(send, environment)))
