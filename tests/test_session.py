@@ -70,13 +70,13 @@ def test_other_connection_options_get_a_client_of_their_own(different):
 
 def test_bulk_reads_have_the_account_of_their_client():
     account = session.client(parsed()).calls.pool.connect_options.arriving
-    assert session.puller(parsed()).dialling.arriving is account
-    assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
+    assert session.puller(parsed()).connect_options.arriving is account
+    assert session.puller(parsed(pullBatchSize="7"), "slave").connect_options.arriving is account
     pullers = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_ids, "id_reader", lambda open_puller, on_ranges: pullers.append(open_puller()))
         stored_ids.scan_tools(parsed())
-    assert [one.dialling.arriving for one in pullers] == [account]
+    assert [one.connect_options.arriving for one in pullers] == [account]
 
 
 def test_only_an_explicit_option_allows_secrets_in_plain_text():

@@ -1,11 +1,11 @@
 """Prefetching for consumers that are far behind: it reads queues ahead of the consumer, with many pulls in flight.
 
-A long poll requests one answer and waits for it. If the end of a queue is many answers away, the next offsets are known, so many
-pulls can be in flight at once. One half of a queue's cache is for cached messages, the other half for messages in flight. Each
-broker has its own thread and connection.
+A long poll requests one answer and waits for it. If the end of a queue is many answers away, the next offsets are known, so
+many pulls can be in flight at once. One half of a queue's cache is for cached messages, the other half for messages in flight.
+Each broker has its own thread and connection.
 
-The consumer handles prefetched messages like answers to long polls. Long polls continue at the offset where a read ended: at the
-last known end of the queue, or before the first answer that only a long poll can handle (see ``RangeRead.fetch``).
+The consumer handles prefetched messages like answers to long polls. Long polls continue at the offset where a read ended: at
+the last known end of the queue, or before the first answer that only a long poll can handle (see ``RangeRead.fetch``).
 ``lagging_queues``, ``offset_ranges_in_turn`` and ``next_pace`` are pure.
 """
 
@@ -165,15 +165,17 @@ class RangeRead(Protocol):
     """A running read of ranges."""
 
     @property
-    def whole(self) -> bool:
-        """Whether the read returned all messages of the ranges."""
+    def had_only_plain_answers(self) -> bool:
+        """Whether every answer continued where the last answer ended, until the read reached its end or was stopped."""
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
         """The offsets to which an operator reset queues; complete when the read has ended. Brokers report a reset only once."""
 
     def fetch(self) -> Generator[Sequence[ReadAnswer], None, None]:
-        """Yield answers. Ends early, with ``whole`` False, before an answer whose offsets do not follow those of the last one."""
+        """Yield answers. Before an answer whose offsets do not follow those of the last answer, the read ends, and
+        ``had_only_plain_answers`` is False.
+        """
 
     def stop(self) -> None:
         """End the read soon, also while it waits for a broker."""
@@ -344,7 +346,7 @@ class Prefetcher:
                     pace = self._wait_for_room(reader)
                     if pace is not ReadPace.GO:
                         break
-            if not reader.read.whole or pace is ReadPace.WAIT:
+            if not reader.read.had_only_plain_answers or pace is ReadPace.WAIT:
                 cooldown_s = COOLDOWN_S
         except RocketMQError as e:
             logger.info("stopped reading ahead, continuing with long polls: %s", e)
