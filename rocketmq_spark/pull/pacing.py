@@ -29,8 +29,8 @@ class PullRequests:
     def next_frames(
         self, pending: PendingOffsets, pacing: PullPacing, max_pulls: int, max_messages: int
     ) -> list[bytes]:
-        """Return at most ``max_pulls`` requests of at most ``max_messages`` messages for the lowest pending offsets. These
-        pulls are in flight from now on.
+        """Return at most ``max_pulls`` requests for the lowest pending offsets, of at most ``max_messages`` each. These pulls
+        are in flight from now on.
         """
         if self._opaque + max_pulls > _MAX_OPAQUE:
             self._opaque = 0
