@@ -25,7 +25,7 @@ class AdminTools(Protocol):
     """Parts of a client. They accept the user's names of topics and groups, except ``calls``, which accepts names on the wire."""
 
     @property
-    def calls(self) -> RpcClient:
+    def rpc_client(self) -> RpcClient:
         """Sends requests to addresses."""
 
     @property
@@ -33,7 +33,7 @@ class AdminTools(Protocol):
         """Returns the routes of topics."""
 
     @property
-    def brokers(self) -> RemotingOffsetReader:
+    def offset_reader(self) -> RemotingOffsetReader:
         """Requests offsets of queues."""
 
     @property
@@ -47,7 +47,7 @@ class AdminTools(Protocol):
 
 def deadline(tools: AdminTools) -> Deadline:
     """Return the deadline of requests that are sent to all brokers in parallel."""
-    return Deadline.after(tools.calls.request_timeout_s)
+    return Deadline.after(tools.rpc_client.request_timeout_s)
 
 
 def with_kept_minimums(
@@ -73,7 +73,7 @@ def with_kept_minimums(
         on_error(error, queue)
 
     to_check = [queue for queue, reported in bounds.items() if known_positions.get(queue, 0) < reported.min_offset]
-    kept_from = tools.brokers.first_kept_offsets(GROUP, to_check, deadline(tools), on_failure) if to_check else {}
+    kept_from = tools.offset_reader.first_kept_offsets(GROUP, to_check, deadline(tools), on_failure) if to_check else {}
     minimums = {
         queue: min(offset, bounds[queue].min_offset, known_positions.get(queue, offset))
         for queue, offset in kept_from.items()
@@ -92,7 +92,7 @@ def request_each(
 
     Raises the first error. If the requests are a ``change``, the error lists the servers that have applied the change.
     """
-    answers = tools.calls.invoke_each(list(requests.values()), deadline(tools))
+    answers = tools.rpc_client.invoke_each(list(requests.values()), deadline(tools))
     outcomes = {
         key: error_from_response(answer, address)
         if isinstance(answer, Command) and answer.code not in accept

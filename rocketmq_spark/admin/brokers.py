@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rocketmq_spark.admin import AdminTools, deadline, request_each
 from rocketmq_spark.base.arguments import similar_names
-from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
+from rocketmq_spark.base.codes import FIRST_VERSION_THAT_UPDATES_USERS, Response
 from rocketmq_spark.client.routes import masters_of
 from rocketmq_spark.client.rpc import error_from_response
 from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError
@@ -163,11 +163,11 @@ def states(tools: AdminTools) -> list[BrokerState]:
     ]
     requests = [(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, address in replicas]
     overall = deadline(tools)
-    answers = tools.calls.invoke_each(requests, overall)
+    answers = tools.rpc_client.invoke_each(requests, overall)
     starting = overall.within(_STARTING_S)
     while any(_is_starting(answer) for answer in answers) and not starting.expired:
         starting.pause(_STARTING_PAUSE_S)
-        answers = tools.calls.invoke_each(requests, overall)
+        answers = tools.rpc_client.invoke_each(requests, overall)
     return [
         _broker_state(BrokerState(data.broker_name, data.cluster, number, address), answer)
         for (data, number, address), answer in zip(replicas, answers, strict=True)
@@ -224,7 +224,7 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
     nothing, logs a warning, and returns an empty dict.
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
-    if not tools.calls.is_private(address):
+    if not tools.rpc_client.is_private(address):
         logger.warning("without TLS, it is not checked whether broker %s accepts %s", broker, ", ".join(sorted(values)))
         tools.admin.update_broker_config(broker, values)
         return {}
@@ -270,7 +270,7 @@ def _private_masters(tools: AdminTools) -> dict[str, str]:
     """Return the addresses of all masters. Raises ``OptionError`` if the network could read passwords in requests to them."""
     masters = _masters(tools)
     for address in masters.values():
-        tools.calls.check_private(address, "passwords of users", allow_plain_text=True)
+        tools.rpc_client.check_private(address, "passwords of users", allow_plain_text=True)
     return masters
 
 
@@ -307,9 +307,9 @@ def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> d
     requests = {
         broker: (address, rpc.AUTH_GET_USER.request(username=name, bname=broker))
         for broker, address in masters.items()
-        if tools.calls.is_private(address)
+        if tools.rpc_client.is_private(address)
     }
-    answers = tools.calls.invoke_each(list(requests.values()), deadline(tools))
+    answers = tools.rpc_client.invoke_each(list(requests.values()), deadline(tools))
     stored = [
         (broker, parse_user(answer.body))
         for broker, answer in zip(requests, answers, strict=True)
@@ -339,11 +339,11 @@ def set_user(
     to_read = {
         broker: masters[broker]
         for broker, version in versions.items()
-        if None in (is_super, enabled) or (version < FIRST_TO_UPDATE_USERS and password is None)
+        if None in (is_super, enabled) or (version < FIRST_VERSION_THAT_UPDATES_USERS and password is None)
     }
     stored = _stored_users(tools, to_read, name)
     for broker, version in versions.items():
-        if version < FIRST_TO_UPDATE_USERS:
+        if version < FIRST_VERSION_THAT_UPDATES_USERS:
             _check_change(name, stored.get(broker), broker, password, is_super, enabled)
     body = user_body(name, password, is_super, enabled)
 

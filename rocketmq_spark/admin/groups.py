@@ -52,7 +52,7 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
     positions: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
         queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # the number of queues may have changed
-        positions |= tools.brokers.committed(group, queues, deadline(tools))
+        positions |= tools.offset_reader.committed(group, queues, deadline(tools))
     if all(position is None for position in positions.values()):
         require_masters(tools)
         where = f" in {', '.join(topics)}" if topics else ""
@@ -87,7 +87,7 @@ def new_group_remedy(group: str, topics: Sequence[str] = ()) -> str:
 def similar_groups_hint(tools: AdminTools, group: str) -> str:
     """Return a hint with similar group names. It is empty if brokers know the group, or if there is no similar name."""
     try:
-        existing = topic_readers.groups(tools.calls, tools.admin)
+        existing = topic_readers.groups(tools.rpc_client, tools.admin)
     except RocketMQError:  # the hint is optional
         return ""
     similar = similar_names(group, existing, 3, 0.6) if group not in existing else []
@@ -115,7 +115,7 @@ def queue_lags(
         row = QueueLag(queue, bound.min_offset, position, bound.max_offset)
         if row.lag and row.next_offset is not None and queue.broker_name not in unavailable_brokers:
             try:
-                stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, deadline_)
+                stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, deadline_)
                 row = row._replace(next_stored_ms=stored_ms)
             except NotReadable:  # the topic lacks read permission now; only the store time is missing
                 pass
@@ -146,7 +146,7 @@ def bounds_of(
     def on_error(error: RocketMQError, queue: MessageQueue) -> None:
         errors.append(error)
 
-    bounds = tools.brokers.bounds(queues, deadline(tools), on_error)
+    bounds = tools.offset_reader.bounds(queues, deadline(tools), on_error)
     return with_kept_minimums(tools, bounds, positions, on_error), errors
 
 
@@ -185,8 +185,8 @@ def offset_changes(
         raise OffsetError(f"group {group} has no offsets", remedy=f"{hint} Name the topics with --topic".lstrip())
     queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).stored_queues()]
     queues = environment.owned(queues) if environment is not None else queues
-    before = tools.brokers.committed(group, queues, deadline(tools))
-    bounds = tools.brokers.bounds(queues, deadline(tools))
+    before = tools.offset_reader.committed(group, queues, deadline(tools))
+    bounds = tools.offset_reader.bounds(queues, deadline(tools))
     bounds = bounds if target == "latest" else with_kept_minimums(tools, bounds)
     after = _target_offsets(tools, target, bounds, argument_name)
     return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
@@ -227,7 +227,7 @@ def _target_offsets(
 ) -> dict[MessageQueue, int]:
     if isinstance(target, int):
         times = dict.fromkeys(bounds, target)
-        found_offsets = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
+        found_offsets = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
         return {queue: bounds[queue].clamp(offset) for queue, offset in found_offsets.items()}
     if isinstance(target, str):
         return {queue: b.min_offset if target == "earliest" else b.max_offset for queue, b in bounds.items()}
@@ -284,7 +284,7 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
             remark=error.message if not error.remark else error.remark,
             remedy=f"{others}Check that broker, and try again",
         ) from error
-    stored = tools.brokers.committed(group, sorted(offsets), deadline(tools))
+    stored = tools.offset_reader.committed(group, sorted(offsets), deadline(tools))
     not_stored = sorted(queue for queue, offset in offsets.items() if stored[queue] != offset)
     if not_stored:
         raise OffsetError(
@@ -315,7 +315,7 @@ def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[Messa
 
 def names(tools: AdminTools) -> list[str]:
     """Return all groups that brokers know, sorted, without RocketMQ's own."""
-    return topic_readers.groups(tools.calls, tools.admin)
+    return topic_readers.groups(tools.rpc_client, tools.admin)
 
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
@@ -330,7 +330,7 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     ]
     if errors:
         raise errors[0]
-    scope = tools.calls.scope
+    scope = tools.rpc_client.scope
     members = {member.client_id: member for broker_members in online for member in broker_members.members}
     filters = {
         scope.user_name(topic): topic_filter
@@ -353,7 +353,7 @@ def _group_settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -
     """Return the settings of the group, by broker. Brokers without the group are missing."""
     rpc_row = rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
     requests = {name: (address, rpc_row.request(bname=name)) for name, address in masters.items()}
-    on_wire = tools.calls.on_wire(group)
+    on_wire = tools.rpc_client.on_wire(group)
     answers = {
         name: bodies.subscription_groups(a.body) for name, a in request_each(tools, requests, (Response.SUCCESS,))
     }
@@ -362,7 +362,7 @@ def _group_settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -
 
 def _online_members(tools: AdminTools, group: str, masters: Mapping[str, str]) -> list[GroupOnline]:
     """Return the members of the group on each broker. Brokers without members are missing."""
-    rpc_row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.calls.on_wire(group)
+    rpc_row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.rpc_client.on_wire(group)
     requests = {
         name: (address, rpc_row.request(consumerGroup=on_wire, bname=name)) for name, address in masters.items()
     }
@@ -393,7 +393,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
         except RouteNotFound:
             continue
     # ``removeOffset`` is the name of ``cleanOffset`` before RocketMQ 5.0.
-    rpc_row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
+    rpc_row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.rpc_client.on_wire(group)
     requests = {
         name: (address, rpc_row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
@@ -408,7 +408,7 @@ def _own_topics(tools: AdminTools, group: str) -> list[str]:
     A group that pops has a retry topic for each of its topics. Their names are those of ``KeyBuilder.buildPopRetryTopic``. If
     such a name is also the retry topic of another group, it is omitted.
     """
-    retry_topic, on_wire = RETRY_PREFIX + group, tools.calls.on_wire
+    retry_topic, on_wire = RETRY_PREFIX + group, tools.rpc_client.on_wire
     topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
     pop_retry_topics = {on_wire(retry_topic) + separator + on_wire(topic) for topic in topics for separator in "+_"}
     retry_topics_of_others = {on_wire(RETRY_PREFIX + other) for other in names(tools)} if pop_retry_topics else set()
@@ -419,7 +419,7 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     """Raise the errors of ``delete`` without a change. Raises ``BrokerNotFound`` if a master is not registered, because this
     master would keep the group.
     """
-    if not is_user_group(tools.calls.on_wire(group)):
+    if not is_user_group(tools.rpc_client.on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
     online = _online_members(tools, group, masters)

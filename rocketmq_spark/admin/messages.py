@@ -124,15 +124,18 @@ def _broker_at(tools: AdminTools, host: str) -> str | None:
 def _message_at(
     tools: AdminTools, broker: str, offset_id: OffsetMessageId, topic: str | None
 ) -> ReceivedMessage | None:
-    on_wire = None if topic is None else tools.calls.on_wire(topic)
+    on_wire = None if topic is None else tools.rpc_client.on_wire(topic)
     command = rpc.VIEW_MESSAGE_BY_ID.request(offset=offset_id.offset, topic=on_wire, bname=broker)
     # SYSTEM_ERROR with "can not find message by the offset" means that there is no such message.
-    answer = tools.calls.request(offset_id.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
+    answer = tools.rpc_client.request(offset_id.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
     # If the offset is not the start of a message, the broker returns arbitrary bytes. The message may also be of a topic outside
     # the namespace.
-    scope, decoded = tools.calls.scope, decode_leniently(answer.body, broker, budget=DecodeBudget(_MAX_RESULT_BYTES))
+    scope, decoded = (
+        tools.rpc_client.scope,
+        decode_leniently(answer.body, broker, budget=DecodeBudget(_MAX_RESULT_BYTES)),
+    )
     matching = [m for m in decoded if m.commit_log_offset == offset_id.offset and scope.is_reversible(m.topic)]
     if not matching:
         return None
@@ -148,7 +151,7 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
 
     An index compares hashes of topic and key, so it may also find messages of other topics, which are omitted.
     """
-    route, on_wire = tools.admin.routes.get_existing(topic, 0.0), tools.calls.on_wire(topic)
+    route, on_wire = tools.admin.routes.get_existing(topic, 0.0), tools.rpc_client.on_wire(topic)
     requests = {
         name: (
             address,
@@ -168,7 +171,9 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
     answers = request_each(tools, requests, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
     room = DecodeBudget(_MAX_RESULT_BYTES)
     decoded = (decode_leniently(a.body, name, budget=room) for name, a in answers if a.code == Response.SUCCESS)
-    matching = [with_stored_names(m, tools.calls.scope) for m in chain.from_iterable(decoded) if m.topic == on_wire]
+    matching = [
+        with_stored_names(m, tools.rpc_client.scope) for m in chain.from_iterable(decoded) if m.topic == on_wire
+    ]
     return sorted(matching, key=lambda message: _store_order(message.store_timestamp, message))
 
 
@@ -268,9 +273,9 @@ def messages_of_time(
         raise OptionError(f"limit is {limit}; expected 1 to {MAX_BY_TIME}, or a key")
     first_ms, last_ms = _period(begin_ms, end_ms)
     queues = EnvironmentQueues(environment)(tools.routes.get_existing(topic, 0.0).stored_queues())
-    bounds = with_kept_minimums(tools, tools.brokers.bounds(queues, deadline(tools)))
+    bounds = with_kept_minimums(tools, tools.offset_reader.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
-    starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
+    starts = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
     room, read_ahead = DecodeBudget(_MAX_RESULT_BYTES), UnwrapBudget(_MAX_READ_AHEAD_BYTES)
     readers = [
         _QueueReader(
@@ -300,17 +305,17 @@ def messages_of_time(
 
 def _pull_heads(tools: AdminTools, readers: Sequence[_QueueReader], max_bytes: int) -> None:
     """Pull messages for all readers in parallel, until each reader has a head or has read all of its messages."""
-    broker_client = BrokerClient(tools.calls, tools.routes)
+    broker_client = BrokerClient(tools.rpc_client, tools.routes)
     while waiting := [reader for reader in readers if reader.needs_pull]:
         requests = [reader.request(max_bytes) for reader in waiting]
         commands = [
-            BrokerCommand(r.queue.broker_name, pull_command(r, tools.calls, True), r.queue.topic, r.queue)
+            BrokerCommand(r.queue.broker_name, pull_command(r, tools.rpc_client, True), r.queue.topic, r.queue)
             for r in requests
         ]
         answers = broker_client.request_all(commands, deadline(tools), PULLED)
         for reader, request, answer in zip(waiting, requests, answers, strict=True):
             reader.add_answer(
                 request,
-                to_pull_answer(request, answer, request.queue.broker_name, tools.calls.scope),
-                tools.calls.scope,
+                to_pull_answer(request, answer, request.queue.broker_name, tools.rpc_client.scope),
+                tools.rpc_client.scope,
             )

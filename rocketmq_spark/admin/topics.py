@@ -37,7 +37,7 @@ def _settings_by_broker(tools: AdminTools, route: TopicRoute) -> dict[str, Topic
     topic = route.topic
     masters = {name: data.master for name, data in sorted(route.brokers.items()) if data.master}
     requests = {
-        name: (address, rpc.GET_TOPIC_CONFIG.request(topic=tools.calls.on_wire(topic), bname=name))
+        name: (address, rpc.GET_TOPIC_CONFIG.request(topic=tools.rpc_client.on_wire(topic), bname=name))
         for name, address in masters.items()
     }
     by_route = {data.broker_name: data for data in route.queues}
@@ -71,7 +71,7 @@ def create(
 ) -> TopicQueues:
     """Create a topic on the masters of ``brokers`` (default: all). Raises ``OptionError`` if it is on one of them."""
     all_attributes = batch_attributes(attributes) if batch else attributes
-    if problem := topic_problem(topic, tools.calls.scope):
+    if problem := topic_problem(topic, tools.rpc_client.scope):
         raise OptionError(problem)
     if existing := tools.admin.queues_of(topic, brokers):
         raise OptionError(

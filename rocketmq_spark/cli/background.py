@@ -113,7 +113,7 @@ def start(request: StartRequest) -> RunningBroker:
 
 def _check_no_foreign_files() -> None:
     """Raise if the folder has a file of another user, who could write there earlier. ``LocalBroker`` checks the data folder."""
-    if (foreign_file := folders.foreign_in(_folder(), (_DATA,))) is not None:
+    if (foreign_file := folders.foreign_file_in(_folder(), (_DATA,))) is not None:
         raise _foreign_file_error(foreign_file)
 
 
@@ -182,7 +182,7 @@ def _folder() -> Path:
 def _path(name: str) -> Path:
     """Return a path in the folder. Raises ``LocalBrokerError`` if another user created a file there."""
     path = _folder() / name
-    if (foreign_file := folders.foreign_owner(path)) is not None:
+    if (foreign_file := folders.foreign_file(path)) is not None:
         raise _foreign_file_error(foreign_file)
     return path
 

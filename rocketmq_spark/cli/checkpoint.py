@@ -222,11 +222,11 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
     missing_topics = {error.topic for error in route_errors if isinstance(error, RouteNotFound)}
     queues = {queue for queue in positions if queue.topic not in missing_topics}
     bounds = with_kept_minimums(
-        client, client.brokers.bounds(queues, deadline(client), note_error), positions, note_error
+        client, client.offset_reader.bounds(queues, deadline(client), note_error), positions, note_error
     )
     recreated: list[MessageQueue] = []
     for offsets in batch.sources.values():
-        recreation = RecreationWatch(lambda: client.brokers, GROUP).check(offsets, bounds, deadline(client))
+        recreation = RecreationWatch(lambda: client.offset_reader, GROUP).check(offsets, bounds, deadline(client))
         recreated += recreation.recreated
         for topic_at_broker, error in recreation.unanswered.items():
             unavailable_brokers.add(topic_at_broker[1])

@@ -270,7 +270,7 @@ def _locations(target: Target, topic: str) -> set[Location]:
     reads = target.for_role("batch source")
     client, environment = reads.client(), environment_of(reads.options())
     route = client.routes.get_existing(topic, 0.0)
-    on_wire = client.calls.on_wire(topic)
+    on_wire = client.rpc_client.on_wire(topic)
     return {(address, on_wire, environment) for data in route.brokers.values() for address in data.addresses.values()}
 
 
@@ -298,7 +298,7 @@ def _destination_target(target: Target, how: dict[str, Any]) -> Target:
     if given.get("environment", ("", None))[1] == "":
         given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
     to = Target(dict(given.values()))
-    if (chooses := features(options.parse(to.given)).chooses_queues) is not None:
+    if (chooses := features(options.parse(to.given)).queue_choice_problem) is not None:
         raise OptionError(
             f"option 'transport' of the destination is 'grpc', but {chooses}, and copies keep their order by naming queues",
             remedy="Use --to-option transport=remoting and --to-name-server, with the name server of the destination's brokers",
@@ -344,10 +344,12 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
     from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
 
     client = target.client()
-    queues = EnvironmentQueues(environment_of(target.options()))(client.routes.get_existing(source, 0.0).readable())
-    committed = client.brokers.committed(own_group(target, group), queues, deadline(client))
+    queues = EnvironmentQueues(environment_of(target.options()))(
+        client.routes.get_existing(source, 0.0).readable_queues()
+    )
+    committed = client.offset_reader.committed(own_group(target, group), queues, deadline(client))
     known = {queue: offset for queue, offset in committed.items() if offset}
-    bounds = client.brokers.bounds(sorted(known), deadline(client)) if known else {}
+    bounds = client.offset_reader.bounds(sorted(known), deadline(client)) if known else {}
     for queue, offset in known.items():
         if queue in bounds and offset > bounds[queue].max_offset:
             raise OffsetError(
@@ -376,10 +378,10 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
     client = target.client()
     route = client.routes.get(source, 0.0)
-    if route.closed:  # the copy would end without the messages of closed queues
+    if route.unreadable_brokers:  # the copy would end without the messages of closed queues
         raise not_readable_error(route)
-    queues = EnvironmentQueues(environment_of(target.options()))(route.readable())
-    return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
+    queues = EnvironmentQueues(environment_of(target.options()))(route.readable_queues())
+    return {queue: bounds.max_offset for queue, bounds in client.offset_reader.bounds(queues, deadline(client)).items()}
 
 
 def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
@@ -388,11 +390,11 @@ def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> b
     from rocketmq_spark.cli.lag import own_group
 
     client = target.client()
-    committed = client.brokers.committed(own_group(target, group), sorted(ends), deadline(client))
+    committed = client.offset_reader.committed(own_group(target, group), sorted(ends), deadline(client))
     left = {queue: end for queue, end in ends.items() if (committed[queue] or 0) < end}
     if not left:
         return True
-    bounds = client.brokers.bounds(sorted(left), deadline(client))
+    bounds = client.offset_reader.bounds(sorted(left), deadline(client))
     for queue, end in left.items():
         if queue not in bounds or bounds[queue].max_offset < end:
             now = f"ends at {bounds[queue].max_offset}" if queue in bounds else "is gone"

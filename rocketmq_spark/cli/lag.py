@@ -255,7 +255,9 @@ def _serve(output: Output, address: tuple[str, int], metrics: Callable[[], str])
     with contextlib.ExitStack() as stack:
         stack.enter_context(on_signals(stop.set, signal.SIGINT, signal.SIGTERM))
         try:
-            url = stack.enter_context(exposition.serve(address, metrics, failures=RocketMQError, shown=one_line))
+            url = stack.enter_context(
+                exposition.serve(address, metrics, failures=RocketMQError, format_failure=one_line)
+            )
         except OSError as e:
             raise OptionError(
                 f"--serve {address[0]}:{address[1]}: {e.strerror}", remedy="Choose another port, or stop what uses it"

@@ -307,7 +307,7 @@ def _dead_letters(
     try:
         reader.seek(topic_reader.earliest)
     except RouteNotFound:
-        if not target.client().routes.any_broker():
+        if not target.client().routes.has_broker():
             raise
         hint = similar_groups_hint(target.client(), group)
         output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))

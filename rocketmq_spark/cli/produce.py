@@ -210,7 +210,7 @@ def _check_topic(target: Target, topic: str) -> None:
     try:
         routes.get(topic)
     except RouteNotFound as e:
-        raise routes.missing_topic(e) from e
+        raise routes.with_similar_topics(e) from e
 
 
 class SendReport:

@@ -113,7 +113,7 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
         queues: list[MessageQueue] = []
         for topic in sorted(known_topics | topics):
             try:
-                queues += client.routes.get_existing(topic, 0.0).readable()
+                queues += client.routes.get_existing(topic, 0.0).readable_queues()
             except RouteNotFound as e:
                 # Otherwise the loss of the topic was accepted, or it was deleted since the name server listed it.
                 if topic in known_topics:
@@ -157,5 +157,5 @@ def silent_brokers(client: Client, queues: Collection[MessageQueue]) -> set[str]
     for topic in {queue.topic for queue in queues}:
         with contextlib.suppress(RouteNotFound):
             client.routes.get(topic)
-    client.brokers.bounds(queues, deadline(client), note_error)
+    client.offset_reader.bounds(queues, deadline(client), note_error)
     return silent

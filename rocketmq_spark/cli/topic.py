@@ -287,9 +287,9 @@ def show(output: Output, target: Target, topic: str) -> None:
     options, client = target.options(), target.client()
     route = client.admin.routes.get_existing(topic, 0.0)
     bounds = client.admin.describe_topic(topic)
-    writable = set(route.writable())
+    writable = set(route.writable_queues())
     environment_of = _environment_of_queues(options, sorted({*bounds, *writable}))
-    group_readers = readers(client.calls, client.admin, topic)
+    group_readers = readers(client.rpc_client, client.admin, topic)
     rows = []
     for queue in sorted({*bounds, *writable}):
         name = environment_of.get(queue)

@@ -75,13 +75,13 @@ class TopicReader:
     def seek(self, start: Start) -> None:
         """Set the position of every existing queue. For a topic that does not exist, the error suggests similar names."""
         route = self._client.routes.get_existing(self._topic, 0.0)
-        if route.closed and not route.readable():
+        if route.unreadable_brokers and not route.readable_queues():
             raise not_readable_error(route)
-        if route.closed:
+        if route.unreadable_brokers:
             logger.warning(
                 "topic %s: messages on %s are omitted, because it has no read permission there",
                 self._topic,
-                ", ".join(route.closed),
+                ", ".join(route.unreadable_brokers),
             )
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
         self._next_offsets = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
@@ -129,7 +129,7 @@ class TopicReader:
         """Start at the first messages stored at or after a time."""
 
         def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-            offsets = self._client.brokers.search_offsets(
+            offsets = self._client.offset_reader.search_offsets(
                 dict.fromkeys(bounds, epoch_ms), Deadline.after(10.0), group=GROUP
             )
             return {q: bounds[q].clamp(offset) for q, offset in offsets.items()}
@@ -212,10 +212,10 @@ class TopicReader:
 
     def _bounds(self) -> dict[MessageQueue, QueueBounds]:
         def fetch() -> dict[MessageQueue, QueueBounds]:
-            queues = self._environment_queues(self._client.routes.get(self._topic, _MAX_ROUTE_AGE_S).readable())
+            queues = self._environment_queues(self._client.routes.get(self._topic, _MAX_ROUTE_AGE_S).readable_queues())
             if self._start_offsets is not None:
                 queues = [queue for queue in queues if queue in self._start_offsets]
-            return self._client.brokers.bounds(queues, Deadline.after(10.0))
+            return self._client.offset_reader.bounds(queues, Deadline.after(10.0))
 
         return self._client.retry.run(fetch)
 
@@ -253,7 +253,7 @@ def _broker_name(part: OffsetRange) -> str:
 def not_readable_error(route: TopicRoute) -> NotReadable:
     """Return the error for a topic without read permission, which may have messages."""
     return NotReadable(
-        f"topic {route.topic} has no read permission on {', '.join(route.closed)}",
+        f"topic {route.topic} has no read permission on {', '.join(route.unreadable_brokers)}",
         topic=route.topic,
         remedy=f"To see it: rocketmq-spark topic describe {route.topic}; to change it: rocketmq-spark topic update "
         f"{route.topic} --permission RW. If it is RW already, the broker's setting brokerPermission denies reading",

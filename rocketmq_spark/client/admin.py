@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
+from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_VERSION_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
 from rocketmq_spark.base.process import Closeable
 from rocketmq_spark.client.broker_client import BrokerClient
 from rocketmq_spark.client.name_servers import NameServers
@@ -90,7 +90,7 @@ class BaseAdmin(Closeable):
         config = TopicConfig(topic, reads, writes, perm, "SINGLE_TAG", 0, False, attributes or {})
         configs = dict.fromkeys(masters, config)
         for name, address, answer in _configure_topic(self._calls, topic, configs, masters, deadline):
-            if attributes and answer.version < FIRST_WITH_ATTRIBUTES:
+            if attributes and answer.version < FIRST_VERSION_WITH_ATTRIBUTES:
                 raise NotSupported(
                     f"broker {name} is older than RocketMQ 5.0 and ignored the attributes {', '.join(sorted(attributes))}",
                     address,

@@ -73,9 +73,9 @@ class RemotingMember:
         return not any(self._calls.pool.is_proxy(data.master) for data in self._routes.brokers() if data.master)
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], on_request: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
-        broker_requests = BrokerRequests(self._calls, group, asked)
+        broker_requests = BrokerRequests(self._calls, group, on_request)
         member = RegisteredMember(group, heartbeat_s, broker_requests, lambda: group_membership(group, membership()))
         leave = functools.partial(self._instance.leave, member)  # created first: nothing may fail after ``join``
         self._instance.join(member)
@@ -150,10 +150,10 @@ class RemotingMember:
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         return self._routes.recent(topic, deadline, refresh).subscribe_set
 
-    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
         data = self._routes.broker(queue.broker_name)
         is_slave = data is not None and data.master is None
-        zero_if_in_memory = young_at_zero and not is_slave
+        zero_if_in_memory = zero_if_new and not is_slave
         offset = self._offsets.committed_of_member(group, [queue], deadline, zero_if_in_memory, "hint")[queue]
         if offset is None and is_slave:
             raise BrokerNotFound(

@@ -215,7 +215,7 @@ class RemotingOffsetReader:
         )
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
-    def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
+    def read_queue_count(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
         command = rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker_name)
         (answer,) = self.broker_client.request_each([BrokerCommand(broker_name, command, topic)], deadline)
         if isinstance(answer, NotSupported | AccessDenied):
@@ -256,7 +256,7 @@ class RemotingOffsetReader:
                 offsets[queue] = bounds[queue].max_offset
             elif not isinstance(answer, RocketMQError):
                 offsets[queue] = rpc.SEARCH_OFFSET_BY_TIMESTAMP.answer(answer)["offset"]
-                if answer.version < codes.FIRST_WITH_BOUNDARY:
+                if answer.version < codes.FIRST_VERSION_WITH_SEARCH_BOUNDARY:
                     nearest.add(queue)
             elif on_error is None:
                 raise answer

@@ -35,7 +35,7 @@ class RemotingPulls:
     def on_wire(self, name: str) -> str:
         return self._calls.on_wire(name)
 
-    def keys(self) -> tuple[str, str, str | None] | None:
+    def signing_keys(self) -> tuple[str, str, str | None] | None:
         if self._calls.credentials is None:
             return None
         keys = self._calls.credentials.current()

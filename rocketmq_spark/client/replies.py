@@ -195,10 +195,10 @@ class RemotingReplies:
     def expect(self, correlation_id: str, done: OnReply) -> Callable[[], None]:
         return self._awaited.expect(correlation_id, done)
 
-    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
-        command = self._command(to, reply, group)
-        addresses = self._addresses(to, deadline)
-        last_error: RocketMQError = CallTimeout("there was no time to send the reply", topic=to.topic)
+    def reply(self, request: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
+        command = self._command(request, reply, group)
+        addresses = self._addresses(request, deadline)
+        last_error: RocketMQError = CallTimeout("there was no time to send the reply", topic=request.topic)
         for remaining, (name, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
             if deadline.expired:
                 break

@@ -124,7 +124,7 @@ class Routes:
         self._forgotten_at: dict[str, float] = {}
         # By topic: brokers of earlier routes that the newest lacks.
         self._unlisted_brokers: dict[str, _Unlisted] = {}
-        # Topics for which ``unlisted`` was called: their queues are numbered.
+        # Topics for which ``unlisted_queues`` was called: their queues are numbered.
         self._numbered_topics: set[str] = set()
         # Bytes of each topic, and of the list of all brokers; and their sum.
         self._sizes: dict[str, int] = {}
@@ -236,7 +236,7 @@ class Routes:
         queues = list(itertools.accumulate(_queue_count(data) for _, (_, data, _) in still_unlisted))
         return dict(still_unlisted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
 
-    def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
+    def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
         a broker with another name answers. It is present if one of its replicas has the topic. If its state is unclear, it is
         asked again until ``deadline``, and then counts as present. Proxies are left out.
@@ -497,14 +497,14 @@ class Routes:
         self._advertise(brokers, answer.peer)
         return dict(brokers)
 
-    def any_broker(self) -> bool:
+    def has_broker(self) -> bool:
         """Whether a broker is registered. True at a Proxy, which cannot list brokers."""
         try:
             return bool(self.cluster())
         except NotSupported:
             return True
 
-    def any_master(self) -> bool:
+    def has_master(self) -> bool:
         """Whether a master is registered. True at a Proxy, which cannot list brokers."""
         try:
             return any(broker.master is not None for broker in self.cluster().values())
@@ -518,7 +518,7 @@ class Routes:
         except RouteNotFound as e:
             raise _with_similar_topics(self, e, "All names: rocketmq-spark topic list") from e
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+    def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
         """See ``ports.RouteReader``. The error also has the command that creates the topic."""
         return _with_similar_topics(
             self, error, f"Create it with Admin.create_topic, or with: rocketmq-spark topic create {error.topic}"
@@ -564,7 +564,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
     elif routes.is_proxy(error.addr):
         remedy += " (at the brokers' name server: a Proxy does not forward this)"
     try:
-        if is_legal and not routes.any_broker():
+        if is_legal and not routes.has_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
         existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
         similar = similar_names(error.topic or "", existing, 3, 0.5)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rocketmq_spark.base.budget import ReceiveBudget, estimated_memory
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import PULLS_FORBIDDEN, UNREADABLE, Response
+from rocketmq_spark.base.codes import PULL_FORBIDDEN_REMARK, READ_FORBIDDEN_TYPES, Response
 from rocketmq_spark.base.threads import Latch, start_thread
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials
 from rocketmq_spark.errors import (
@@ -389,7 +389,9 @@ def error_from_response(
         )
     forbidden = answer.ext.get("forbiddenType")
     is_unreadable = (
-        forbidden in map(str, UNREADABLE) if forbidden is not None else PULLS_FORBIDDEN in (answer.remark or "")
+        forbidden in map(str, READ_FORBIDDEN_TYPES)
+        if forbidden is not None
+        else PULL_FORBIDDEN_REMARK in (answer.remark or "")
     )
     if answer.code == Response.NO_PERMISSION and is_unreadable:
         error_class = NotReadable

@@ -87,14 +87,14 @@ class RemotingSender:
         return route.publish_set
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        return self._routes.recent(topic, deadline).readable()
+        return self._routes.recent(topic, deadline).readable_queues()
 
     def partition_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         try:
             route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
         except (ConnectionLost, CallTimeout):
             route = self._routes.recent(topic, deadline)
-        if unlisted := self._routes.unlisted(topic, deadline.within(self._calls.request_timeout_s)):
+        if unlisted := self._routes.unlisted_queues(topic, deadline.within(self._calls.request_timeout_s)):
             names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
             raise BrokerNotFound(
                 f"partitions cannot be numbered yet: no name server lists {names}, which had queues of the topic and may be up",
@@ -119,14 +119,14 @@ class RemotingSender:
             return None
         return self._attributes.batch_storage(topic, brokers, deadline)
 
-    def any_broker(self) -> bool:
-        return self._routes.any_broker()
+    def has_broker(self) -> bool:
+        return self._routes.has_broker()
 
-    def any_master(self) -> bool:
-        return self._routes.any_master()
+    def has_master(self) -> bool:
+        return self._routes.has_master()
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
-        return self._routes.missing_topic(error)
+    def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
+        return self._routes.with_similar_topics(error)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         command = _command(self._calls, queue, request)

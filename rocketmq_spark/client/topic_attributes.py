@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, TIMER_MAX_DELAY_S, Response
+from rocketmq_spark.base.codes import FIRST_VERSION_WITH_TIMERS, TIMER_MAX_DELAY_S, Response
 from rocketmq_spark.client.broker_client import SWEEP_ABOVE_ENTRIES, Attributes
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient, error_from_response
@@ -154,7 +154,7 @@ class TopicAttributesCache:
         error = error_from_response(answer, address, topic)
         if not isinstance(error, NotSupported):
             raise error
-        return {} if answer.version < codes.FIRST_WITH_ATTRIBUTES else None
+        return {} if answer.version < codes.FIRST_VERSION_WITH_ATTRIBUTES else None
 
     def _address(self, topic: str, broker_name: str, deadline: Deadline) -> str:
         try:
@@ -185,7 +185,7 @@ def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str]
     answers = dict(zip(masters, calls.invoke_each(requests, _first_half(deadline)), strict=True))
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     delays_ms = dict.fromkeys(versions, 0)
-    with_timers = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
+    with_timers = [name for name, version in versions.items() if version >= FIRST_VERSION_WITH_TIMERS]
     # The configuration contains passwords. If the network could read them, the default is assumed instead, as for a broker that
     # does not report its configuration.
     delays_ms |= {name: 1000 * TIMER_MAX_DELAY_S for name in with_timers if not calls.is_private(masters[name])}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
-from rocketmq_spark.base.copies import MAX_COMMITTED, RACE_WINDOW_S, CheckCoalescer
+from rocketmq_spark.base.copies import MAX_COMMITTED_KEYS, RACE_WINDOW_S, CheckCoalescer
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
@@ -46,7 +46,7 @@ class _ConfirmedCommits:
             self._masters[half_message] = Deadline.after(2 * RACE_WINDOW_S), address
             self._masters.move_to_end(half_message)
             with contextlib.suppress(RuntimeError):  # changed during iteration by garbage collection
-                while len(self._masters) > MAX_COMMITTED or next(iter(self._masters.values()))[0].expired:
+                while len(self._masters) > MAX_COMMITTED_KEYS or next(iter(self._masters.values()))[0].expired:
                     self._masters.popitem(last=False)
 
     def is_at_other_master(self, half_message: str, address: str) -> bool:

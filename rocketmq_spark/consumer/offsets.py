@@ -206,7 +206,7 @@ class LocalOffsets:
     def _foreign_owner(self) -> folders.ForeignFile | None:
         folders_above = self._path.parents[: self._depth]  # the owner of each can rename the folders in it
         paths = (*reversed(folders_above), self._path, self._backup, self._lock_path)
-        return next(filter(None, map(folders.foreign_owner, paths)), None)
+        return next(filter(None, map(folders.foreign_file, paths)), None)
 
     def check_owner(self) -> None:
         """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could make this
@@ -677,7 +677,7 @@ class OffsetRequests:
     def committed(self, queue: MessageQueue) -> int | None:
         """Return the group's committed offset; None if the group has no offset."""
         self.queues(queue.topic)
-        return self._member.committed(self._settings.group, queue, self.request_deadline(), young_at_zero=False)
+        return self._member.committed(self._settings.group, queue, self.request_deadline(), zero_if_new=False)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Commit offsets. Returns the errors by queue, and logs when a broker starts to fail, or works again."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES, Property
+from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES_BYTES, Property
 from rocketmq_spark.delay import release
 from rocketmq_spark.delay.commits import REQUEST_S
 from rocketmq_spark.delay.release import (
@@ -436,8 +436,11 @@ def dead_letter_send(rules: DeliveryRules, letter: Record) -> SpooledSend:
         return _send(rules, record, delivery)
     envelope, original = delivery.envelope, delivery.original
     properties = {**original.properties, release.TOPIC_PROPERTY: envelope.topic, PROBLEM_PROPERTY: reason}
-    text, note = encode_properties(properties, SINGLE_MAX_PROPERTIES), release.truncation_note(envelope.body, max_bytes)
-    if note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES:
+    text, note = (
+        encode_properties(properties, SINGLE_MAX_PROPERTIES_BYTES),
+        release.truncation_note(envelope.body, max_bytes),
+    )
+    if note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES_BYTES:
         # ``dead_letter_of`` reserves no room for ``note``.
         properties[PROBLEM_PROPERTY] = reason + note
         text = encode_properties(properties)

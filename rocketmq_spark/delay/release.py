@@ -234,7 +234,7 @@ _INTERNAL_PROPERTIES = codes.RESERVED_PROPERTIES | {QUEUE}
 _DELIVERED_PROPERTIES = {
     codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY, codes.Property.WAIT, codes.Property.SHARDING_KEY,
 }  # fmt: skip
-_MAX_PROPERTIES = codes.SINGLE_MAX_PROPERTIES
+_MAX_PROPERTIES = codes.SINGLE_MAX_PROPERTIES_BYTES
 # The sink writes its own message id, and ``msgId`` as a property.
 _SINK_PROPERTY_BYTES = 1024
 _MAX_NAME_CHARS, _MAX_QUEUE_ID = 255, 1_000_000

@@ -28,7 +28,7 @@ import grpc
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import LiveObjects
 from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.base.tls_files import ReloadedFiles, check_authorities, system_authorities
+from rocketmq_spark.base.tls_files import ReloadedValue, check_authorities, system_authorities
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.protos import error_from_grpc, proto
 from rocketmq_spark.grpc_proxy.tables import TELEMETRY, Rpc
@@ -189,7 +189,7 @@ class ProxyChannel:
         self._channel: grpc.Channel | None = None
         self._multi_callables: dict[str, Any] = {}  # gRPC's callables of ``_channel``, by name of the rpc
         self._closed = False
-        self._tls_files = None if tls is None else ReloadedFiles(tls[:3], functools.partial(_credentials, tls))
+        self._tls_files = None if tls is None else ReloadedValue(tls[:3], functools.partial(_credentials, tls))
         self._used_credentials: grpc.ChannelCredentials | None = None  # the credentials of ``_channel``
         # Whether the channel is dropped when its connection ends, because the TLS files cannot be read any more.
         self._ends_with_connection = False

@@ -176,9 +176,9 @@ class ProxyMember:
         return len(self._assigned_queues(topic, deadline))
 
     def receive(
-        self, place: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, target: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
-        topic, index = place
+        topic, index = target
         queues = self._assigned_queues(topic, deadline)
         queue = queues[index % len(queues)]
         topic_filter = self._filters.get(topic)

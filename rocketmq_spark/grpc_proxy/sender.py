@@ -37,7 +37,7 @@ UNKNOWN_QUEUE_ID = -1
 ROUTE_AGE_S = 30.0
 # Maximum number of chains of one batch in flight. A batch has many chains if its messages are of many groups.
 _MAX_PARALLEL = 32
-# Maximum number of topics whose routes ``any_master`` requests. It is small, because every failed send calls ``any_master``.
+# Maximum number of topics whose routes ``has_master`` requests. It is small, because every failed send calls ``has_master``.
 _MAX_PROBED_TOPICS = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 
@@ -80,13 +80,13 @@ class ProxySender:
     def message_types(self, topic: str, deadline: Deadline) -> frozenset[str] | None:
         return frozenset(kind.name for kind in self._route(topic, deadline).types)
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+    def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
         return error
 
-    def any_broker(self) -> bool:
-        return self.any_master()
+    def has_broker(self) -> bool:
+        return self.has_master()
 
-    def any_master(self) -> bool:
+    def has_master(self) -> bool:
         """Whether any broker seems to be up. A Proxy does not list brokers, so this method requests the routes of some topics
         that had a route.
         """

@@ -232,7 +232,7 @@ class ProxyTransactions:
         message = to_popped_message(command.message, topic, (address, address), self._unpack)
         group, check, copies = matching[0]
         place = HalfPlace(
-            topic, address, group, message.msg_id, command.transaction_id, content=stored_content_digest(message)
+            topic, address, group, message.msg_id, command.transaction_id, digest=stored_content_digest(message)
         )
         decided = check(message, place)
         held_bytes = len(message.body) + command.ByteSize()

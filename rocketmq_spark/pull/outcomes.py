@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocketmq_spark.base.codes import OFFSET_RESET, PULLS_FORBIDDEN, UNREADABLE, Response
+from rocketmq_spark.base.codes import OFFSET_RESET, PULL_FORBIDDEN_REMARK, READ_FORBIDDEN_TYPES, Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.remoting.bulk import EmptyAnswer
@@ -110,7 +110,11 @@ def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
     if code == Response.GO_AWAY:
         return Reconnect()
     if code == Response.NO_PERMISSION:
-        is_unreadable = PULLS_FORBIDDEN in answer.remark if answer.forbidden is None else answer.forbidden in UNREADABLE
+        is_unreadable = (
+            PULL_FORBIDDEN_REMARK in answer.remark
+            if answer.forbidden is None
+            else answer.forbidden in READ_FORBIDDEN_TYPES
+        )
         return RepeatPull() if is_unreadable else _error_of(answer)
     if code in _TEMPORARY:
         return RepeatPull(reroute=code != Response.SYSTEM_BUSY)

@@ -116,10 +116,10 @@ class Puller:
             bname=queue.broker_name,
             **rpc.IMMEDIATE_PULL,
         )
-        return PullTemplate(request, self._keys if self.source.keys() else None)
+        return PullTemplate(request, self._keys if self.source.signing_keys() else None)
 
     def _keys(self) -> Keys:
-        keys = self.source.keys()
+        keys = self.source.signing_keys()
         assert keys is not None
         return keys
 

@@ -121,7 +121,7 @@ class Environment:
             queues_owned += own_queues
         return queues_owned
 
-    def writable(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
+    def writable_queues(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Return the environment's queues that accept messages now.
 
         Positions are counted among all readable queues, as readers do. So a broker without a master, which is missing from

@@ -142,7 +142,7 @@ class RemotingProtocol(Generic[W]):
         command.opaque = opaque
         self._queue(command)
         self._waiters[opaque] = waiter
-        self._max_body_bytes[opaque] = codes.longest_answer(command.code)
+        self._max_body_bytes[opaque] = codes.max_answer_bytes(command.code)
         return opaque
 
     def send_oneway(self, command: Command) -> None:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.base import hosts
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.tls_files import ReloadedFiles
+from rocketmq_spark.base.tls_files import ReloadedValue
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.options import paths
 
@@ -111,15 +111,15 @@ _MAX_CONTEXTS = 64
 
 
 @functools.lru_cache(_MAX_CONTEXTS)
-def _reloaded(tls: TlsSettings) -> ReloadedFiles[ssl.SSLContext]:
-    return ReloadedFiles((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
+def _reloaded(tls: TlsSettings) -> ReloadedValue[ssl.SSLContext]:
+    return ReloadedValue((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
     """Return the TLS context for these settings. The chain of certificates is always checked, the host name unless disabled.
 
     The last 64 contexts are cached, and loaded again when a file is replaced, because certificates are rotated while programs
-    run. While files cannot be read, a cached context stays in use (``ReloadedFiles``); one that left the cache cannot.
+    run. While files cannot be read, a cached context stays in use (``ReloadedValue``); one that left the cache cannot.
     """
     try:
         return _reloaded(tls).get()

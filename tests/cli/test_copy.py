@@ -444,7 +444,8 @@ def test_an_end_that_is_not_reached_any_more(committed: int | None, now: int | N
     brokers = SimpleNamespace(committed=lambda *asked: {QUEUE: committed}, bounds=lambda *asked: bounds)
     calls = SimpleNamespace(request_timeout_s=1.0)
     target: Any = SimpleNamespace(
-        client=lambda: SimpleNamespace(brokers=brokers, calls=calls), settings=lambda: {"name_server": "here:9876"}
+        client=lambda: SimpleNamespace(offset_reader=brokers, rpc_client=calls),
+        settings=lambda: {"name_server": "here:9876"},
     )
     if isinstance(said, bool):
         assert copying._has_reached(target, "g", {QUEUE: 9}) is said
@@ -459,8 +460,8 @@ def test_a_source_that_was_created_again_between_two_runs_fails(monkeypatch: pyt
     brokers = SimpleNamespace(committed=lambda *asked: offsets, bounds=lambda *asked: {QUEUE: QueueBounds(0, 8, 0)})
     route = SimpleNamespace(readable=lambda: [QUEUE])
     client = SimpleNamespace(
-        brokers=brokers,
-        calls=SimpleNamespace(request_timeout_s=1.0),
+        offset_reader=brokers,
+        rpc_client=SimpleNamespace(request_timeout_s=1.0),
         routes=SimpleNamespace(get_existing=lambda *asked: route),
     )
     target: Any = SimpleNamespace(client=lambda: client, settings=lambda: {"name_server": "here:9876"})

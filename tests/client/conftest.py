@@ -46,6 +46,7 @@ class Parts:
         self.routes = Routes(self.name_servers)
         self.broker_client = BrokerClient(self.calls, self.routes)
         self.brokers = RemotingOffsetReader(self.broker_client)
+        self.rpc_client, self.offset_reader = self.calls, self.brokers  # the names of ``admin.AdminTools``
         self.instance = ClientInstance(self.groups, self.calls, self.routes)
         self.kinds = TopicAttributesCache(self.calls, self.routes)
         self.sender = RemotingSender(self.calls, self.routes, self.instance, self.kinds)

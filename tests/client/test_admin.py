@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.base.codes import FIRST_WITH_ATTRIBUTES, Request, Response, SysFlag
+from rocketmq_spark.base.codes import FIRST_VERSION_WITH_ATTRIBUTES, Request, Response, SysFlag
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -89,7 +89,7 @@ class TestTopics:
             both = {"a": broker.address, "b": other.address}
             broker.on(ROUTE, [NO_ROUTE, route(8, {"a": broker.address}), route(4, both), route(8, both)])
             broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
-            assert len(admin.create_topic("t", attributes={"message.type": "FIFO"}).readable()) == 16
+            assert len(admin.create_topic("t", attributes={"message.type": "FIFO"}).readable_queues()) == 16
             assert len(broker.seen(ROUTE)) == 4
             for name, server in (("a", broker), ("b", other)):
                 (command,) = server.seen(Request.UPDATE_AND_CREATE_TOPIC)
@@ -123,7 +123,7 @@ class TestTopics:
 
             other.on(REGISTER, register)
             admin = BaseAdmin([broker.address, other.address], replace(parts.calls, scope=Scope("ns")))
-            assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable()) == 6
+            assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable_queues()) == 6
             for server in (broker, other):
                 (told,) = server.seen(REGISTER)
                 assert told.ext == {"topic": "ns%t"}
@@ -268,7 +268,7 @@ class TestTopics:
         broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
         broker.on(REGISTER, refuse(Response.REQUEST_CODE_NOT_SUPPORTED))
         configured(broker, [config(3)], 5)
-        assert len(admin.create_topic("t", 3).readable()) == 3
+        assert len(admin.create_topic("t", 3).readable_queues()) == 3
         assert len(broker.seen(REGISTER)) > 0
 
     def test_it_is_told_within_the_time_of_the_change(self, broker: MockBroker, parts: Parts, at_once: None) -> None:
@@ -451,7 +451,7 @@ def test_refusals_are_reported(broker: MockBroker, admin: BaseAdmin) -> None:
 
 
 def test_attributes_that_an_old_broker_leaves_out_are_reported(broker: MockBroker, admin: BaseAdmin) -> None:
-    broker.on(Request.UPDATE_AND_CREATE_TOPIC, lambda call: Command(0, version=FIRST_WITH_ATTRIBUTES - 1))
+    broker.on(Request.UPDATE_AND_CREATE_TOPIC, lambda call: Command(0, version=FIRST_VERSION_WITH_ATTRIBUTES - 1))
     admin.create_topic("t")
     with pytest.raises(
         NotSupported, match=r"broker a is older than RocketMQ 5.0 and ignored the attributes queue.type"
@@ -481,14 +481,14 @@ class TestRealBroker:
         (broker,) = broker_cluster.brokers
         name = "life-of-a-topic"
         route = real_admin.create_topic(name, 3, attributes={"message.type": "FIFO"})
-        assert [len(route.readable()), len(route.writable())] == [3, 3]
+        assert [len(route.readable_queues()), len(route.writable_queues())] == [3, 3]
         config = real_admin.topic_config(name, broker)
         assert (config.read_queues, config.attributes["message.type"]) == (3, "FIFO")
-        queue = route.writable()[1]
+        queue = route.writable_queues()[1]
         real.routes.get(name)
         real.sender.send(queue, SendRequest("g", b"x"), real.soon)
         eventually(lambda: real_admin.describe_topic(name)[queue].max_offset == 1)
-        assert len(real_admin.create_topic(name, read_queues=4, write_queues=2).writable()) == 2
+        assert len(real_admin.create_topic(name, read_queues=4, write_queues=2).writable_queues()) == 2
         assert name in real_admin.topics()
         real_admin.delete_topic(name)
         with pytest.raises(RouteNotFound):
@@ -497,7 +497,7 @@ class TestRealBroker:
     def test_groups_and_their_progress(self, real: Parts, real_admin: BaseAdmin, topic: str) -> None:
         group = f"group-{topic}"
         real_admin.create_group(group)
-        queues = real_admin.route(topic).readable()
+        queues = real_admin.route(topic).readable_queues()
         real.routes.get(topic)
         assert real.committer.commit_each(group, {queues[0]: 5}, real.soon) == {}
         assert real.brokers.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}

@@ -492,7 +492,7 @@ def test_statistics_of_brokers_that_left_the_route_are_forgotten(broker: MockBro
     )
     for n in range(70):
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1000, {f"b{n}": broker.address}))
-        queues = parts.routes.get("t", 0.0).readable()
+        queues = parts.routes.get("t", 0.0).readable_queues()
         assert len(parts.brokers.bounds(queues, parts.soon)) == 1000
         parts.kinds.stores_batches(queues[0], parts.soon)
         assert len(parts.brokers._stats) <= 7

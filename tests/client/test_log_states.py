@@ -28,7 +28,7 @@ class TestLogStates:
         state = states["broker-a"]
         assert isinstance(state, LogState)
         assert (state.max_offset, state.index_lag, state.head_wait_ms, state.lock_ms) == (70, 20, 5, 9)
-        assert LogState(70, 20, 5, 0.0).indexed == 50
+        assert LogState(70, 20, 5, 0.0).indexed_end == 50
         assert isinstance(states["nobody"], BrokerNotFound)
 
     def test_a_broker_that_has_just_started_is_asked_again(self, broker: MockBroker, routed: Parts) -> None:

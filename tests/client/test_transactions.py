@@ -445,7 +445,7 @@ def test_check_function_is_not_called_if_answer_cannot_be_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does a broker that hangs take the room of others, and the log is not flooded."""
-    monkeypatch.setattr(copies, "MAX_WAITING", 2)
+    monkeypatch.setattr(copies, "MAX_WAITING_CHECKS", 2)
     go_on, calls, said = threading.Event(), list[str](), list[str]()
 
     def say(place: str, decision: TransactionState) -> bool:
@@ -462,7 +462,7 @@ def test_check_function_is_not_called_if_answer_cannot_be_sent(
     for what in ("a1", "a2", "a3", "a4", "b1"):
         questions.request_decision(what, what, functools.partial(call, what))
     eventually(lambda: said == ["b1"])
-    assert (calls, caplog.text.count("are left to their next repetition")) == (["a1", "a2", "b1"], 1)
+    assert (calls, caplog.text.count("are ignored until brokers repeat them")) == (["a1", "a2", "b1"], 1)
     go_on.set()
     eventually(lambda: not questions._newest_places)
     questions.request_decision("a3", "a3", functools.partial(call, "a3"))
@@ -483,7 +483,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
     tenant.sender.join("pg", 0, lambda message, place: function)
     (answering,) = [member.request_handler.__self__ for _, member in tenant.groups.one_per_group()]  # type: ignore[union-attr]
     for thread, said in (
-        ("rocketmq-aside-('", "are left to their next repetition"),
+        ("rocketmq-aside-('", "are ignored until brokers repeat them"),
         ("rocketmq-127", "could not be sent"),
     ):
         with monkeypatch.context() as lacking:

@@ -84,7 +84,7 @@ def test_any_content_can_be_stored_sent_and_written_by_the_sink(properties: str,
     assert found.record is not None
     assert found.record.encode()
     send = SEND(found.record)
-    assert len(send.request.properties.encode()) <= codes.SINGLE_MAX_PROPERTIES
+    assert len(send.request.properties.encode()) <= codes.SINGLE_MAX_PROPERTIES_BYTES
     row = sink_row(data)
     assert len(row.body) <= codes.MAX_BODY_BYTES
     assert encoder()(rows([row, sink_row(packed())]))
@@ -131,7 +131,7 @@ def test_the_sinks_own_properties_are_not_taken_from_an_envelope() -> None:
 
 
 def test_there_is_room_for_the_properties_that_the_sink_adds() -> None:
-    text = f"UNIQ_KEY\x01A\x02a\x01{'b' * (codes.SINGLE_MAX_PROPERTIES - 20)}\x02"
+    text = f"UNIQ_KEY\x01A\x02a\x01{'b' * (codes.SINGLE_MAX_PROPERTIES_BYTES - 20)}\x02"
     row = sink_row(packed(text))
     assert row.topic == DEAD_TOPIC
     assert encoder()(rows([row]))
@@ -170,7 +170,7 @@ class Queues:
             raise RouteNotFound("there is no such topic", "n:1", codes.Response.TOPIC_NOT_EXIST, topic)
         return [MessageQueue(topic, "b", 0)]
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+    def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
         return error
 
 

@@ -261,9 +261,9 @@ def test_what_one_broker_says_of_groups_stops_no_queue_of_others(
     world.topic.put(envelope("first", 10), ONE)
     node.turn(ONE, OTHER)
 
-    def hostile(group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+    def hostile(group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
         if queue != OTHER:
-            return committed(group, queue, deadline, young_at_zero)
+            return committed(group, queue, deadline, zero_if_new)
         if isinstance(answer, RocketMQError):
             raise answer
         return answer

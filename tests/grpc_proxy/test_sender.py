@@ -85,11 +85,11 @@ def test_missing_topic_is_transient_while_all_known_are_missing():
         for topic in sorted(there):
             sender.publish_queues(topic, soon())
         del there["t"]
-        assert (sender.any_broker(), sender.any_master(), away("t")) == (True, True, False)
+        assert (sender.has_broker(), sender.has_master(), away("t")) == (True, True, False)
         there["u"] = Permission.READ  # its broker is there all the same
-        assert (sender.any_broker(), sender.any_master(), away("t")) == (True, True, False)
+        assert (sender.has_broker(), sender.has_master(), away("t")) == (True, True, False)
         there.clear()
-        assert (sender.any_broker(), sender.any_master(), away("t")) == (False, False, True)
+        assert (sender.has_broker(), sender.has_master(), away("t")) == (False, False, True)
 
 
 def test_one_answer_for_all_messages():

@@ -196,7 +196,7 @@ def test_a_question_is_answered_where_it_came_from(
         eventually(lambda: bool(asked))
         ((message, place),) = asked
         assert (message.topic, message.body, message.msg_id, message.keys) == ("t", b"order 7", "ID", ["7"])
-        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX", content=stored_content_digest(message))
+        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX", digest=stored_content_digest(message))
         if decision is not UNKNOWN:
             eventually(lambda: bool(scripted.ended))
             assert scripted.ended[0].source == TransactionSource.SOURCE_SERVER_CHECK

@@ -137,7 +137,7 @@ def check_name_servers(client: Client, options: Options) -> Iterator[tuple[Findi
 
 def _request_error(client: Client, address: str, command: Command) -> RocketMQError | None:
     try:
-        client.calls.request(address, command)
+        client.rpc_client.request(address, command)
     except RocketMQError as e:
         return e
     return None
@@ -152,13 +152,15 @@ def check_brokers(client: Client, options: Options) -> Iterator[Finding]:
     for name, data in sorted(cluster.items()):
         for address in data.addresses.values():
             yield from _check_broker(client, options, name, address)
-    if not all(client.calls.is_private(address) for data in cluster.values() for address in data.addresses.values()):
+    if not all(
+        client.rpc_client.is_private(address) for data in cluster.values() for address in data.addresses.values()
+    ):
         yield servers.unrequested_settings()
 
 
 def check_advertised_addresses(client: Client, options: Options, topics: Sequence[str]) -> Iterator[Finding]:
     """Check the addresses in a Proxy's routes of ``topics``, by default of TBW102. Each broker behind an address is checked."""
-    if not any(map(client.calls.pool.is_proxy, options.name_server)):
+    if not any(map(client.rpc_client.pool.is_proxy, options.name_server)):
         return
     queue_of: dict[tuple[str, str], MessageQueue] = {}
     for topic in topics or (AUTO_CREATE_TOPIC,):
@@ -174,12 +176,12 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
             if (address := route.brokers[data.broker_name].master)
         }
     addressed_brokers = sorted(queue_of)
-    broker_request = client.brokers.broker_client.for_queue
+    broker_request = client.offset_reader.broker_client.for_queue
     requests = [
         (addressed_broker[0], broker_request(rpc.GET_MAX_OFFSET, queue_of[addressed_broker]).command)
         for addressed_broker in addressed_brokers
     ]
-    answers = client.calls.invoke_each(requests, deadline(client))
+    answers = client.rpc_client.invoke_each(requests, deadline(client))
     errors: dict[str, dict[str, RocketMQError]] = {address: {} for address, _ in addressed_brokers}
     for (address, broker_name), answer in zip(addressed_brokers, answers, strict=True):
         if not isinstance(answer, RocketMQError) and answer.code == Response.SYSTEM_ERROR:
@@ -195,7 +197,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     error: RocketMQError | None = None
     try:
         runtime = bodies.runtime_info(
-            client.calls.request(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body
+            client.rpc_client.request(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body
         )
     except RocketMQError as e:
         error = e
@@ -203,7 +205,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     if isinstance(error, NotSupported):
         yield servers.not_a_broker(name, error)
         return
-    connected_address = client.calls.pool.connect_options.reachable(address)
+    connected_address = client.rpc_client.pool.connect_options.reachable(address)
     yield servers.broker_address(name, address, connected_address, None if was_reached else error, options.tls)
     if error is not None and not was_reached:
         return
@@ -215,10 +217,10 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     now_ms = time.time_ns() // 1_000_000
     checks = (servers.version(name, runtime), servers.disk(name, runtime), servers.clock(name, runtime, now_ms))
     yield from (finding for finding in checks if finding is not None)
-    if not client.calls.is_private(address):
+    if not client.rpc_client.is_private(address):
         return  # the answer contains passwords, which others in the network could read
     try:
-        config = bodies.read_config(client.calls.request(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
+        config = bodies.read_config(client.rpc_client.request(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
     except RocketMQError as e:
         yield servers.unreadable_settings(name, e)
         return
@@ -233,10 +235,10 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
         return
     yield from servers.topic(route, _attributes(client, route))
     answers: dict[str, RocketMQError | None] = {}
-    if queues := [queue for queue in route.readable() if route.brokers[queue.broker_name].master]:
+    if queues := [queue for queue in route.readable_queues() if route.brokers[queue.broker_name].master]:
         answers["source"] = findings.worst_read_error(client, route, queues, group or options.group)
     try:
-        writable = route.writable()
+        writable = route.writable_queues()
     except RemoteProtocolError as e:
         yield failed(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
         writable = []
@@ -278,7 +280,7 @@ def check_readers(target: Target, client: Client, subject: Subject) -> Iterator[
 def _check_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
     subscribed: set[str] = set()
     try:
-        filters_by_member = topic_readers.member_subscriptions(client.calls, client.admin, group)
+        filters_by_member = topic_readers.member_subscriptions(client.rpc_client, client.admin, group)
     except NotSupported as e:
         yield servers.unknown_members(group, e)
     else:

@@ -171,11 +171,11 @@ def _read_error(client: Client, route: TopicRoute, queue: MessageQueue, group: s
     missing_queue = queue._replace(queue_id=max(data.read_queues for data in route.queues) + 1_000)
     within = deadline(client)
     try:
-        client.brokers.bounds([queue], within)
+        client.offset_reader.bounds([queue], within)
     except RocketMQError as e:
         return e
     try:
-        client.brokers.sample(group, missing_queue, 0, within)
+        client.offset_reader.sample(group, missing_queue, 0, within)
     except RocketMQError as e:
         return e if isinstance(e, AccessDenied | GroupNotFound) or e.broker_code is None else None
     return None

@@ -115,8 +115,8 @@ class OffsetCache:
         self._checkpoint_brokers = brokers_by_topic
         assigned = checkpoint_identity.recorded_queues(start.source_identity)
         self._checkpoint_queues = assigned.union(start.positions) if assigned else start.positions
-        # The offsets override queues that this run counted before it had offsets: if brokers were unavailable then, these
-        # queues may belong to another environment.
+        # The offsets override queues that this run counted before it had offsets: if brokers were unavailable then, these queues
+        # may belong to another environment.
         recorded_topics = {queue.topic for queue in start.environment}
         environment_queues = {queue for queue in self._environment_queues if queue.topic not in recorded_topics}
         environment = environment_of(self._options)  # compared by number, because the option may spell it "01"
@@ -143,7 +143,10 @@ class OffsetCache:
         ]
         deadline = Deadline.after(self._options.request_timeout)
         new_topics = (topic for topic in topics if topic not in numbered_topics)
-        return [*routed_queues, *(queue for topic in new_topics for queue in self.routes.unlisted(topic, deadline))]
+        return [
+            *routed_queues,
+            *(queue for topic in new_topics for queue in self.routes.unlisted_queues(topic, deadline)),
+        ]
 
     @property
     def environment(self) -> dict[MessageQueue, int]:
@@ -198,7 +201,7 @@ class OffsetCache:
                         continue  # the topic was deleted after it was listed; the query has read nothing of it
                 if deadline.expired:
                     # The new error has all details, and Spark's traceback is long enough without the cause.
-                    raise self.routes.missing_topic(e) from None
+                    raise self.routes.with_similar_topics(e) from None
                 logger.info("waiting for topic %s", e.topic)
                 deadline.pause(1.0)
 
@@ -221,8 +224,8 @@ class OffsetCache:
     def latest(self, wait_for_all: bool = False, same_batch: bool = False) -> QueuesView:
         """Return the last view if it is recent, otherwise a new view with the brokers that answer.
 
-        A broker that hangs does not delay the queues of others, unless ``wait_for_all`` is true. For the ``same_batch``, the
-        view of its plan counts as recent, unless an error occurred since.
+        A broker that hangs does not delay the queues of others, unless ``wait_for_all`` is true. For the ``same_batch``, the view
+        of its plan counts as recent, unless an error occurred since.
         """
         same_batch_max_age_s = (
             max(_SAME_BATCH_MAX_AGE_S, 3 * self._poll_duration_s) if same_batch and not self._routes_are_stale else 0.0
@@ -351,7 +354,7 @@ class OffsetCache:
         positions = {} if self._checkpoint_offsets is None else self._checkpoint_offsets.positions
         queues = self._readable_queues.of_routes(routes.values(), skip_missing, self._checkpoint_queues)
         assigned_topic_queues = (
-            [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
+            [queue for route in routes.values() for queue in route.readable_queues()] if self._options.assign else None
         )
         queues = self._allocated(queues, routes if skip_missing else self._checkpoint_brokers, assigned_topic_queues)
         # The bounds come from the master if there is one, also if tasks read from slaves.
@@ -471,8 +474,8 @@ def no_matching_topic(options: Options) -> RouteNotFound:
 def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
     """Return the topics that match the pattern, as name servers list them now.
 
-    Raises ``BrokerNotFound`` if no broker is registered: the topics are unknown then, and a query that starts without them
-    would read them from their first message later, as new topics.
+    Raises ``BrokerNotFound`` if no broker is registered: the topics are unknown then, and a query that starts without them would
+    read them from their first message later, as new topics.
     """
     try:
         cluster = routes.cluster()
@@ -499,9 +502,9 @@ def with_compaction_minimum(
 ) -> dict[MessageQueue, QueueBounds]:
     """Return ``bounds`` with the first offsets that brokers keep of compaction topics.
 
-    The minimum offset of a queue is where its log begins, but a compaction topic keeps the last message of each key beyond
-    that. Brokers are asked about queues whose position is before the minimum. Messages that compaction removed are no loss. If
-    a broker does not answer, its queues are omitted.
+    The minimum offset of a queue is where its log begins, but a compaction topic keeps the last message of each key beyond that.
+    Brokers are asked about queues whose position is before the minimum. Messages that compaction removed are no loss. If a
+    broker does not answer, its queues are omitted.
     """
     below_minimum = [
         q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in unavailable_brokers

@@ -78,9 +78,8 @@ def filter_of(record: Mapping[str, object]) -> dict[str, object]:
 def check_checkpoint(options: Options, start: Offsets) -> None:
     """Raise ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
 
-    Without this check, a query with a forgotten environment variable would omit queues, or read other queues from positions
-    that mean nothing there. A query that waits for its first topic has no positions yet; its namespace and environment are
-    compared.
+    Without this check, a query with a forgotten environment variable would omit queues, or read other queues from positions that
+    mean nothing there. A query that waits for its first topic has no positions yet; its namespace and environment are compared.
     """
     if not (start.positions or start.source_identity):
         return

@@ -119,7 +119,7 @@ class Members:
         return sum(held.queue.topic == self.topic for held in consumer._running.state.owned())
 
     def stored(self) -> dict[MessageQueue, int | None]:
-        queues = self.mq.admin.route(self.topic).readable()
+        queues = self.mq.admin.route(self.topic).readable_queues()
         try:
             return self.mq.admin.brokers.committed(self.group, queues, Deadline.after(10))
         except ConnectionLost:

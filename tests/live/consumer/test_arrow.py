@@ -73,7 +73,7 @@ class Group:
             return [body for body, _, _ in self.got]
 
     def stored(self, topic: str | None = None) -> int:
-        queues = self.mq.admin.route(topic or self.topic).readable()
+        queues = self.mq.admin.route(topic or self.topic).readable_queues()
         found = self.mq.admin.brokers.committed(self.name, queues, Deadline.after(10))
         return sum(offset or 0 for offset in found.values())
 

@@ -33,7 +33,7 @@ def group(topic: str) -> str:
 
 def stored(mq: LocalBroker, group: str, topic: str) -> dict[MessageQueue, int | None]:
     """What a client would start from, by a question of its own."""
-    queues = mq.admin.route(topic).readable()
+    queues = mq.admin.route(topic).readable_queues()
     return mq.admin.brokers.committed(group, queues, Deadline.after(10))
 
 
