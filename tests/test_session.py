@@ -70,13 +70,13 @@ def test_other_connection_options_get_a_client_of_their_own(different):
 
 def test_bulk_reads_have_the_account_of_their_client():
     account = session.client(parsed()).rpc_client.pool.connect_options.receive_budget
-    assert session.puller(parsed()).dialling.receive_budget is account
-    assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.receive_budget is account
+    assert session.puller(parsed()).connect_options.receive_budget is account
+    assert session.puller(parsed(pullBatchSize="7"), "slave").connect_options.receive_budget is account
     pullers = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_ids, "id_reader", lambda open_puller, on_ranges: pullers.append(open_puller()))
         stored_ids.scan_tools(parsed())
-    assert [one.dialling.receive_budget for one in pullers] == [account]
+    assert [one.connect_options.receive_budget for one in pullers] == [account]
 
 
 def test_only_an_explicit_option_allows_secrets_in_plain_text():

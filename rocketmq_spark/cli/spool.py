@@ -621,8 +621,10 @@ def serve(
         node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
         node = open_node(node_settings, **{**target.settings(), "group": group})
         tune_gc()
-        row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
-        output.item(row_at_start, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
+        row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting_count}
+        output.item(
+            row_at_start, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting_count} wait now"
+        )
         node.run(stop)
-    row = {"stored": node.stored, "sent": node.sent, "waiting": node.waiting}
-    output.item(row, f"{node.stored} messages stored, {node.sent} sent, {node.waiting} wait")
+    row = {"stored": node.stored_count, "sent": node.sent_count, "waiting": node.waiting_count}
+    output.item(row, f"{node.stored_count} messages stored, {node.sent_count} sent, {node.waiting_count} wait")

@@ -349,7 +349,7 @@ def queues(draw: st.DrawFn) -> Queue:
             if at + size <= high:
                 queue.batches[at] = size
             at += size + draw(st.integers(0, 20))
-    # An answer of before then arrives up to two seconds later (``Accidents.slow``), within the time of grace.
+    # An answer of before then arrives up to two seconds later (``Accidents.slow``), within the grace period.
     visible, until = draw(st.integers(0, high)), 1000 + draw(st.floats(0, 12))
     if draw(st.booleans()):
         queue.visible_from = lambda now: visible if now < until else high
@@ -375,5 +375,5 @@ pull_settings = st.builds(
     max_bytes_in_flight=st.sampled_from([64 << 10, 8 << 20]),
     depth=st.sampled_from([None, None, 1, 7]),
     batch_size=st.sampled_from([1, 10, 1024]),
-    fetched_offsets=st.sampled_from([1, 30, 16_384]),
+    offsets_per_fetch=st.sampled_from([1, 30, 16_384]),
 )

@@ -50,15 +50,15 @@ def test_answers_before_first_missing_offset_may_be_handed_out(
 def test_the_rest_stays_for_the_next_time() -> None:
     known, buffer = collected(), Buffer()
     ready, rest = known.split_at((0, 10))
-    known.being_decoded = ready
+    known.delivered_answers = ready
     known.retain(rest, offset_count(rest), buffer)  # type: ignore[arg-type]
-    assert (known.answers, known.offset_count, known.being_decoded, buffer.turns) == (ANSWERS[1:], 20, [], 0)
+    assert (known.answers, known.offset_count, known.delivered_answers, buffer.turns) == (ANSWERS[1:], 20, [], 0)
 
 
 def test_what_is_given_back_comes_again_before_the_rest() -> None:
     known, buffer = collected(), Buffer()
     ready, rest = known.split_at((1, 0))
-    known.being_decoded = ready
+    known.delivered_answers = ready
     known.give_back(ready[1:])
     known.retain(rest, offset_count(rest), buffer)  # type: ignore[arg-type]
     assert (known.answers, known.offset_count) == (ANSWERS[1:], 20)
