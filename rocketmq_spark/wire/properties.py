@@ -82,7 +82,9 @@ _VALUE_END = "\x02"
 def encode_properties(properties: Mapping[str, str | None], max_bytes: int = MAX_PROPERTIES_BYTES) -> str:
     """The property string; None values are omitted. ``max_bytes`` limits its UTF-8 form."""
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None])
-    pair_count = len(properties) if None not in properties.values() else sum(value is not None for value in properties.values())
+    pair_count = (
+        len(properties) if None not in properties.values() else sum(value is not None for value in properties.values())
+    )
     # One count over the whole text is cheaper than two searches in each part.
     if text.count(_NAME_END) != pair_count or text.count(_VALUE_END) != pair_count or "" in properties:
         raise MessageRefused(f"Property {_bad_property(properties)!r} is empty or contains the separator 0x01 or 0x02")

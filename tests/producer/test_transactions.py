@@ -378,7 +378,7 @@ def test_nor_is_it_looked_up(shop: Shop) -> None:
     found = Nowhere()
     settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
     producer = TransactionProducer(
-        shop.sender, settings, shop.check, make_timer=lambda name: ManualTimer(shop.time), stored=found
+        shop.sender, settings, shop.check, make_timer=lambda name: ManualTimer(shop.time), stored_ids=found
     )
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
     with pytest.raises(CallTimeout):

@@ -13,7 +13,7 @@ from rocketmq_spark.remoting import protocol
 from rocketmq_spark.remoting.protocol import (
     OPAQUE_MASK,
     PUSHED_BYTES,
-    SMALL_BODY,
+    SMALL_BODY_BYTES,
     WRITE_BYTES,
     RemotingProtocol,
     RequestReceived,
@@ -98,7 +98,7 @@ def test_each_request_has_its_own_number_and_gets_its_own_answer() -> None:
     (event,) = talk.receive(answer(second, b"x"))
     assert isinstance(event, ResponseReceived)
     assert (event.waiter, bytes(event.command.body)) == ("second", b"x")
-    assert talk.waiting == 1
+    assert talk.waiting_count == 1
 
 
 def test_numbers_wrap_and_pass_over_those_that_wait() -> None:
@@ -170,7 +170,7 @@ def test_what_expired_is_forgotten_and_returned() -> None:
     for waiter in ("late", "fine", "late too"):
         talk.send(Command(PING), waiter)
     assert talk.remove_expired(lambda waiter: "late" in waiter) == ["late", "late too"]
-    assert talk.waiting == 1
+    assert talk.waiting_count == 1
 
 
 def test_every_waiter_gets_its_own_copy_of_error_with_its_cause() -> None:
@@ -217,13 +217,13 @@ def test_a_request_that_cannot_be_encoded_waits_for_nothing() -> None:
     talk = conversation()
     with pytest.raises(LocalProtocolError):
         talk.send(Command(PING, {"k": "\ud800"}), "w")
-    assert talk.waiting == 0
+    assert talk.waiting_count == 0
     assert not talk.has_outgoing
 
 
 def test_large_bodies_are_not_copied_and_small_share_one_write() -> None:
     talk = conversation()
-    large = memoryview(bytes(SMALL_BODY))
+    large = memoryview(bytes(SMALL_BODY_BYTES))
     talk.send(Command(PING, body=large), "w")
     chunks = talk.take_outgoing()
     assert chunks[1] is large
@@ -234,12 +234,12 @@ def test_large_bodies_are_not_copied_and_small_share_one_write() -> None:
 
 def test_small_requests_are_written_together_around_large_ones() -> None:
     talk = conversation()
-    sent = [b"a", bytes(SMALL_BODY), b"b", *[bytes([i]) * (SMALL_BODY - 1) for i in range(12)], b"c"]
+    sent = [b"a", bytes(SMALL_BODY_BYTES), b"b", *[bytes([i]) * (SMALL_BODY_BYTES - 1) for i in range(12)], b"c"]
     for body in sent:
         talk.send(Command(PING, body=body), "w")
     chunks = talk.take_outgoing()
     assert 5 < len(chunks) < len(sent)
-    assert max(map(len, chunks)) < WRITE_BYTES + 2 * SMALL_BODY
+    assert max(map(len, chunks)) < WRITE_BYTES + 2 * SMALL_BODY_BYTES
     frames = FrameSplitter(MAX_FRAME).feed(b"".join(bytes(chunk) for chunk in chunks))
     assert [bytes(header.decode(frame).body) for frame in frames] == sent
 
@@ -259,7 +259,7 @@ def test_any_order_of_answers_in_any_pieces(data: st.DataObject, count: int) -> 
     answered = [event for event in events if isinstance(event, ResponseReceived)]
     assert [event.waiter for event in answered] == expected
     assert [int(bytes(event.command.body)) for event in answered] == expected
-    assert talk.waiting == 0
+    assert talk.waiting_count == 0
 
 
 @given(strategies.commands)

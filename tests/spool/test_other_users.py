@@ -26,7 +26,7 @@ from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import _adoptable, adopt, claim, preload, spools_in, worker_spool
+from rocketmq_spark.session.spools import _adoptable_spools, adopt, claim, preload, spools_in, worker_spool
 from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
@@ -865,7 +865,7 @@ def test_folders_of_another_user_cost_one_look_and_one_warning(
         real = getattr(os, verb)
         monkeypatch.setattr(os, verb, lambda *given, real=real, **how: looked.append(given[0]) or real(*given, **how))
     for _ in range(2):
-        assert _adoptable(base) == []
+        assert _adoptable_spools(base) == []
     assert not [place for place in looked if str(place).startswith(str(base / "worker"))]
     (warning,) = caplog.messages
     assert f"the spool in {planted[0]} is left alone, as are 2 more of that user in this folder: " in warning

@@ -135,7 +135,7 @@ class DemoWatch:
 
     def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
         queues = self._client.routes.get(topic).readable_queues()
-        bounds = self._client.brokers.bounds(queues, Deadline.after(within_s))
+        bounds = self._client.offset_reader.bounds(queues, Deadline.after(within_s))
         return {queue: bound.max_offset for queue, bound in bounds.items()}
 
     def _ask_broker(self) -> None:
