@@ -422,7 +422,7 @@ def _do_nothing() -> None:
 
 
 def _timeout_s(deadline: Deadline) -> float:
-    """Return the remaining time, at most a year, because gRPC treats a deadline in some centuries as expired."""
+    """Return the remaining time, at most a year, because gRPC treats a deadline that is centuries away as expired."""
     return min(deadline.remaining(), _MAX_TIMEOUT_S)
 
 

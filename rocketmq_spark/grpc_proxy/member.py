@@ -99,10 +99,10 @@ def group_policy(settings: Any) -> GroupPolicy:
 
 
 HEARTBEAT_S = 10.0
-# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number times the
-# requested messages, but at least the first number.
+# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number for each
+# requested message, but at least the first number.
 _MIN_ANSWER_BYTES, _ANSWER_BYTES_PER_MESSAGE = 64 << 20, 4 << 20
-# If one endpoint has accepted the settings, the others are waited for only this long.
+# If one endpoint has accepted the settings, a member waits only this long for the other endpoints.
 _OTHER_ENDPOINTS_S = 1.0
 # Maximum age of the cached brokers of a topic.
 _ASSIGNMENT_AGE_S = 30.0
@@ -163,7 +163,7 @@ class ProxyMember:
             permanent_errors = [error for error in failures if not error.retriable]
             if previous_filters and not filters.items() <= previous_filters.items() and permanent_errors:
                 with self._lock:
-                    # A Proxy rejects all topics because of one. So remove the new topics; otherwise new streams fail, too.
+                    # A Proxy rejects all topics because of one topic. So remove the new topics; otherwise new streams fail, too.
                     self._filters = previous_filters
                 for stream in streams:
                     stream.send_settings()

@@ -221,7 +221,7 @@ def _send_blocking(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest,
 
 
 class _ParallelSend:
-    """One send of several requests, in chains that are sent in parallel. Guarded by its lock.
+    """One send of several requests, in chains that are sent in parallel. ``_lock`` guards its state.
 
     The outcome is a result for all messages, or an error with the results of the stored messages. A rejected message stops only
     its own chain. Any other failure stops all chains, and takes precedence as the outcome.

@@ -94,8 +94,8 @@ class ProxyTransactions:
     def announce(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
         """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
-        A Proxy rejects all topics because of one, and does not report which. So if it rejects this topic together with the
-        others, this topic is announced alone.
+        A Proxy rejects all topics because of one topic, and does not report which one. So if it rejects this topic together with
+        the other topics, this topic is announced alone.
         """
         deadline = deadline.within(self._proxy.connect_options.request_timeout_s)
         try:
@@ -127,7 +127,9 @@ class ProxyTransactions:
                     return None
 
     def _announce_alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        """Announce a topic alone. Other threads must not announce topics meanwhile, because the answer would also cover these."""
+        """Announce a topic alone. No other thread may announce topics meanwhile, because the answer would also be about its
+        topics.
+        """
         if not self._announce_lock.acquire(timeout=deadline.remaining()):
             return CallTimeout("the Proxy has not answered about another topic in time", address)
 
@@ -149,7 +151,7 @@ class ProxyTransactions:
                 self._announce(group, lambda topics: other_topics)
                 return error
             self._accepted_topics.add(topic)
-            # Announce the accepted topics again. The threads of the other topics announce these again themselves.
+            # Announce the accepted topics again. The topics that are not accepted yet are announced again by their own threads.
             accepted_topics = {name: groups for name, groups in other_topics.items() if name in self._accepted_topics}
             error = announce(lambda topics: {**accepted_topics, **this_topic}) if accepted_topics else None
             if error is not None and not error.retriable:

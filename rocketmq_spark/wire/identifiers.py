@@ -86,7 +86,7 @@ _IdSource = tuple[int, str, int, "itertools.count[int]"]
 
 
 class UniqKeys:
-    """Makes ids that are unique across processes and moments. One instance serves a process and its forks.
+    """Makes ids that are unique across processes and times. One instance serves a process and its forks.
 
     Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here the counter's
     overflow goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
