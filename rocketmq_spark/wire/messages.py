@@ -389,10 +389,10 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
         topic_end = topic_at + _LENGTH.unpack_from(data, body_end)[0]
     else:
         raise DecodeError(f"unknown magic {magic:#010x}")
-    text_at = topic_end + 2
+    properties_at = topic_end + 2
     # If the parts are in order and end where the message ends, all of them are inside it.
-    has_valid_order = size == end - start and topic_at <= topic_end and text_at <= end
-    if not has_valid_order or text_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
+    has_valid_order = size == end - start and topic_at <= topic_end and properties_at <= end
+    if not has_valid_order or properties_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
         raise DecodeError(
             f"the message is damaged: its size field says {size} bytes, it has {end - start}, and its parts do not end there"
         )
@@ -404,7 +404,7 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
         body = decompress(body, sys_flag, settings.max_body_bytes)
         sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
-        queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[text_at:end]), flag, sys_flag,
+        queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[properties_at:end]), flag, sys_flag,
         born_ms, store_ms, host_text(born_ip, born_port), host_text(store_ip, store_port), reconsumed, prepared, size,
         offset_msg_id(store_ip, store_port, log_offset),
     )  # fmt: skip
@@ -508,8 +508,8 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
 
 def _items(body: Bytes) -> Iterator[BatchItem]:
     view = memoryview(body)
-    for flag, body_at, text_at, end in _item_positions(body):
-        yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)
+    for flag, body_at, properties_at, end in _item_positions(body):
+        yield BatchItem(view[body_at : properties_at - _SHORT.size], _text(view[properties_at:end]), flag)
 
 
 def _item_positions(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
@@ -519,9 +519,9 @@ def _item_positions(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
         try:
             _, _, _, flag, length = _ITEM.unpack_from(body, start)
             body_at = start + _ITEM.size
-            text_at = _part_end(body_at, length, batch_bytes) + _SHORT.size
-            end = _part_end(text_at, _LENGTH.unpack_from(body, text_at - _SHORT.size)[0], batch_bytes)
+            properties_at = _part_end(body_at, length, batch_bytes) + _SHORT.size
+            end = _part_end(properties_at, _LENGTH.unpack_from(body, properties_at - _SHORT.size)[0], batch_bytes)
         except (struct.error, DecodeError) as exc:
             raise DecodeError(f"Item {number} of a batch, at byte {start}, is malformed") from exc
-        yield flag, body_at, text_at, end
+        yield flag, body_at, properties_at, end
         start, number = end, number + 1
