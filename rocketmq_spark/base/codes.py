@@ -29,7 +29,7 @@ class SerializeType(enum.IntEnum):
 
 
 class LanguageCode(enum.IntEnum):
-    """The peer's implementation language, one byte in a binary header and a name in a JSON one."""
+    """The peer's implementation language, one byte in a binary header and a name in a JSON header."""
 
     JAVA = 0
     CPP = 1
@@ -55,7 +55,7 @@ class Flag(enum.IntFlag):
 
 
 class Request(enum.IntEnum):
-    """Request codes. Those without a comment are sent by clients to servers; ``wire/rpc.py`` has their fields."""
+    """Request codes. Clients send the requests without a comment to servers. ``wire/rpc.py`` has the fields of all requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11

@@ -341,7 +341,8 @@ def temporary_exposure() -> Exposure | None:
 
 
 def try_lock(file: int | IO[str]) -> bool:
-    """Lock an open file without waiting. Returns False if another process, or another opening of the file, has locked it.
+    """Lock an open file without waiting. Returns False if the file is locked through another descriptor, of this or another
+    process.
 
     The lock ends when a process unlocks the file, or when all processes that inherited the open file have closed it.
     """
@@ -394,7 +395,7 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def is_shared_folder(status: os.stat_result) -> bool:
-    """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. It must keep its mode."""
+    """Whether a folder is for all users, as ``/tmp``: it is sticky, and others may write to it. Such a folder must keep its mode."""
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
 
@@ -668,7 +669,7 @@ def has_own_rights() -> bool:
 
 
 def error_reader() -> int:
-    """The uid of the user who reads the errors of this process: root's also while root has the rights of another user."""
+    """The uid of the user who reads the errors of this process. It stays root's while root has the rights of another user."""
     return os.geteuid() if has_own_rights() else ROOT
 
 

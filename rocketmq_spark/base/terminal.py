@@ -52,7 +52,9 @@ def continue_in_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         return
     try:
-        with on_signals(lambda: None, signal.SIGCHLD):  # macOS drops signals that nothing handles, also blocked ones
+        with on_signals(
+            lambda: None, signal.SIGCHLD
+        ):  # macOS drops signals without a handler, also if they are blocked
             exit_code = _exit_code_of_child(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)

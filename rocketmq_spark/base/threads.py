@@ -53,13 +53,13 @@ class Failure:
         capture(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
-# For how long failures of a kind are logged without a traceback, after one was logged with its traceback.
+# After a failure was logged with its traceback, further failures of its kind are logged without a traceback for this time.
 _TRACEBACK_PAUSE_S = 60.0
 _MAX_KINDS = 100
 
 
 class TracebackLimit:
-    """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code that raises it."""
+    """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

@@ -129,7 +129,7 @@ class ProxyMember:
         self._policy = group_policy(proto("Settings")())
         self._closed = False
         self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered: the last settings of each endpoint
-        # The queues of each topic, one for each of its brokers, until a deadline.
+        # The queues of each topic, one queue for each broker of the topic, and when they expire.
         self._assignments: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
@@ -298,7 +298,7 @@ class ProxyMember:
             stream.resend_settings()
 
     def _send_to_all(self, rpc: tables.Rpc, request: Any, deadline: Deadline) -> None:
-        """Send a request to all endpoints in parallel, so that one that hangs does not delay the others. Logs failures."""
+        """Send a request to all endpoints in parallel, so that an endpoint that hangs delays no other endpoint. Logs failures."""
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:

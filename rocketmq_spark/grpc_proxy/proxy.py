@@ -59,7 +59,7 @@ class ProxyConnectOptions(NamedTuple):
 
 
 class Proxy:
-    """A client of a Proxy. All producers of a process with the same connection options share one; each consumer has its own."""
+    """A client of a Proxy. Producers of a process with the same connection options share a client; each consumer has its own."""
 
     def __init__(self, connect_options: ProxyConnectOptions) -> None:
         self.connect_options = connect_options

@@ -37,7 +37,8 @@ UNKNOWN_QUEUE_ID = -1
 ROUTE_AGE_S = 30.0
 # Maximum number of chains of one batch in flight. A batch has many chains if its messages are of many groups.
 _MAX_PARALLEL_CHAINS = 32
-# Maximum number of topics whose routes ``has_master`` requests. It is small, because every failed send calls ``has_master``.
+# Maximum number of topics whose routes ``has_master`` requests. The number is small, because every failed send calls
+# ``has_master``.
 _MAX_PROBED_TOPICS = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 

@@ -120,7 +120,7 @@ class ProxyTransactions:
             error = stream.wait(deadline)
             if error is not None:
                 return error
-            # In one step, because a thread that announces its topic alone drops the topics that are not accepted yet.
+            # The lock is held for both steps, because a thread that announces its topic alone drops topics that are not accepted.
             with self._lock:
                 if topic in self._topics:
                     self._accepted_topics.add(topic)
@@ -137,7 +137,7 @@ class ProxyTransactions:
             return self._announce(group, change)[address].wait(deadline)
 
         try:
-            # Try with the others once more, because another thread may have removed the rejected topic.
+            # Try with the other topics once more, because another thread may have removed the rejected topic.
             error = announce(lambda topics: _with_topic(topics, topic, group))
             if error is None:
                 self._accepted_topics.add(topic)

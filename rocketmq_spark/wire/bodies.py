@@ -271,7 +271,7 @@ def consumer_ids(body: Bytes) -> list[str]:
     """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them.
 
     Servers list connections. A client that has reconnected is listed twice until its old connection expires, which may take two
-    minutes at another Proxy. If such a client counted as two members, no member would read the queues of the second one.
+    minutes at another Proxy. If such a client counted as two members, no member would read the queues of the second member.
     """
     return sorted(set(_names(body, "consumerIdList", _MAX_TEXT)))
 
@@ -556,7 +556,7 @@ def running_info(info: RunningInfo, membership: GroupMembership) -> bytes:
 
 
 def _queue_info(info: QueueInfo) -> dict[str, Any]:
-    """Figures of a queue. Java requires every number, so unknown ones are 0."""
+    """Figures of a queue. Java requires every number, so unknown numbers are 0."""
     return {
         "cachedMsgCount": info.cached_count,
         "cachedMsgMaxOffset": info.cached_max_offset or 0,

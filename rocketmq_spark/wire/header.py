@@ -135,7 +135,7 @@ class Peer(enum.Enum):
 class Command:
     """A request or response. The connection sets ``opaque``; the caller sets everything else.
 
-    ``received_s`` is the monotonic time at which an answer arrived. It is set only for requests to several servers at once.
+    ``received_s`` is the monotonic time at which an answer arrived; it is set only for requests to several servers at once.
     ``peer`` is the kind of server that sent an answer. A Proxy does not forward every request that it answers with success.
     """
 

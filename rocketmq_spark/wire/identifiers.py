@@ -81,7 +81,7 @@ class UniqKey:
         return cls(data[: -_UNIQ_KEY_TAIL.size], *_UNIQ_KEY_TAIL.unpack(data[-_UNIQ_KEY_TAIL.size :]))
 
 
-# Process id, the text that ids begin with, the random start to which the counter's overflow is added, the counter.
+# The process id, the text that ids begin with, the random number to which the counter's overflow is added, and the counter.
 _IdSource = tuple[int, str, int, "itertools.count[int]"]
 
 

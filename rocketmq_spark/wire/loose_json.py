@@ -25,8 +25,8 @@ _MAX_FAILED_ATTEMPTS = 1000
 _MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
 # The same limits for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of which are parsed here.
 _MAX_TABLE_VALUES, _MAX_TABLE_PARSED_VALUES = 2_500_000, 1_250_000
-# The maximum number of characters that the strict parser reads in failed attempts: this many times the length of the text, and
-# this many more.
+# The maximum number of characters that the strict parser reads in failed attempts is the first number times the length of the
+# text, plus the second number.
 _FAILED_PASSES, _FAILED_CHARACTERS = 3, 1 << 20
 _LINE_COUNT_SPEEDUP = 16  # counting lines for an error is this many times faster than parsing
 
@@ -60,7 +60,7 @@ def read_json(body: Bytes, table: bool = False) -> Any:
 
 def _check_values(text: str, max_values: int) -> None:
     """Raise ``ValueError`` above ``max_values`` values. Counts brackets and commas, because each value but the first follows one.
-    Those in texts count, too, but no server sends so many.
+    Brackets and commas in texts count, too, but no server sends so many.
     """
     if len(text) > max_values and sum(map(text.count, ",{[")) > max_values:
         raise ValueError(f"it has more than {max_values} values")

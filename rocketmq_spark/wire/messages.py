@@ -360,7 +360,7 @@ def _undecodable_message(
 
 
 def _decode_and_unwrap(data: bytes, start: int, end: int, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """One message, or those of an inner batch. Raises ``DecodeError``."""
+    """One message, or the messages of an inner batch. Raises ``DecodeError``."""
     if end - start < _MIN_MESSAGE_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
     try:

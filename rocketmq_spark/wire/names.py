@@ -187,7 +187,7 @@ class Scope(NamedTuple):
         return not self.suffix or (name.endswith(self._suffix_ending) and not _is_system(name))
 
     def is_reversible(self, name: str) -> bool:
-        """Whether ``on_wire(user_name(name))`` is ``name`` again. It may differ if the name is of another scope."""
+        """Whether ``on_wire(user_name(name))`` is ``name`` again. The result may differ if the name is of another scope."""
         return self.on_wire(self.user_name(name)) == name
 
     def contains(self, name: str) -> bool:

@@ -105,9 +105,7 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 class StoredProperties(Mapping[str, str]):
-    """Properties of a stored message. They are decoded at the first access, which saves time for listeners that read only
-    bodies.
-    """
+    """Properties of a stored message, which are decoded at the first access. This saves time if a listener reads only bodies."""
 
     __slots__ = ("_found", "_stored")
 
