@@ -268,7 +268,7 @@ MESSAGE_MAGIC_V1 = 0xDAA320A7
 MESSAGE_MAGIC_V2 = 0xDAA320AB
 BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to clients
 
-# The attribute of a topic, and its value, with which brokers keep only the last message of each key.
+# The attribute of compaction topics and its value. Brokers keep only the last message of each key of such a topic.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
 MESSAGE_TYPE = "message.type"  # a ``TopicType``; without it NORMAL

@@ -38,7 +38,7 @@ def _no_op() -> None:
 
 
 class _SharedState:
-    """State of all ``CheckCoalescer`` objects of a process that have the same ``shared_as``. The keys are keys of half messages."""
+    """State of all ``CheckCoalescer`` objects of a process that have the same ``shared_as``. The keys identify half messages."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant, because garbage collection may close a producer

@@ -395,7 +395,7 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def is_shared_folder(status: os.stat_result) -> bool:
-    """Whether a folder is for all users, as ``/tmp``: it is sticky, and others may write to it. Such a folder must keep its mode."""
+    """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. Such a folder must keep its mode."""
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
 

@@ -23,7 +23,7 @@ _AWAITED = {signal.SIGCHLD, signal.SIGINT, *_FORWARDED}
 def detach() -> None:
     """Give up the controlling terminal of this process, if it has one. Raises ``OSError`` if that fails.
 
-    If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them: see
+    If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them. See
     ``continue_in_child``.
     """
     if (terminal := _open()) is None:

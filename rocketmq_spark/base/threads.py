@@ -177,7 +177,7 @@ class Latch:
         return not self._lock.locked()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the flag is set, for at most ``seconds``. Returns whether it is set.
+        """Wait until the flag is set, for at most ``seconds``. Returns whether the flag is set.
 
         Without ``seconds`` the thread wakes periodically to check the flag: if two signals arrive at once, another thread may
         receive both and wake no waiting thread.

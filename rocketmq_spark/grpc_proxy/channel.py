@@ -373,7 +373,7 @@ class ProxyChannel:
         If the files could not be read for too long, the channel is dropped when its connection ends. Returns the credentials for
         a new channel, or the error of the files.
 
-        Reading a pipe or a disk that hangs may take forever. Then calls of this channel wait, and ``close`` does not.
+        Reading a pipe or a disk that hangs may take forever. Calls of this channel then wait, but ``close`` does not.
         """
         if self._tls_files is None:
             return None

@@ -163,11 +163,11 @@ class ProxyEncoder:
             self._last_encoder = topic, born_ms, encoder
         return encoder
 
-    def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> ProxyItem:
+    def encode_item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> ProxyItem:
         (message,) = self._messages_of(SendRequest("", body, properties, flag=flag))
         return self.encoder_of(topic, born_ms)(message)
 
-    def batch(self, items: Iterable[ProxyItem]) -> ProxyBatch:
+    def encode_batch(self, items: Iterable[ProxyItem]) -> ProxyBatch:
         return ProxyBatch.from_items(items)
 
     def batch_of(self, topic: str, request: SendRequest) -> ProxyBatch:

@@ -52,7 +52,7 @@ class ProxyTransactions:
         self._lock = threading.Lock()
         # Held while the announced topics change and, if one topic is announced alone, while the Proxy's answer is awaited.
         self._announce_lock = threading.Lock()
-        # By registration: the producer group, the function that decides, and the open checks of the group.
+        # By registration: the producer group, the function that decides, and the coalescer of the group's checks.
         self._checks: dict[object, tuple[str, HalfCheck, _Coalescer]] = {}
         self._topics: _GroupsByTopic = {}
         self._accepted_topics: set[str] = set()  # topics that the Proxy has accepted

@@ -223,14 +223,14 @@ class Batch(Protocol):
 class MessageEncoder(Protocol):
     """Encodes single messages into the batches of a transport. Pure. ``session.row_encoder`` does this for columns."""
 
-    def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
+    def encode_item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
         """Return a message as a part of batches. The length of the part is what the message adds to a batch. ``properties`` is
         the encoded string.
 
         Raises ``MessageRefused`` if the transport cannot encode the message.
         """
 
-    def batch(self, items: Iterable[Any]) -> bytes | Batch:
+    def encode_batch(self, items: Iterable[Any]) -> bytes | Batch:
         """Return the body of a batch of these items."""
 
 

@@ -356,7 +356,7 @@ class BatchHashes(ScopedHashes):
             self._ranges_by_task = dict.fromkeys(self._ranges_by_task, self._shared_ranges)
 
     def hashes_by_partition(self) -> dict[int, bytes] | None:
-        """The hashes by the number of the task; None if there are more than ``limit``."""
+        """The hashes by partition (the number of the task); None if there are more than ``limit`` hashes."""
         if self.count > self._limit:
             return None
         rows = self.rows()

@@ -262,7 +262,7 @@ class NotedStoredIds:
         return found_ids
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        """Ends of queues that were noted before the sends began. They show whether a topic was created again."""
+        """Ends of queues that were noted before the sends began. These ends show whether a topic was created again."""
         return [self._ends.of_queues(queues)]
 
     def stop(self) -> None:
@@ -378,4 +378,7 @@ class LiveStoredIds(NotedStoredIds):
                 raise
             logger.info("could not refresh the route of %s: %s", queue.topic, e)
             return {queue} if note is None else {queue, *note.ends.queues}
-        return {queue, *(each for each in route.readable_queues() if each.broker_name == queue.broker_name)}
+        return {
+            queue,
+            *(other_queue for other_queue in route.readable_queues() if other_queue.broker_name == queue.broker_name),
+        }

@@ -119,7 +119,7 @@ def dlq_topic(group: str) -> str:
 def normal_topic(topic: str, group: str) -> str:
     """The original topic of a pop retry topic; other topics are unchanged. A group has one pop retry topic for each topic.
 
-    Both names are those on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
+    Both are names on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
     """
     for separator in "+_":
         if topic.startswith(RETRY_PREFIX + group + separator):
