@@ -142,4 +142,4 @@ class Pairs:
         }
 
     def _queues(self) -> list[Any]:
-        return sorted(self.broker.admin.route("asyncio-reads").readable())
+        return sorted(self.broker.admin.route("asyncio-reads").readable_queues())

@@ -163,4 +163,4 @@ class Consumes:
         }
 
     def _queues(self) -> list[Any]:
-        return sorted(self.broker.admin.route(self.topic).readable())
+        return sorted(self.broker.admin.route(self.topic).readable_queues())

@@ -109,10 +109,10 @@ class Healthy:
 class Nobody:
     """Implements ``ports.Resender``; nothing is spooled here."""
 
-    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
         raise AssertionError
 
-    def joined(self, sends_: object) -> SpooledSend:
+    def join_sends(self, sends_: object) -> SpooledSend:
         raise AssertionError
 
     def resend(self, send: SpooledSend, done: object) -> None:

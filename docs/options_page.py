@@ -241,7 +241,11 @@ def _options() -> str:
         for r in rows:
             alias = f" (or {', '.join(f'`{a}`' for a in r.aliases)})" if r.aliases else ""
             where = "" if len(r.roles) > 1 else f" *({_SHOWN_ROLE[r.roles[0]]} only)*"
-            default = r.shown if r.shown == "–" or "`" in r.shown or " " in r.shown else f"`{r.shown}`"
+            default = (
+                r.default_text
+                if r.default_text == "–" or "`" in r.default_text or " " in r.default_text
+                else f"`{r.default_text}`"
+            )
             lines.append(f"| `{r.name}`{alias} | {default} | {r.help}{where} |".replace("||", "\\|\\|"))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"

@@ -1,6 +1,7 @@
-"""The methods of a transport that other rooms may call, as small Protocols. They speak of sends and pulls, not of frames.
+"""The methods of a transport that other rooms may call, as small Protocols about sends and pulls, not about frames.
 
-Other rooms call no other methods of a client. A transport has those that it can offer. All raise ``RocketMQError``s only.
+Other rooms call no other methods of a client. A transport implements the Protocols that it supports. Every method raises only
+``RocketMQError``s.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Sender(Protocol):
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """Return the queues that accept sends, in Java's publish order. The object stays identical while the route is unchanged.
 
-        Raises ``RouteNotFound``, without a code if the topic is only not writable, and ``BrokerNotFound`` without any master.
+        Raises ``RouteNotFound``, without a code if the topic exists, but is not writable. Raises ``BrokerNotFound`` if no broker
+        of the topic has a master.
         """
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
@@ -59,13 +61,13 @@ class Sender(Protocol):
         do not list a broker that had further queues of the topic and may be up.
         """
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+    def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
         """Return the error with the names of similar topics added, if the transport can list topics."""
 
-    def any_broker(self) -> bool:
+    def has_broker(self) -> bool:
         """Whether any broker is registered. If so, a topic without a route does not exist."""
 
-    def any_master(self) -> bool:
+    def has_master(self) -> bool:
         """Whether any master is registered. While none is, it is unknown which topics exist."""
 
     def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, int]:
@@ -75,13 +77,13 @@ class Sender(Protocol):
         """Whether any consumer group has a member that subscribes to the topic. Raises ``RouteNotFound``."""
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
-        """How brokers store the batches of a topic. None while it is unknown; over gRPC as for ordinary topics."""
+        """Return how brokers store the batches of a topic; None while this is unknown. A Proxy does not report it."""
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """Send to one queue, without retries. ``SendResult.msg_id`` stays empty: the producer sets it."""
 
     def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: OnSent) -> None:
-        """As ``send``, without waiting. Calls ``done`` exactly once, on any thread; it must not block. Never raises."""
+        """As ``send``, without waiting. Calls ``done`` exactly once, on any thread; ``done`` must not block. Never raises."""
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
         """Write the request to the socket. The server does not answer."""
@@ -93,14 +95,14 @@ class Sender(Protocol):
         """Commit or roll back a half message; returns whether its broker confirmed. Two commits deliver the message twice."""
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
-        """Whether the master of ``broker_name`` answers a request (GET_MAX_OFFSET of queue 0). False if it has no address."""
+        """Whether the master of ``broker_name`` answers GET_MAX_OFFSET of queue 0. False if no address is known."""
 
     @property
     def client_id(self) -> str:
         """The client id under which this process is registered. All users of its connections share it."""
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
-        """Join a producer group. Heartbeats report it soon and then every ``heartbeat_s``; 0 sends none.
+        """Join a producer group. Heartbeats report the group soon, and then every ``heartbeat_s`` seconds; with 0, none is sent.
 
         With ``check``, heartbeats go to all brokers of the cluster, which call ``check`` for undecided half messages. Returns
         a function that leaves the group; the last member unregisters it. Failures of single brokers are logged.
@@ -114,49 +116,57 @@ class Replies(Protocol):
     """Request and reply. A Proxy does not support them."""
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        """Join; heartbeats then go to all brokers, because any of them may pass on a reply. Returns a function that leaves."""
+        """Join a group. Heartbeats then go to all brokers, because any broker may forward a reply.
+
+        Returns a function that leaves the group.
+        """
 
     def announce(self, deadline: Deadline) -> None:
         """Send the heartbeat to all brokers now. Logs failures of single brokers. Raises ``NotSupported`` if a Proxy answers."""
 
     def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
-        """Call ``done`` at most once with the reply to that request; it may block. Returns a function that cancels this."""
+        """Call ``done`` at most once, with the reply to the request of this id. ``done`` may block.
 
-    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
-        """Send ``reply`` through a broker; its topic is ignored. Raises ``MessageRefused`` if ``to`` is not a request."""
+        Returns a function that prevents the call.
+        """
+
+    def reply(self, request: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
+        """Send ``reply``, whose topic is ignored, through a broker. Raises ``MessageRefused`` if ``request`` is no request."""
 
 
 class Resender(Protocol):
     """Sends the records of a spool."""
 
-    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        """Return a predicate: whether the next send of the queue fits into the batch of ``first`` and those accepted before."""
+    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+        """Return a function that accepts sends of the queue of ``first``, in their order, while they fit into its batch."""
 
-    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
-        """Return one batch of sends that ``joins`` accepted, in their order. A broker stores all of it or nothing."""
+    def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+        """Return one batch of sends that ``batch_predicate`` accepted, in their order. A broker stores the whole batch or
+        nothing.
+        """
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """Send with retries. Calls ``done`` once, on any thread; it must not block."""
+        """Send with retries. Calls ``done`` once, on any thread; ``done`` must not block."""
 
     def close(self, deadline: Deadline) -> None:
-        """Wait for answers until ``deadline``; sends without one fail."""
+        """Wait for answers until ``deadline``; sends without an answer fail."""
 
 
 class Spool(Protocol):
     """Stores messages that a producer cannot send for temporary reasons, and sends them later."""
 
     @property
-    def listens(self) -> bool:
-        """Whether ``answered`` has an effect now. The engine reads this after each send."""
+    def needs_answers(self) -> bool:
+        """Whether ``note_accepted_send`` has an effect now. The engine reads this after each send."""
 
-    def holds(self, send: SpooledSend) -> bool:
+    def has_earlier_record(self, send: SpooledSend) -> bool:
         """Whether a stored record must be sent before ``send``."""
 
     def keep(self, sends: Sequence[SpooledSend]) -> None:
         """Store ``sends`` durably. Raises ``SpoolFull``, or ``SpoolError`` if they cannot be written."""
 
-    def answered(self, queue: MessageQueue) -> None:
-        """Note that the broker of ``queue`` accepted a send, so records that wait for it are due."""
+    def note_accepted_send(self, queue: MessageQueue) -> None:
+        """Note that the broker of ``queue`` accepted a send. Records that wait for this broker become due."""
 
     def metrics(self) -> SpoolMetrics:
         """Return the current figures."""
@@ -175,17 +185,17 @@ class RouteReader(Protocol):
         """
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
-        """Refresh the routes older than ``max_age_s`` seconds in parallel, if there are several, and return their topics.
+        """Refresh the routes that are older than ``max_age_s`` seconds, in parallel, and return their topics.
 
-        Failures, and a single older route, are left to ``get``.
+        A single old route is not refreshed here, and failures are not reported: ``get`` does both.
         """
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Return the route from the name server, and do not cache it. Raises ``RouteNotFound``."""
 
-    def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """Return the sorted queues of brokers that are in earlier routes only and have not left: after a restart of a name
-        server, they register one by one. A broker that gives no clear answer before ``deadline`` counts as one that is there.
+    def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
+        """Return the sorted queues of brokers that have not left, although only earlier routes contain them. After a restart of a
+        name server, brokers register one by one. A broker counts as present if it gives no clear answer before ``deadline``.
         """
 
     def address(self, broker_name: str, read_from: str = "master") -> str:
@@ -197,7 +207,7 @@ class RouteReader(Protocol):
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Return all brokers by name. Raises ``NotSupported`` if the server cannot list them."""
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+    def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
         """Return the error with the names of similar topics added."""
 
 
@@ -209,7 +219,7 @@ class OffsetReader(Protocol):
         """Brokers that have not yet answered an earlier ``bounds`` or ``commit_each``, which returned without their answers."""
 
     def connection(self, broker_name: str) -> object:
-        """Return a token that stays equal while the connection to the broker's master is the same: the broker was not away."""
+        """Return a token. Equal tokens mean that the connection to the broker's master was not interrupted in between."""
 
     def bounds(
         self, queues: Iterable[MessageQueue], deadline: Deadline, on_error: OnError | None = None,
@@ -217,28 +227,30 @@ class OffsetReader(Protocol):
     ) -> dict[MessageQueue, QueueBounds]:  # fmt: skip
         """Return minimum and maximum offset of each queue. Omits queues that brokers do not report.
 
-        With ``on_error``, queues whose request failed are passed to it and omitted, instead of raising. With ``grace_s``,
-        a broker that has not answered so many seconds after the others keeps its previous bounds until it answers or fails.
+        With ``on_error``, a failed request does not raise: ``on_error`` is called for each of its queues, and the result omits
+        the queues. With ``grace_s``, a broker that has not answered this many seconds after the other brokers keeps its previous
+        bounds until it answers or fails.
         """
 
     def first_kept_offsets(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, on_error: OnError
     ) -> dict[MessageQueue, int]:
-        """Return the first offset that can be pulled, for queues of compaction topics. It may be below the minimum offset."""
+        """Return the first offset that can be pulled from each queue of compaction topics, which may be below the minimum."""
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the end offset of each queue, including queues that are no longer readable."""
 
-    def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
+    def read_queue_count(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
         """Return the broker's number of read queues of a topic; None if unknown (a Proxy, an old broker, no permission)."""
 
     def search_offsets(
         self, times_ms: Mapping[MessageQueue, int], deadline: Deadline, on_error: OnError | None = None,
         group: str | None = None,
     ) -> dict[MessageQueue, int]:  # fmt: skip
-        """Return the first offset stored at or after each queue's time. It may be below the minimum; callers clamp it.
+        """Return, for each queue, the first offset stored at or after its time. An offset may be below the minimum; callers
+        clamp it.
 
-        ``on_error`` is as in ``bounds``. With a ``group``, which may pull messages, what brokers find wrong is corrected.
+        ``on_error`` is as in ``bounds``. With ``group``, pulls of this group correct wrong answers of brokers.
         """
 
     def committed(
@@ -253,13 +265,13 @@ class OffsetReader(Protocol):
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, read_from: str = "master",
         on_error: OnError | None = None,
     ) -> dict[MessageQueue, int]:  # fmt: skip
-        """As ``store_time_ms`` for many queues. Omits queues without a message there, and with ``on_error`` those that fail."""
+        """As ``store_time_ms`` for many queues. Omits queues without a message there. ``on_error`` is as in ``bounds``."""
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
         """Pull a few messages at ``offset``; returns their bytes and how many offsets they span, (0, 0) for none."""
 
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
-        """Return the state of the commit log of each broker's master, or the error of that broker. Asks all in parallel."""
+        """Return the state of the commit log of each broker's master, or the broker's error. The requests run in parallel."""
 
     def indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
         """Whether a broker indexes messages only after its replicas have confirmed them. True if unknown."""
@@ -293,13 +305,13 @@ class OffsetCommitter(Protocol):
         """Return the client ids of the members of ``group``, as one broker knows them."""
 
     def lists_all_members(self, broker_name: str) -> bool:
-        """Whether ``members`` returns all: a Proxy that answers for a broker does not see members connected to the broker."""
+        """Whether ``members`` returns all members. A Proxy does not see the members that are connected to its broker."""
 
     def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Create the group on the brokers of these queues. If it exists, its settings are replaced by the brokers' defaults.
 
-        A Proxy does not forward this: there a pull at these offsets makes the brokers create it. Raises ``GroupNotFound``
-        with a remedy if this user may not create the group, or if brokers behind a Proxy do not.
+        A Proxy does not forward the request. Behind a Proxy, a pull at these offsets makes the brokers create the group. Raises
+        ``GroupNotFound`` with a remedy if this user may not create the group, or if brokers behind a Proxy do not create it.
         """
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:
@@ -312,8 +324,8 @@ class PullSource(Protocol):
     def on_wire(self, name: str) -> str:
         """Return the topic or group as brokers know it, with its namespace."""
 
-    def keys(self) -> tuple[str, str, str | None] | None:
-        """Return access key, secret key and token to sign the next pulls with; None without signing."""
+    def signing_keys(self) -> tuple[str, str, str | None] | None:
+        """Return the access key, secret key and token that sign the next pulls; None if requests are not signed."""
 
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """Return the current route. Each request takes at most the request timeout."""
@@ -322,7 +334,7 @@ class PullSource(Protocol):
         """Whether the topic is a compaction topic, in which offsets without a message are normal."""
 
     def stores_batches(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
-        """Whether brokers do not filter the topic's single messages: of a batch or a compaction topic. True if unknown."""
+        """Whether brokers cannot filter single messages of the topic, as in a batch or compaction topic. True if unknown."""
 
 
 class GroupMember(Protocol):
@@ -337,9 +349,9 @@ class GroupMember(Protocol):
         """Whether brokers report changes of the group to its members. A Proxy does not."""
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], on_request: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
-        """Join the group. Each heartbeat reports ``membership()``; requests of brokers go to ``asked``.
+        """Join the group. Each heartbeat reports ``membership()``; requests of brokers go to ``on_request``.
 
         Returns a function that leaves and unregisters the member; failures of single brokers are logged. Raises
         ``LocalProtocolError`` if this process already has a member of the group.
@@ -349,7 +361,7 @@ class GroupMember(Protocol):
         """Send a heartbeat to all brokers of the cached routes. Failures of single brokers are logged."""
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        """Return the readable queues, sorted. If no name server answers, these are the cached ones, unless ``refresh`` is set.
+        """Return the readable queues, sorted. Without ``refresh``, these are the cached queues if no name server answers.
 
         Raises ``RouteNotFound`` if the topic does not exist. The object stays identical while the route is unchanged.
         """
@@ -358,7 +370,9 @@ class GroupMember(Protocol):
         """Return the client ids of the group's members, as one broker of the topic, chosen at random, knows them."""
 
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
-        """Return the subscriptions of the group's last heartbeat at this broker of the topic, or at a random one."""
+        """Return the group's subscriptions as its last heartbeat reported them to this broker, or to a random broker of the
+        topic.
+        """
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> Mapping[tuple[str, str], str]:
         """Return the consume mode of the group, ``PULL`` or ``POP``, for each topic and broker. Operators set this mode.
@@ -366,18 +380,21 @@ class GroupMember(Protocol):
         The result omits pairs whose mode is unknown: brokers before 5.0 and Proxies do not report the mode.
         """
 
-    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
         """Return the committed offset; None only if the master reports that there is none. A slave may lack recent offsets.
 
-        With ``young_at_zero`` the broker returns 0 for a queue without an offset whose first message is still in memory.
-        Java's members start like this, so none skips the messages of a new topic (``ConsumerManageProcessor``).
+        With ``zero_if_new`` the broker returns 0 for a queue without an offset whose first message is still in memory.
+        Java's members ask in this way, so that no member skips the messages of a new topic (``ConsumerManageProcessor``).
         """
 
     def connection(self, broker_name: str) -> object:
         """As ``OffsetReader.connection``, but None while there is no connection."""
 
     def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
-        """Return first and end offset, from the master; of a compaction topic what ``group`` can pull first, if it is given."""
+        """Return the first and the end offset that the master reports.
+
+        With ``group``, the first offset of a queue of a compaction topic is the first one that the group can pull.
+        """
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
         """As ``OffsetReader.search_offsets`` for one queue."""
@@ -385,13 +402,13 @@ class GroupMember(Protocol):
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
-        """Commit offsets, on a slave without a master; returns the errors.
+        """Commit offsets; returns the errors of the queues that failed. Without a master, a slave stores the offsets.
 
-        A broker that is allowed to create groups first creates an unknown one.
+        If a broker is allowed to create groups, it creates an unknown group first.
         """
 
     def pull(self, request: PullRequest, deadline: Deadline, done: OnPulled) -> None:
-        """Send one long poll. Calls ``done`` exactly once, on any thread; it must not block. Never raises, never blocks."""
+        """Send one long poll. Calls ``done`` exactly once, on any thread; ``done`` must not block. Never raises, never blocks."""
 
     def send_back(
         self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
@@ -399,10 +416,12 @@ class GroupMember(Protocol):
         """Return the message to the broker for a later delivery (request 36). Level 0: the broker decides; -1: dead letter."""
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
-        """Send a copy to the retry topic, with delay level 3 + ``reconsume_times``. ``MessageRefused`` if none takes it."""
+        """Send a copy to the retry topic, with delay level 3 + ``reconsume_times``. Raises ``MessageRefused`` if no broker stores
+        it.
+        """
 
     def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
-        """Lock queues for 60 s (a setting of brokers); returns those that are locked. Failures of single brokers are logged."""
+        """Lock queues for 60 s (a setting of brokers); returns the locked queues. Failures of single brokers are logged."""
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
         """Release the locks. Failures of single brokers are logged."""
@@ -419,9 +438,10 @@ class PopMember(Protocol):
         """The client id of this consumer at the Proxy."""
 
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
-        """Report the subscriptions, now and on each new connection. The first call, also after ``close``, joins the group.
+        """Report the subscriptions, now and on each new connection. The first call, and the first call after ``close``, joins the
+        group.
 
-        Returns when a Proxy has confirmed them. Raises ``RocketMQError`` if none does in time.
+        Returns when a Proxy has confirmed the subscriptions. Raises ``RocketMQError`` if no Proxy confirms them in time.
         """
 
     def policy(self) -> GroupPolicy:
@@ -431,15 +451,18 @@ class PopMember(Protocol):
         """Return the number of brokers that have the topic. Raises ``RouteNotFound``."""
 
     def receive(
-        self, place: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, target: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
-        """Return up to ``count`` messages, none after ``wait_s``. Their invisible time may have begun long before they arrive."""
+        """Return up to ``count`` messages; an empty sequence if none arrives within ``wait_s``.
+
+        The invisible time of a message may have begun long before the message arrives.
+        """
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
         """Acknowledge a message. Raises ``NotFound`` if its invisible time is over."""
 
     def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
-        """Set the invisible time, from now, of a message; replaces its ``receipt``."""
+        """Let the invisible time of a message end ``invisible_s`` from now. Replaces the ``receipt`` of the message."""
 
     def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
         """Move a message to the group's dead-letter topic."""

@@ -7,9 +7,10 @@ import pytest
 
 from rocketmq_spark.base import terminal
 
-# A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the tests in the background has them, and what they start, ignore Ctrl-C; nohup has them ignore SIGHUP.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 pytest_plugins = [
     "pytester",

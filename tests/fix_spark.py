@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import py_compile
+import re
 import shutil
 import signal
 import subprocess
@@ -227,9 +228,18 @@ def drain(start: Callable[[], StreamingQuery], timeout_s: float = 360.0) -> None
         idle = 0 if ONE_BATCH and any(progress["numInputRows"] for progress in query.recentProgress) else idle + 1
 
 
+# What PySpark's daemon prints for each worker whose driver has died or ended.
+_BROKEN_PIPES = re.compile(
+    r"(?:^Traceback \(most recent call last\):\n)?"
+    r'(?:^  File "[^"\n]*/daemon\.py", .*\n(?:^    .*\n)*)+'
+    r"^BrokenPipeError: .*\n?",
+    re.MULTILINE,
+)
+
+
 def without_frames(text: str) -> str:
-    """The output of a driver without the frames of stacks, which hide the causes."""
-    return "\n".join(line for line in text.splitlines() if not line.startswith("\tat "))
+    """The output of a driver without frames of stacks and without errors of workers that it left, which hide the causes."""
+    return "\n".join(line for line in _BROKEN_PIPES.sub("", text).splitlines() if not line.startswith("\tat "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +294,7 @@ class Script:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            pytest.fail(f"the script did not end within {timeout_s:g} s:\n{self.so_far().err[-4000:]}")
+            pytest.fail(f"the script did not end within {timeout_s:g} s:\n{without_frames(self.so_far().err)[-8000:]}")
         return Finished(code, self._out.read_text(), self._err.read_text())
 
     def kill(self) -> None:

@@ -203,7 +203,7 @@ def _sent_last(
 
 def _reached(client: session.Client, queue: MessageQueue, offset: int, seconds: float) -> None:
     def end() -> int:
-        return client.brokers.bounds([queue], Deadline.after(20.0))[queue].max_offset
+        return client.offset_reader.bounds([queue], Deadline.after(20.0))[queue].max_offset
 
     awaited(end, lambda end: end > offset, seconds)
 
@@ -269,7 +269,7 @@ def _of_queue(client: session.Client, queue: MessageQueue, end: int) -> list[Rec
             maxMsgNums=1024, sysFlag=int(PullSysFlag.SUBSCRIPTION), commitOffset=0, suspendTimeoutMillis=0,
             subscription="*", subVersion=0, expressionType="TAG", bname=queue.broker_name,
         )  # fmt: skip
-        answer = client.calls.invoke(address, pull, Deadline.after(10))
+        answer = client.rpc_client.invoke(address, pull, Deadline.after(10))
         if answer.code in (Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED):
             break
         if answer.code != Response.SUCCESS:

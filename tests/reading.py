@@ -278,7 +278,7 @@ def await_indexed(
 ) -> None:
     """The index is made a moment after the acknowledgement."""
     parsed = options_table.parse({"nameServer": _server(mq), **(connection or {})}).for_role("producer")
-    brokers = session.client(parsed).brokers
+    brokers = session.client(parsed).offset_reader
 
     def indexed() -> bool:
         found = brokers.bounds(ends, Deadline.after(30.0))

@@ -97,7 +97,7 @@ def test_what_has_no_thread_is_left_for_the_next_time(
     with monkeypatch.context() as exhausted:
         no_more_threads(exhausted)
         assert bench.copies.request_decision("a", "1", lambda: "take") is None
-    assert "left to their next repetition, among them the one about a: can't start new thread" in caplog.text
+    assert "ignored until brokers repeat them, among them the check of a: can't start new thread" in caplog.text
     bench.question("a", "2", lambda: "take")
     assert bench.said == [("2", "take")]
 
@@ -110,7 +110,7 @@ def test_no_more_bytes_wait_for_a_slow_function_than_may(caplog: pytest.LogCaptu
     bench.copies.request_decision("b", "b1", bench.slow("b"), 11)
     bench.copies.request_decision("c", "c1", bench.slow("c"), 10)
     bench.copies.request_decision("a", "a2", bench.slow("a"), 1 << 40)  # a copy needs nothing: its message is not kept
-    assert "the one about b: too many others, or too many bytes, wait" in caplog.text
+    assert "the check of b: too many checks, or too many bytes, wait" in caplog.text
     bench.may_end.set()
     eventually(lambda: not bench.copies._newest_places)
     assert (bench.asked, held.used) == (["a", "c"], 0)
@@ -130,7 +130,7 @@ def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies_module, "MAX_WAITING", 2)  # with the one that the function has
+    monkeypatch.setattr(copies_module, "MAX_WAITING_CHECKS", 2)  # with the one that the function has
     bench = Bench()
     bench.copies.request_decision("a", "a1", bench.slow("a"))
     assert bench.called.wait(60)
@@ -160,7 +160,7 @@ def test_what_comes_after_its_producer_has_left_is_not_asked() -> None:
     bench.copies.leave()
     assert bench.copies.request_decision("a", "a1", bench.slow("a")) is None
     bench.may_end.set()
-    eventually(lambda: not bench.copies._executor.has_work(None))
+    eventually(lambda: not bench.copies._decide_executor.has_work(None))
     assert (bench.asked, bench.said, bench.copies._newest_places) == ([], [], {})
 
 
@@ -177,7 +177,7 @@ def test_a_copy_is_answered_by_the_one_whose_broker_asked() -> None:
 
 
 def test_only_so_many_are_remembered_and_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies_module, "MAX_COMMITTED", 2)
+    monkeypatch.setattr(copies_module, "MAX_COMMITTED_KEYS", 2)
     bench = Bench()
     for what in "abc":
         bench.question(what, f"{what}1", lambda: "take")
@@ -185,7 +185,7 @@ def test_only_so_many_are_remembered_and_for_so_long(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(copies_module, "RACE_WINDOW_S", 0.01)
     bench = Bench()
     bench.question("a", "a1", lambda: "take")
-    (until,) = bench.copies._committed_until.values()
+    (until,) = bench.copies._rollback_deadlines.values()
     eventually(lambda: until.expired)
     bench.question("b", "b1", lambda: "take")
-    assert bench.copies._committed_until.keys() == {"b"}
+    assert bench.copies._rollback_deadlines.keys() == {"b"}

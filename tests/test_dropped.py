@@ -290,7 +290,7 @@ def test_a_fork_does_not_close_what_its_parent_has() -> None:
     if (child := os.fork()) == 0:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            dropped._dropped.start()  # as another object of the child does
+            dropped._dropped_objects.start()  # as another object of the child does
             del producer
             settle()
         os._exit(len(caught))

@@ -117,13 +117,13 @@ def test_idle_connections_keep_no_scraper_out() -> None:
 
 def test_a_new_connection_is_closed_while_all_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "_MAX_CLIENTS", 3)
-    may_end, arrived, note = threading.Event(), threading.Semaphore(0), exposition._Server.arrived
+    may_end, arrived, note = threading.Event(), threading.Semaphore(0), exposition._Server.note_request_read
 
     def noted(server: exposition._Server, request: socket.socket) -> None:
         note(server, request)
         arrived.release()
 
-    monkeypatch.setattr(exposition._Server, "arrived", noted)
+    monkeypatch.setattr(exposition._Server, "note_request_read", noted)
 
     def figures() -> str:
         assert may_end.wait(60)

@@ -52,9 +52,9 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(pwd, "getpwuid", account)
     monkeypatch.setattr(pwd, "getpwall", lambda: [account(uid) for uid in USERS])
-    folders.primary_users.cache_clear()
+    folders.uids_by_primary_group.cache_clear()
     yield
-    folders.primary_users.cache_clear()
+    folders.uids_by_primary_group.cache_clear()
 
 
 @pytest.mark.usefixtures("groups")
@@ -183,7 +183,7 @@ def test_what_a_user_has_mounted_is_an_exposure(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(folders, "owner_uid", lambda status: 2621 if status.st_ino == inode else status.st_uid)
     assert [found.uid for found in folders.exposures(path)] == [2621]
     assert [found.uid for found in folders.exposures_of(path, ())] == [2621]
-    assert folders.foreign_owner(path) == folders.ForeignFile(path, 2621)
+    assert folders.foreign_file(path) == folders.ForeignFile(path, 2621)
 
 
 def test_a_link_is_followed_as_it_is_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

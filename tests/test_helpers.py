@@ -73,7 +73,7 @@ def test_a_message_behind_all_others_is_waited_for(rocketmq: LocalBroker) -> Non
         assert queues == [queue]
         return {queue: QueueBounds(0, next(ends), 0)}
 
-    client: Any = SimpleNamespace(brokers=SimpleNamespace(bounds=bounds))
+    client: Any = SimpleNamespace(offset_reader=SimpleNamespace(bounds=bounds))
     _reached(client, queue, 6, 60)
     assert list(ends) == []
     before = rocketmq.admin.describe_topic("broker-a")[queue].max_offset

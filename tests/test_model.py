@@ -50,23 +50,23 @@ def test_queues_are_keys_and_read_well():
 )
 def test_permissions(perm, readable, writable):
     found = route(QueueData("a", 2, 1, perm))
-    assert (len(found.readable()), len(found.writable())) == (readable, writable)
+    assert (len(found.readable_queues()), len(found.writable_queues())) == (readable, writable)
 
 
 def test_readable_needs_any_replica_and_writable_a_master():
     found = route(QueueData("b", 1, 1, 6), QueueData("a", 1, 1, 6), QueueData("gone", 4, 4, 6))
-    assert found.readable() == [queue("a", 0), queue("b", 0)]
-    assert found.writable() == [queue("a", 0)]
+    assert found.readable_queues() == [queue("a", 0), queue("b", 0)]
+    assert found.writable_queues() == [queue("a", 0)]
 
 
 def test_ordered_topics_name_their_queues():
-    assert route(order_conf="b:2;a:1").writable() == [queue("b", 0), queue("b", 1), queue("a", 0)]
+    assert route(order_conf="b:2;a:1").writable_queues() == [queue("b", 0), queue("b", 1), queue("a", 0)]
 
 
 @pytest.mark.parametrize("order_conf", ["a:200001", "a:150000;b:50001", "a:99999999999999", "a:x", "a"])
 def test_an_order_of_more_queues_than_anybody_means_is_none(order_conf):
     with pytest.raises(RemoteProtocolError, match=f"orderTopicConf '{order_conf}'; expected broker:queues"):
-        TopicRoute("t", (), {}, order_conf).writable()
+        TopicRoute("t", (), {}, order_conf).writable_queues()
 
 
 def test_the_master_may_be_missing():

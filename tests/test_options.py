@@ -213,7 +213,7 @@ def test_shown_defaults_of_each_role_parse_to_actual_defaults(role):
     """A default is a value of the kind that the row's parser gives: shown defaults are read back."""
     plain = options.parse(SERVER).for_role(role)
     for row in TABLE:
-        shown = row.shown.strip("`")
+        shown = row.default_text.strip("`")
         if role in row.roles and not {" ", "–"} & set(shown) and shown not in ("required", "adaptive"):
             default = getattr(plain, row.field)
             assert default is None or default == row.parse(shown), row.name

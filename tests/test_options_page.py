@@ -16,7 +16,7 @@ def test_every_option_stands_there_once(row: Option) -> None:
     options = markdown().partition("## Columns")[0]
     assert options.count(f"\n| `{row.name}`") == 1
     assert row.help
-    assert row.shown
+    assert row.default_text
 
 
 def table(heading: str) -> list[list[str]]:

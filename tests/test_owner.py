@@ -12,10 +12,10 @@ from rocketmq_spark.errors import ClosedError
 
 def test_it_may_be_used_here_until_it_is_closed():
     owner = OwnerProcess("producer")
-    owner.check(closed=False)
+    owner.check(is_closed=False)
     assert owner.is_current
     with pytest.raises(ClosedError, match="the producer is closed"):
-        owner.check(closed=True)
+        owner.check(is_closed=True)
 
 
 def test_a_fork_must_make_its_own(monkeypatch):
@@ -23,4 +23,4 @@ def test_a_fork_must_make_its_own(monkeypatch):
     monkeypatch.setattr("rocketmq_spark.base.process._pid", [me + 1])
     assert not owner.is_current
     with pytest.raises(ClosedError, match=f"this consumer belongs to process {me}.*Make a consumer in this process"):
-        owner.check(closed=False)
+        owner.check(is_closed=False)

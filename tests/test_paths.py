@@ -245,8 +245,8 @@ def test_what_is_exchanged_after_the_check_is_not_read(
 def test_what_is_exchanged_after_the_file_is_open_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_regular = folders.open_regular
 
-    def exchanged(name: str, at: int) -> int:
-        opened = open_regular(name, at=at)
+    def exchanged(name: str, folder_descriptor: int) -> int:
+        opened = open_regular(name, folder_descriptor=folder_descriptor)
         _exchange(folder / "keys", folder.parent / "secret")
         return opened
 

@@ -164,7 +164,9 @@ def test_sink_checks_features_of_transport_instead_of_name(
     wired: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One like no other: it chooses queues, takes few messages of groups at once, and has priorities."""
-    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, max_single_requests=3)
+    features = transport.TransportFeatures(
+        queue_choice_problem="it does", supports_priorities=True, max_single_requests=3
+    )
     monkeypatch.setitem(transport.FEATURES, transport.REMOTING, features)
     fake, sent = sender(), []
 
@@ -260,4 +262,4 @@ def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
     assert (puller.is_compacted(QUEUES[0]), puller.stores_batches(QUEUES[0])) == (True, False)
     puller.replica(QUEUES[0])(Deadline.after(1.0))
     assert streams == ["a:1"]
-    assert {"on_wire", "keys", "route", "is_compacted", "stores_batches"} == set(fake.asked)
+    assert {"on_wire", "signing_keys", "route", "is_compacted", "stores_batches"} == set(fake.asked)

@@ -63,25 +63,25 @@ def test_equal_connection_options_share_a_client():
 def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is not session.client(parsed())
     assert session.client(parsed(**different)) is session.client(parsed(**different))
-    theirs, mine = (session.client(one).calls.pool.connect_options for one in (parsed(**different), parsed()))
-    assert theirs.arriving is not mine.arriving
-    assert theirs.waiting is not mine.waiting
+    theirs, mine = (session.client(one).rpc_client.pool.connect_options for one in (parsed(**different), parsed()))
+    assert theirs.receive_budget is not mine.receive_budget
+    assert theirs.waiting_budget is not mine.waiting_budget
 
 
 def test_bulk_reads_have_the_account_of_their_client():
-    account = session.client(parsed()).calls.pool.connect_options.arriving
-    assert session.puller(parsed()).dialling.arriving is account
-    assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
+    account = session.client(parsed()).rpc_client.pool.connect_options.receive_budget
+    assert session.puller(parsed()).connect_options.receive_budget is account
+    assert session.puller(parsed(pullBatchSize="7"), "slave").connect_options.receive_budget is account
     pullers = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_ids, "id_reader", lambda open_puller, on_ranges: pullers.append(open_puller()))
         stored_ids.scan_tools(parsed())
-    assert [one.dialling.arriving for one in pullers] == [account]
+    assert [one.connect_options.receive_budget for one in pullers] == [account]
 
 
 def test_only_an_explicit_option_allows_secrets_in_plain_text():
     def allows(**given):
-        return session.client(parsed(**given)).calls.pool.connect_options.allow_plain_text
+        return session.client(parsed(**given)).rpc_client.pool.connect_options.allow_plain_text
 
     assert (allows(), allows(tls="false"), allows(tls="true")) == (False, True, False)
 
@@ -109,8 +109,8 @@ def test_a_retention_that_is_no_number_is_not_known(monkeypatch, hours, retentio
 
 
 def test_the_option_replaces_addresses_in_routes():
-    assert session.client(parsed(addressMap="nameServer")).calls.pool.connect_options.at_name_server
-    assert not session.client(parsed()).calls.pool.connect_options.at_name_server
+    assert session.client(parsed(addressMap="nameServer")).rpc_client.pool.connect_options.at_name_server
+    assert not session.client(parsed()).rpc_client.pool.connect_options.at_name_server
 
 
 def one_user():
@@ -148,7 +148,7 @@ def test_users_of_two_files_share_no_client(tmp_path):
 def test_unconfirmed_requests_end_before_a_scan_has_settled():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
-        return made.calls.pool.connect_options.undelivered.unconfirmed_s
+        return made.rpc_client.pool.connect_options.undelivered_policy.unconfirmed_s
 
     once = {"topic": "t", "deliveryGuarantee": "exactly-once"}
     assert of("sink", topic="t") == 15.0
@@ -162,7 +162,7 @@ def test_unconfirmed_requests_end_before_a_scan_has_settled():
 def test_an_exactly_once_sinks_unsent_bytes_end_with_its_process():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
-        return made.calls.pool.connect_options.undelivered.drop_unsent
+        return made.rpc_client.pool.connect_options.undelivered_policy.drop_unsent
 
     assert of("sink", topic="t", deliveryGuarantee="exactly-once", exactlyOnceSettle="60s") is DropUnsent.ON_EXIT
     assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="20s", sendTimeout="60s") is DropUnsent.ON_CLOSE
@@ -233,7 +233,7 @@ def test_secrets_do_not_show_in_a_client():
 
 class TestCredentials:
     def current(self, **given: object) -> Credentials | None:
-        found = session.client(parsed(**given)).calls.credentials
+        found = session.client(parsed(**given)).rpc_client.credentials
         return found.current() if found is not None else None
 
     def test_none_without_keys(self):
@@ -326,8 +326,8 @@ def _version(calls, address):
 def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_property):
     client = session.client(parsed(nameServer=rocketmq.name_server))
     for broker in client.admin.cluster().values():
-        eventually(lambda master=broker.master: _version(client.calls, master) is not None, 60)
-        version = _version(client.calls, broker.master)
+        eventually(lambda master=broker.master: _version(client.rpc_client, master) is not None, 60)
+        version = _version(client.rpc_client, broker.master)
         record_property("broker version", version)
         assert version == "V5_5_0"
 

@@ -160,7 +160,7 @@ def test_batched_messages_keep_the_context_of_their_own_send(bench: Bench, seen:
 def test_an_exporter_that_blocks_holds_up_no_answer(
     bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(telemetry, "END_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(telemetry, "END_SPANS_TIMEOUT_S", 60.0)
     slow = Slow()
     seen.tracers.add_span_processor(SimpleSpanProcessor(slow))
     bench.sender.script = [None] * 4

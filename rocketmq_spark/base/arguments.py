@@ -18,7 +18,7 @@ _MAX_SHOWN_CHARACTERS = 100
 
 
 def short_repr(value: object) -> str:
-    """Return the text of a value for an error. A long text, such as that of a message with its body, is cut."""
+    """Return the text of a value for an error. A long text, such as the text of a message with a body, is cut."""
     text = safe_text(value)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
 
@@ -69,9 +69,9 @@ def check_function(name: str, value: Any, parameters: str, *, coroutines: bool =
             f"{name} is the {kind} {short_repr(value)}, whose body would never run; expected {expected}{hint}"
         )
     try:
-        # A decorated function is called with the parameters of the decorator's function, not of the one inside.
+        # A decorated function is called with the parameters of the decorator's function, not of the function inside.
         signature = inspect.signature(value, follow_wrapped=False)
-    except (TypeError, ValueError):  # a built-in function may have none
+    except (TypeError, ValueError):  # a built-in function may have no signature
         return
     try:
         signature.bind(*parameters.split(", "))
@@ -80,16 +80,16 @@ def check_function(name: str, value: Any, parameters: str, *, coroutines: bool =
 
 
 def _deferred_kind(code: Any) -> str | None:
-    """Return the kind of a function whose call does not run its body, but returns a coroutine or generator; None for others."""
+    """Return the kind of a function whose call does not run its body, but returns a coroutine or generator; otherwise None."""
     if isinstance(code, FunctionType) and not code.__code__.co_flags & _DEFERRED_FLAGS:
-        # The usual case: it must be fast.
+        # The usual case, which must be fast.
         return None
     while isinstance(code, functools.partial):
         code = code.func
     if not inspect.isroutine(code):
         code = type(code).__call__  # an object with ``__call__``
-    for kind, test in _DEFERRED_KINDS.items():
-        if test(code):
+    for kind, is_kind in _DEFERRED_KINDS.items():
+        if is_kind(code):
             return kind
     return None
 
@@ -121,11 +121,12 @@ def similar_names(name: str, names: Iterable[str], count: int, cutoff: float) ->
     """
     name, pairs_left = name[:_MAX_COMPARED_CHARACTERS], _MAX_PAIRS
     compared: list[str] = []
-    for each in sorted(
-        (each for each in names if len(each) <= _MAX_COMPARED_CHARACTERS), key=lambda each: each[:1] != name[:1]
+    for candidate in sorted(
+        (candidate for candidate in names if len(candidate) <= _MAX_COMPARED_CHARACTERS),
+        key=lambda candidate: candidate[:1] != name[:1],
     ):
-        pairs_left -= (len(name) + 1) * (len(each) + 1)
+        pairs_left -= (len(name) + 1) * (len(candidate) + 1)
         if pairs_left < 0:
             break
-        compared.append(each)
+        compared.append(candidate)
     return difflib.get_close_matches(name, compared, n=count, cutoff=cutoff)

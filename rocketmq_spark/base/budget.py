@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable
 
 # Bytes of large frames that have not arrived completely, in one client: answers, requests of servers, and bulk reads.
 MAX_INCOMPLETE_BYTES = 512 << 20
-# Bytes of requests of servers that wait in a client (if larger messages are allowed: four times the largest request), and of half
-# messages that wait for a function of the user.
+# Bytes of requests of servers that wait in a client, and of half messages that wait for a function of the user. If larger
+# messages are allowed, the limit of the requests is four times the largest request.
 MAX_WAITING_BYTES = 64 << 20
 
-# Bytes of the objects of a decoded message besides its texts, and per byte of its properties, which may be many short ones.
+# Memory of a decoded message besides its texts, and memory for each byte of its properties, which may be many short texts.
 OBJECT_BYTES, _BYTES_PER_PROPERTY_BYTE = 512, 8
 
 
@@ -40,13 +40,13 @@ class Budget:
                 return None
             self.used += size
             self._by_holder[holder] += size
-        claimed = [size]
+        unreleased_bytes = [size]
 
         def release() -> None:
             with self._lock:
-                released = claimed.pop() if claimed else 0
-                self.used -= released
-                self._by_holder[holder] -= released
+                released_bytes = unreleased_bytes.pop() if unreleased_bytes else 0
+                self.used -= released_bytes
+                self._by_holder[holder] -= released_bytes
                 if not self._by_holder[holder]:
                     del self._by_holder[holder]
 
@@ -70,7 +70,7 @@ class ReceiveBudget:
     def account(self, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> ReceiveAccount:
         """Return an empty account for frames of ``holder``: for one frame at a time, or for all frames that a call keeps.
 
-        ``on_revoked`` is called, on any thread and with the lock, when the account is revoked.
+        ``on_revoked`` is called when the account is revoked, on any thread, while the budget's lock is held.
         """
         return ReceiveAccount(self, holder, on_revoked)
 
@@ -84,18 +84,18 @@ class ReceiveBudget:
                 largest_holder, largest_bytes = self._by_holder.most_common(1)[0]
                 if largest_holder == account.holder or largest_bytes <= holder_bytes:
                     return False
-                largest = max(
+                largest_account = max(
                     (other for other in self._accounts if other.holder == largest_holder), key=lambda other: other.size
                 )
-                self._set(largest, 0)
-                largest.revoked = True
-                if largest.on_revoked is not None:
-                    largest.on_revoked()
-            self._set(account, size)
+                self._set_size(largest_account, 0)
+                largest_account.revoked = True
+                if largest_account.on_revoked is not None:
+                    largest_account.on_revoked()
+            self._set_size(account, size)
             account.revoked = False
             return True
 
-    def _set(self, account: ReceiveAccount, size: int) -> None:
+    def _set_size(self, account: ReceiveAccount, size: int) -> None:
         self.used += size - account.size
         self._by_holder[account.holder] += size - account.size
         if not self._by_holder[account.holder]:
@@ -105,7 +105,7 @@ class ReceiveBudget:
 
 
 class ReceiveAccount:
-    """The bytes of one incomplete frame. If the account is ``revoked``, other holders need the memory: drop the frame."""
+    """The bytes of one incomplete frame. The frame of a ``revoked`` account must be dropped, because others need the memory."""
 
     def __init__(self, budget: ReceiveBudget, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> None:
         self._budget = budget

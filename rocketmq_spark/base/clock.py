@@ -45,15 +45,15 @@ class Deadline(NamedTuple):
 class RateLimit:
     """Limits how often something is done, such as logging a line that repeats."""
 
-    def __init__(self, every_s: float, times: int = 1) -> None:
+    def __init__(self, every_s: float, limit: int = 1) -> None:
         self._every_s = every_s
-        self._times = self._remaining = times
+        self._limit = self._remaining = limit
         self._period_end = Deadline.after(0)
 
     def due(self) -> bool:
-        """Return True for the first ``times`` calls of each period of ``every_s`` seconds, then False."""
+        """Return True for the first ``limit`` calls of each period of ``every_s`` seconds, then False."""
         if self._period_end.expired:
-            self._period_end, self._remaining = Deadline.after(self._every_s), self._times
+            self._period_end, self._remaining = Deadline.after(self._every_s), self._limit
         self._remaining -= 1
         return self._remaining >= 0
 
@@ -64,7 +64,7 @@ def epoch_ms() -> int:
 
 
 def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
-    """Return ``2026-01-31T12:00:00.000Z``; or ``@`` and the number if it is not a valid date: messages may have any number."""
+    """Return text such as ``2026-01-31T12:00:00.000Z``; ``@`` and the number if the number, which messages choose, is no date."""
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -72,9 +72,11 @@ def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
     return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
-def wait_until(done: Callable[[], object], deadline: Deadline, every_s: float) -> bool:
-    """Call ``done`` every ``every_s`` seconds, at least once, until it is true; False if ``deadline`` comes first."""
-    while not done():
+def wait_until(condition: Callable[[], object], deadline: Deadline, every_s: float) -> bool:
+    """Call ``condition`` every ``every_s`` seconds, at least once, until it returns a true value. Returns whether it did before
+    ``deadline``.
+    """
+    while not condition():
         if deadline.expired:
             return False
         deadline.pause(every_s)
@@ -82,17 +84,19 @@ def wait_until(done: Callable[[], object], deadline: Deadline, every_s: float) -
 
 
 def backoff(initial_s: float, max_s: float = 30.0, rng: random.Random | None = None) -> Iterator[float]:
-    """Yield pauses in seconds: they double up to ``max_s``, minus up to half at random, so that clients do not retry together."""
+    """Yield pauses in seconds. The pauses double up to ``max_s``. A random part of each, up to half, is left out, so that clients
+    do not retry together.
+    """
     rng = rng or random.Random()
-    pause = initial_s
+    pause_s = initial_s
     while True:
-        yield pause * (0.5 + rng.random() / 2)
-        pause = min(pause * 2, max_s)
+        yield pause_s * (0.5 + rng.random() / 2)
+        pause_s = min(pause_s * 2, max_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The system's clock, and pauses between attempts; tests replace it."""
+    """The system's clock, and pauses between attempts. Tests replace this object."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

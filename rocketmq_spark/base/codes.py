@@ -1,7 +1,7 @@
 """Every number and every name that RocketMQ uses on the wire, each defined once.
 
-How they are encoded is in ``wire/``; how errors are handled is in ``errors.py`` and the modules that import it. Names follow
-the Java classes (RequestCode, ResponseCode, MessageSysFlag, MessageConst), so that they can be looked up there.
+``wire/`` encodes them; ``errors.py`` and the modules that import it handle errors. The names follow the Java classes
+(RequestCode, ResponseCode, MessageSysFlag, MessageConst), so that a reader can look them up there.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 # The version that this client reports; servers adapt to it. 513 is 5.5.0; from 401 on name servers write routes as standard
 # JSON, and above 475 a server that shuts down answers GO_AWAY instead of just closing connections.
 VERSION = 513
-FIRST_WITH_TIMERS = 412  # 5.0.0; older brokers treat timer properties as the user's and deliver at once
-FIRST_WITH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the message nearest to it
-FIRST_WITH_ATTRIBUTES = FIRST_WITH_TIMERS  # of topics; older brokers ignore them
-FIRST_TO_UPDATE_USERS = 476  # 5.3.2; 5.3.0 and 5.3.1 report success, but change nothing
+FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers treat timer properties as the user's and deliver at once
+FIRST_VERSION_WITH_SEARCH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the nearest message
+FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # of topics; older brokers ignore them
+FIRST_VERSION_THAT_UPDATES_USERS = 476  # 5.3.2; 5.3.0 and 5.3.1 report success, but change nothing
 TIMER_MAX_DELAY_S = 3 * 24 * 3600  # a broker's timerMaxDelaySec unless it is configured otherwise
 # Half of Java's largest long. A broker adds the current time; if the sum overflows to a negative number, it delivers at once.
 LONGEST_DELAY_MS = 1 << 62
@@ -29,7 +29,7 @@ class SerializeType(enum.IntEnum):
 
 
 class LanguageCode(enum.IntEnum):
-    """The peer's implementation language, one byte in a binary header and a name in a JSON one."""
+    """The peer's implementation language, one byte in a binary header and a name in a JSON header."""
 
     JAVA = 0
     CPP = 1
@@ -55,7 +55,7 @@ class Flag(enum.IntFlag):
 
 
 class Request(enum.IntEnum):
-    """Request codes. Those without a comment are sent by clients to servers; ``wire/rpc.py`` has their fields."""
+    """Request codes. Clients send the requests without a comment to servers. ``wire/rpc.py`` has the fields of all requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -119,8 +119,8 @@ class Request(enum.IntEnum):
 
 # The largest body of JSON in an answer, and of a table of queues: statistics of 200,000 queues have 40 MiB.
 MAX_JSON_BYTES, MAX_TABLE_BYTES = 8 << 20, 64 << 20
-_SHORT_BYTES = 64 << 10  # nobody reads this body
-_LONGEST_ANSWERS: Mapping[int, int] = {
+_MAX_UNREAD_BODY_BYTES = 64 << 10  # no code reads such a body
+_MAX_ANSWER_BYTES_BY_REQUEST: Mapping[int, int] = {
     **dict.fromkeys(
         (
             Request.GET_TOPIC_STATS_INFO,
@@ -148,16 +148,20 @@ _LONGEST_ANSWERS: Mapping[int, int] = {
             Request.GET_MIN_OFFSET,
             Request.GET_EARLIEST_MSG_STORETIME,
         ),
-        _SHORT_BYTES,
+        _MAX_UNREAD_BODY_BYTES,
     ),
 }
-# Their answers are messages, for which the limit of a frame is enough.
-_OF_MESSAGES = frozenset({Request.PULL_MESSAGE, Request.QUERY_MESSAGE, Request.VIEW_MESSAGE_BY_ID})
+# Requests whose answers are messages. The limit of a frame is enough for these answers.
+_ANSWERED_WITH_MESSAGES = frozenset({Request.PULL_MESSAGE, Request.QUERY_MESSAGE, Request.VIEW_MESSAGE_BY_ID})
 
 
-def longest_answer(request_code: int) -> int | None:
+def max_answer_bytes(request_code: int) -> int | None:
     """The most bytes that the body of an answer to a request may have; None for messages."""
-    return None if request_code in _OF_MESSAGES else _LONGEST_ANSWERS.get(request_code, MAX_JSON_BYTES)
+    return (
+        None
+        if request_code in _ANSWERED_WITH_MESSAGES
+        else _MAX_ANSWER_BYTES_BY_REQUEST.get(request_code, MAX_JSON_BYTES)
+    )
 
 
 class Response(enum.IntEnum):
@@ -234,8 +238,10 @@ COMPRESSION_MASK = 0x700
 TRANSACTION_MASK = 0xC
 INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is unpacked only if both are set, as in Java
 OFFSET_RESET = "OFFSET_RESET"  # remark of the pull that receives an operator's reset of its group
-UNREADABLE = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker or the topic has no read permission
-PULLS_FORBIDDEN = "pulling message is forbidden"  # in its remark; brokers before 5.0 return no ``forbiddenType``
+READ_FORBIDDEN_TYPES = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker or the topic has no read permission
+PULL_FORBIDDEN_REMARK = (
+    "pulling message is forbidden"  # brokers before 5.0 return no ``forbiddenType``, but this remark
+)
 MAX_INT = (1 << 31) - 1  # the largest number in a field of four bytes
 SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
 
@@ -262,7 +268,7 @@ MESSAGE_MAGIC_V1 = 0xDAA320A7
 MESSAGE_MAGIC_V2 = 0xDAA320AB
 BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to clients
 
-# The attribute of a topic, and its value, with which brokers keep only the last message of each key.
+# The attribute of compaction topics and its value. Brokers keep only the last message of each key of such a topic.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
 MESSAGE_TYPE = "message.type"  # a ``TopicType``; without it NORMAL
@@ -273,12 +279,12 @@ MAX_RETRY_OR_DLQ_TOPIC_LENGTH = 255
 MAX_GROUP_LENGTH = 120
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_BATCH_BYTES = MAX_BODY_BYTES
-# Of a topic, over all brokers: more than any real topic has. A larger number in an answer is a mistake or an attack.
+# Queues of a topic over all brokers, more than any real topic has. A larger number in an answer is a mistake or an attack.
 MAX_QUEUES = 200_000
 MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; its answers may be larger
 MAX_PROPERTIES_BYTES = 32767
 BROKER_PROPERTIES_RESERVE = 256  # what the broker may add to the properties of a single message
-SINGLE_MAX_PROPERTIES = MAX_PROPERTIES_BYTES - BROKER_PROPERTIES_RESERVE
+SINGLE_MAX_PROPERTIES_BYTES = MAX_PROPERTIES_BYTES - BROKER_PROPERTIES_RESERVE
 # The sink's property with a row's id (option ``messageId``). It is a user property, so readers show it.
 ROW_ID = "SPARK_ROW_ID"
 MAX_PULL_MESSAGES = 107_374_182  # twenty times more overflows an int in the broker and shrinks the scan window
@@ -286,7 +292,7 @@ MAX_PULL_MESSAGES = 107_374_182  # twenty times more overflows an int in the bro
 DELAY_LEVELS = (
     "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
 )  # fmt: skip
-FIRST_RETRY_LEVEL = 3  # delay level after the first failure of a message; each further one adds one
+FIRST_RETRY_LEVEL = 3  # delay level after the first failure of a message; each further failure adds one
 
 
 class TopicType:
@@ -393,7 +399,7 @@ REPLY_SUFFIX = "_REPLY_TOPIC"  # ends the name of a cluster's topic for replies
 
 AUTO_CREATE_TOPIC = "TBW102"  # template of automatically created topics
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
-NO_SEND_TOPICS = frozenset(  # the broker answers 16 to a send
+NO_SEND_TOPICS = frozenset(  # the broker answers a send with code 16
     (
         "SCHEDULE_TOPIC_XXXX",
         "RMQ_SYS_TRANS_HALF_TOPIC",

@@ -21,10 +21,10 @@ class LogThrottle:
     def level(self, subject: Hashable, error: object) -> int:
         """Return WARNING for a new kind of problem, and every ``REPEAT_S`` seconds while this kind lasts; else INFO."""
         kind = type(error), getattr(error, "broker_code", None)
-        kinds = self._limits.setdefault(subject, {})
-        if kind not in kinds:
-            kinds[kind] = RateLimit(REPEAT_S)
-        return logging.WARNING if kinds[kind].due() else logging.INFO
+        limits_by_kind = self._limits.setdefault(subject, {})
+        if kind not in limits_by_kind:
+            limits_by_kind[kind] = RateLimit(REPEAT_S)
+        return logging.WARNING if limits_by_kind[kind].due() else logging.INFO
 
     def resolved(self, subject: Hashable) -> bool:
         """Record that the subject has no problem. Returns whether it had one."""

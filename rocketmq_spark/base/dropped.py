@@ -33,8 +33,8 @@ class ClosedWhenDropped(Closeable):
     """
 
     _owner: OwnerProcess
-    # The object's name in the warning; None until the constructor has finished: an incomplete object is not closed.
-    _dropped_as: str | None = None
+    # The object's name in the warning. None until the constructor has finished, because an incomplete object must not be closed.
+    _name_when_dropped: str | None = None
 
     @property
     def _is_open(self) -> bool:
@@ -42,22 +42,22 @@ class ClosedWhenDropped(Closeable):
 
     def _close_when_dropped(self, name: str) -> None:
         """Close this object when it is dropped. The warning calls it ``name``."""
-        _dropped.start()
-        self._dropped_as = name
+        _dropped_objects.start()
+        self._name_when_dropped = name
 
     def _close_dropped(self) -> None:
         capture(self._warn_not_closed)  # a filter of warnings may turn the warning into an error
-        closed = capture(self.close)
-        if isinstance(closed, Failure):
-            closed.log(logger, "%s, which was dropped, could not be closed: %s", self._dropped_as, closed)
+        outcome = capture(self.close)
+        if isinstance(outcome, Failure):
+            outcome.log(logger, "%s, which was dropped, could not be closed: %s", self._name_when_dropped, outcome)
 
     def _warn_not_closed(self) -> None:
-        text = f"{self._dropped_as} was dropped without close(), and is closed now; call close(), or use a with block"
+        text = f"{self._name_when_dropped} was dropped without close(), and is closed now; call close(), or use a with block"
         warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def __del__(self) -> None:
-        if self._dropped_as is not None and self._owner.is_current and self._is_open:
-            _dropped.put(self)
+        if self._name_when_dropped is not None and self._owner.is_current and self._is_open:
+            _dropped_objects.put(self)
 
 
 class _DroppedObjects:
@@ -72,7 +72,9 @@ class _DroppedObjects:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, because a finalizer cannot. If the system has no more threads, the next new object tries again."""
+        """Start the thread here, because a finalizer cannot. If the system allows no more threads, the next new object tries
+        again.
+        """
         with self._lock, contextlib.suppress(RuntimeError):
             if self._thread is None:
                 self._thread = start_thread(_NAME, functools.partial(_close_all, self._queue))
@@ -85,17 +87,17 @@ class _DroppedObjects:
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
-        settled = Latch()
-        self._queue.put(settled)
-        settled.wait(deadline.remaining())
+        latch = Latch()
+        self._queue.put(latch)
+        latch.wait(deadline.remaining())
 
 
-_dropped = _DroppedObjects()
+_dropped_objects = _DroppedObjects()
 
 
 def _reset_in_child() -> None:
-    global _dropped
-    _dropped = _DroppedObjects()
+    global _dropped_objects
+    _dropped_objects = _DroppedObjects()
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
@@ -104,7 +106,7 @@ os.register_at_fork(after_in_child=_reset_in_child)
 def wait_for_dropped(deadline: Deadline) -> None:
     """Collect garbage, and wait until the objects that were dropped so far are closed, or until ``deadline``."""
     gc.collect()
-    _dropped.wait_closed(deadline)
+    _dropped_objects.wait_closed(deadline)
 
 
 def _close_all(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: their text format, which prometheus-client writes (extra ``metrics``), and a server for it.
 
-Anyone who can connect to the port may send requests, so few are served at once and no connection is kept open. A server that
-listens only on loopback rejects requests whose Host header names another host (DNS rebinding).
+Anyone who can connect to the port may send requests. So the server handles few requests at once, and keeps no connection open. A
+server that listens only on loopback rejects requests whose Host header names another host (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
 DEFAULT_HOST = "127.0.0.1"
-# How long a client may be silent or take for its request, and how many clients are served at once.
+# How long a client may be silent, and how long its whole request may take; and how many clients are served at once.
 _IDLE_S, _MAX_CLIENTS = 10.0, 16
 _STOP_CHECK_S = 0.05  # how often the server checks whether to stop
 _COUNTER_SUFFIX = "_total"
@@ -54,10 +54,10 @@ def metrics(families: Sequence[Family]) -> Iterator[Metric]:
 
     for family in families:
         # prometheus-client appends ``_total`` to the names of counters.
-        made = Metric(family.name.removesuffix(_COUNTER_SUFFIX), family.help, family.kind)
+        metric = Metric(family.name.removesuffix(_COUNTER_SUFFIX), family.help, family.kind)
         for labels, value in family.samples:
-            made.add_sample(family.name, {name: _encodable(text) for name, text in labels.items()}, value)
-        yield made
+            metric.add_sample(family.name, {name: _replace_surrogates(text) for name, text in labels.items()}, value)
+        yield metric
 
 
 def text(families: Sequence[Family]) -> str:
@@ -75,7 +75,7 @@ class _Collector:
         return metrics(self._families)
 
 
-def _encodable(value: str) -> str:
+def _replace_surrogates(value: str) -> str:
     """Replace single surrogates, which names from Java may contain and which cannot be encoded."""
     return value.encode(errors="replace").decode()
 
@@ -83,9 +83,9 @@ def _encodable(value: str) -> str:
 class _Server(ThreadingHTTPServer):
     """A server with a limited number of threads.
 
-    At the limit, a new connection closes the oldest one whose request has not arrived, so that idle connections keep no client
-    out. If all requests have arrived, the new connection is closed at once. (The server of prometheus-client has neither a
-    limit nor a timeout.)
+    At the limit, a new connection closes the oldest connection whose request has not arrived, so that idle connections keep no
+    client out. If all requests have arrived, the new connection is closed at once. The server of prometheus-client has neither
+    a limit nor a timeout.
     """
 
     daemon_threads = True
@@ -93,50 +93,52 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, *args: Any) -> None:
         try:
             super().__init__(*args)
-        except OverflowError as e:  # the number is no port
+        except OverflowError as e:  # the port number is too large
             raise OSError(errno.EINVAL, str(e)) from e
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, bool] = {}  # oldest first, with whether the request has arrived
+        self._connections: dict[socket.socket, bool] = {}  # oldest first; True if the whole request has arrived
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            silent = next((each for each, arrived in self._open.items() if not arrived), None)
-            full = len(self._open) >= _MAX_CLIENTS
-            if full and silent is not None:
-                del self._open[silent]
-                _stop_reading(silent)  # its thread ends
-            admitted = not full or silent is not None
-            if admitted:
-                self._open[request] = False
-        if not admitted:
+            silent_connection = next(
+                (connection for connection, has_arrived in self._connections.items() if not has_arrived), None
+            )
+            is_full = len(self._connections) >= _MAX_CLIENTS
+            if is_full and silent_connection is not None:
+                del self._connections[silent_connection]
+                _stop_reading(silent_connection)  # the thread of this connection ends
+            is_admitted = not is_full or silent_connection is not None
+            if is_admitted:
+                self._connections[request] = False
+        if not is_admitted:
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._ended(request)
+            self._remove_connection(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # A client that sends a byte from time to time would never be silent.
-        late = threading.Timer(_IDLE_S, _stop_reading, [request])
-        late.daemon = True
+        # The whole request has a time limit, because a client that sends a byte from time to time is never silent.
+        timeout_timer = threading.Timer(_IDLE_S, _stop_reading, [request])
+        timeout_timer.daemon = True
         try:
-            late.start()
+            timeout_timer.start()
             super().process_request_thread(request, client_address)
         finally:
-            late.cancel()
-            self._ended(request)
+            timeout_timer.cancel()
+            self._remove_connection(request)
 
-    def arrived(self, request: socket.socket) -> None:
+    def note_request_read(self, request: socket.socket) -> None:
         """Note that the whole request was read."""
         with self._lock:
-            if request in self._open:
-                self._open[request] = True
+            if request in self._connections:
+                self._connections[request] = True
 
-    def _ended(self, request: socket.socket) -> None:
+    def _remove_connection(self, request: socket.socket) -> None:
         with self._lock:
-            self._open.pop(request, None)
+            self._connections.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: clients may disconnect at any time."""
@@ -147,43 +149,49 @@ def _stop_reading(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RD)
 
 
-def _is_allowed_host(served: str, host: str | None) -> bool:
-    """Whether the Host header is acceptable: any name for a machine's address, only loopback names for a loopback address."""
-    if not is_loopback(served) or host is None:
+def _is_allowed_host(served_host: str, host: str | None) -> bool:
+    """Whether the Host header is acceptable. On a loopback address, only loopback names are; otherwise any name is."""
+    if not is_loopback(served_host) or host is None:
         return True
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return is_loopback(name.strip("[]"))
 
 
-_Failures = type[Exception] | tuple[()]
-_Format = Callable[[Exception], str]
+_FailureTypes = type[Exception] | tuple[()]
+_FormatFailure = Callable[[Exception], str]
 
 
 @contextlib.contextmanager
 def serve(
-    address: tuple[str, int], figures: Callable[[], str], failures: _Failures = (), shown: _Format = str
+    address: tuple[str, int],
+    compute_text: Callable[[], str],
+    failures: _FailureTypes = (),
+    format_failure: _FormatFailure = str,
 ) -> Iterator[str]:
-    """Serve the result of ``figures`` inside the block, and yield the URL. Port 0 takes any free port. One request
-    at a time calls ``figures``. If it raises one of ``failures``, the response is a 503 with its text in one line, formatted by
-    ``shown``. After any other exception, the response is a 503 without the text of the exception, and the log
-    gets one line, at most every five minutes for each type of exception.
+    """Serve the result of ``compute_text`` inside the block, and yield the URL. One request at a time calls ``compute_text``.
+
+    If ``compute_text`` raises one of ``failures``, the response is a 503 with one line of text, which ``format_failure`` returns.
+    After any other exception, the response is a 503 without the text of the exception. The log then gets one line, at most every
+    five minutes for each type of exception.
+
+    Port 0 means any free port.
 
     Raises ``OSError`` if the server cannot listen on the address.
     """
-    asking = threading.Lock()
-    complaints = LogThrottle()
+    text_lock = threading.Lock()
+    log_throttle = LogThrottle()
 
     def report(error: Exception) -> None:
-        with asking:
-            due = complaints.level(PATH, error) == logging.WARNING
-        if due:  # each scrape raises it again, perhaps with another text
+        with text_lock:
+            is_due = log_throttle.level(PATH, error) == logging.WARNING
+        if is_due:  # each scrape raises the error again, perhaps with another text
             logger.error("the figures of %s cannot be computed: %r", PATH, error)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _IDLE_S
 
         def do_GET(self) -> None:
-            server.arrived(self.connection)
+            server.note_request_read(self.connection)
             if not _is_allowed_host(address[0], self.headers.get("Host")):
                 self._answer(403, "This name is not served\n")
                 return
@@ -191,10 +199,10 @@ def serve(
                 self._answer(404, f"There is {PATH} only\n")
                 return
             try:
-                with asking:
-                    body = figures()
+                with text_lock:
+                    body = compute_text()
             except failures as e:
-                self._answer(503, shown(e) + "\n")
+                self._answer(503, format_failure(e) + "\n")
             except Exception as e:  # noqa: BLE001 - a fault of this package; its text may hold more than clients may read
                 report(e)
                 self._answer(503, "The figures cannot be computed; the log of this process has the error\n")

@@ -1,4 +1,4 @@
-"""The packages that parts of this package need, by the extra in setup.cfg that installs them; a test compares the two.
+"""The packages that parts of this package need, by the extra that installs them. A test compares this table with setup.cfg.
 
 A remedy names the packages instead of the extra, so that it works however this package was installed.
 """
@@ -23,7 +23,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     CLI: ("click>=8.1", "rich>=13"),
     SPOOL: ("rocksdict>=0.3.29",),
     GRPC: ("grpcio>=1.76", _PROTOBUF),
-    # Spark's stateful Python processors need it, in workers too.
+    # Spark's stateful Python processors need protobuf, also in workers.
     DELAY: (_PROTOBUF,),
     OTEL: ("opentelemetry-api>=1.27",),
     METRICS: ("prometheus-client>=0.20",),
@@ -42,7 +42,7 @@ def installed(module: str) -> bool:
 
 
 def extra_of(module: str) -> str | None:
-    """Return the extra that installs ``module``, of the extras that commands need besides ``cli``; None if none does."""
+    """Return which of the extras that commands need besides ``cli`` installs ``module``; None if none of them does."""
     package = module.partition(".")[0]
     return next(
         (extra for extra in (ARROW, SPARK) if any(version_bounds(each)[0] == package for each in REQUIREMENTS[extra])),
@@ -51,7 +51,10 @@ def extra_of(module: str) -> str | None:
 
 
 def version_bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Return name, lowest version and first version that is too new (empty if there is none) of a requirement in the table."""
+    """Return name, lowest version and first version that is too new of a requirement in the table.
+
+    The last one is empty if the requirement has no upper bound.
+    """
     name, low, high = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
     return name, tuple(map(int, low.split("."))), tuple(map(int, high.split("."))) if high else ()
 

@@ -60,26 +60,26 @@ def user_text(uid: int) -> str:
 def home() -> Path:
     """Return HOME; or the home of the account if another user owns HOME, as with ``sudo`` and in containers of CI."""
     try:
-        named = Path.home()
-    except RuntimeError:  # neither HOME nor a name; such a user has "/" in containers
+        home_folder = Path.home()
+    except RuntimeError:  # the user has neither HOME nor a name, and the home "/" in containers
         return Path("/")
-    if foreign_owner(named) is not None:
+    if foreign_file(home_folder) is not None:
         with contextlib.suppress(KeyError):  # a user without a name
             return Path(pwd.getpwuid(os.geteuid()).pw_dir)
-    return named
+    return home_folder
 
 
 def make_folders(path: Path, mode: int = PRIVATE) -> list[Path]:
     """Create a folder and its missing parents with this mode, and return them, the deepest first."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    for folder in reversed(missing):
+    missing_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing_folders):
         folder.mkdir(mode, exist_ok=True)  # another process may be faster
-    path.mkdir(mode, exist_ok=True)  # raises if it is a file
-    return missing
+    path.mkdir(mode, exist_ok=True)  # raises if ``path`` is a file
+    return missing_folders
 
 
 def is_readable_or_missing(path: Path) -> bool:
-    """Whether this user may list a folder and open what is in it."""
+    """Whether this user may list a folder and open what is in it. True also for a missing folder."""
     try:
         with os.scandir(path):
             os.stat(f"{path}/.")
@@ -90,28 +90,30 @@ def is_readable_or_missing(path: Path) -> bool:
     return True
 
 
-def foreign_owner(path: Path, root_may: bool = True) -> ForeignFile | None:
-    """Return the file or folder if another user than this one and root owns it, or the target of the link; else None.
+def foreign_file(path: Path, root_may_own: bool = True) -> ForeignFile | None:
+    """Return the file or folder if another user than this one and root owns it. Of a link, the target counts, too.
 
-    None also if nothing exists there. Without ``root_may``, root counts as another user.
+    Returns None otherwise, also if nothing exists there. Without ``root_may_own``, root counts as another user.
     """
-    owners = {os.geteuid(), ROOT} if root_may else {os.geteuid()}
-    for read in (path.lstat, path.stat):
-        if (status := _status_or_none(read)) is not None and (owner := owner_uid(status)) not in owners:
+    owners = {os.geteuid(), ROOT} if root_may_own else {os.geteuid()}
+    for read_status in (path.lstat, path.stat):
+        if (status := _status_or_none(read_status)) is not None and (owner := owner_uid(status)) not in owners:
             return ForeignFile(path, owner)
     return None
 
 
-def foreign_in(path: Path, skipped_prefixes: tuple[str, ...] = (), root_may: bool = True) -> ForeignFile | None:
-    """As ``foreign_owner``, also for all files and folders below the folder. Links are not followed.
+def foreign_file_in(
+    path: Path, skipped_prefixes: tuple[str, ...] = (), root_may_own: bool = True
+) -> ForeignFile | None:
+    """As ``foreign_file``, also for all files and folders below the folder. Links are not followed.
 
     Args:
         path: A folder, which may be missing.
         skipped_prefixes: Prefixes of the names of subfolders that are left out.
-        root_may: Whether root may own ``path`` itself.
+        root_may_own: Whether root may own ``path`` itself.
     """
-    if (other := foreign_owner(path, root_may)) is not None:
-        return other
+    if (foreign := foreign_file(path, root_may_own)) is not None:
+        return foreign
     for entry in _entries(path, skipped_prefixes):
         if (status := _status_or_none(entry.lstat)) is not None and (owner := owner_uid(status)) not in (
             os.geteuid(),
@@ -121,9 +123,9 @@ def foreign_in(path: Path, skipped_prefixes: tuple[str, ...] = (), root_may: boo
     return None
 
 
-def irregular_in(path: Path, skipped: tuple[str, ...] = ()) -> str | None:
+def irregularity_in(path: Path, skipped_prefixes: tuple[str, ...] = ()) -> str | None:
     """Return a clause about the first entry that is neither a folder nor a file with a single name; None if there is none."""
-    for entry in _entries(path, skipped):
+    for entry in _entries(path, skipped_prefixes):
         with contextlib.suppress(FileNotFoundError):  # another process removes files meanwhile
             if (problem := irregularity(entry)) is not None:
                 return problem
@@ -153,9 +155,11 @@ def subfolders(path: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in folders)
 
 
-def _entries(path: Path, skipped: tuple[str, ...]) -> Iterator[Path]:
+def _entries(path: Path, skipped_prefixes: tuple[str, ...]) -> Iterator[Path]:
     for folder, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(skipped)] if skipped else folders
+        folders[:] = (
+            [name for name in folders if not name.startswith(skipped_prefixes)] if skipped_prefixes else folders
+        )
         yield from (Path(folder, name) for name in (*folders, *files))
 
 
@@ -165,7 +169,8 @@ _MOUNTS = Path("/proc/self/mountinfo")
 def owner_uid(status: os.stat_result) -> int:
     """The uid of the owner of a file.
 
-    On a file system that a user other than root mounted (FUSE), this is that user, whose program decides which owners it shows.
+    On a file system that a user other than root mounted (FUSE), the owner of each file is that user, because that user's program
+    decides which owners the file system shows.
     """
     if os.major(status.st_dev):  # a disk
         return status.st_uid
@@ -175,40 +180,42 @@ def owner_uid(status: os.stat_result) -> int:
     except OSError:  # not Linux
         return status.st_uid
     for line in lines:
-        place, _, system = line.partition(" - ")
-        if place.split(" ")[2] == device and system.startswith("fuse"):
-            options = dict(option.partition("=")[::2] for option in system.split(" ")[-1].split(","))
+        mount, _, file_system = line.partition(" - ")
+        if mount.split(" ")[2] == device and file_system.startswith("fuse"):
+            options = dict(option.partition("=")[::2] for option in file_system.split(" ")[-1].split(","))
             return int(options.get("user_id", ROOT)) or status.st_uid
     return status.st_uid
 
 
-def _status_or_none(read: Callable[[], os.stat_result]) -> os.stat_result | None:
+def _status_or_none(read_status: Callable[[], os.stat_result]) -> os.stat_result | None:
     # Another process may remove the file meanwhile. A file whose status cannot be read is not used either.
     with contextlib.suppress(OSError):
-        return read()
+        return read_status()
     return None
 
 
-def open_regular(path: Path | str, flags: int = os.O_RDONLY, at: int | None = None, mode: int = 0o600) -> int:
+def open_regular(
+    path: Path | str, flags: int = os.O_RDONLY, folder_descriptor: int | None = None, mode: int = 0o600
+) -> int:
     """Open a file and return its descriptor. Raises ``OSError`` for a link, which would lead elsewhere, and for a pipe or device,
     which could make this process wait for ever.
 
     Args:
-        path: The file; relative to the folder ``at`` if that is given.
+        path: The file; relative to the folder of ``folder_descriptor`` if that is given.
         flags: Flags of ``os.open``.
-        at: Descriptor of a folder.
+        folder_descriptor: An open folder.
         mode: Mode of a new file, from which the umask is taken.
     """
     try:
-        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=at)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder_descriptor)
     except OSError as e:
         if e.errno == errno.ELOOP:
             raise OSError(e.errno, "it is a link", str(path)) from e
         raise
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no file", str(path))
-    return opened
+    return descriptor
 
 
 def open_private(path: Path, flags: int) -> int:
@@ -216,79 +223,79 @@ def open_private(path: Path, flags: int) -> int:
 
     Raises ``PermissionError`` for a file of another user.
     """
-    opened = open_lock(path, flags)
-    if (owner := owner_uid(os.fstat(opened))) != os.geteuid():
-        os.close(opened)
+    descriptor = open_lock(path, flags)
+    if (owner := owner_uid(os.fstat(descriptor))) != os.geteuid():
+        os.close(descriptor)
         raise PermissionError(errno.EPERM, f"it belongs to {user_text(owner)}", str(path))
-    return opened
+    return descriptor
 
 
 def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
-    """As ``open_regular``, for a file that processes lock. If it belongs to this user, takes all rights from other users: a user
-    who may read the file can also lock it, and so exclude its owner.
+    """As ``open_regular``, for a file that processes lock. If the file belongs to this user, takes all rights from other users,
+    because a user who may read the file can also lock it, and so exclude its owner.
     """
-    opened = open_regular(path, flags)
-    status = os.fstat(opened)
+    descriptor = open_regular(path, flags)
+    status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and status.st_mode & _ACCESS_BITS:
         with contextlib.suppress(OSError):  # a file system without modes
-            os.fchmod(opened, 0o600)
-    return opened
+            os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 @contextlib.contextmanager
-def open_subfolder(top: Path | int, below: Iterable[str] = (), mode: int | None = None) -> Iterator[int]:
+def open_subfolder(top: Path | int, names: Iterable[str] = (), mode: int | None = None) -> Iterator[int]:
     """Open a subfolder of ``top`` part by part, and yield its descriptor until the end of the block.
 
-    Raises ``OSError`` if a part below ``top`` is a link: what is done through the descriptor stays in ``top``, even if another
+    Raises ``OSError`` if a part below ``top`` is a link. So what is done through the descriptor stays in ``top``, even if another
     user exchanges folders meanwhile.
 
     Args:
         top: A folder, or its descriptor.
-        below: The names of the subfolders.
-        mode: Missing subfolders are created with this mode; if it is None, they are an error.
+        names: The names of the subfolders.
+        mode: The mode of missing subfolders, which are created; None if a missing subfolder is an error.
     """
-    here = os.open(top, _FOLDER_FLAGS) if isinstance(top, Path) else os.dup(top)
+    descriptor = os.open(top, _FOLDER_FLAGS) if isinstance(top, Path) else os.dup(top)
     try:
-        for part in below:
+        for name in names:
             if mode is not None:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, mode, dir_fd=here)
-            there = open_folder(part, here)
-            os.close(here)
-            here = there
-        yield here
+                    os.mkdir(name, mode, dir_fd=descriptor)
+            next_descriptor = open_folder(name, descriptor)
+            os.close(descriptor)
+            descriptor = next_descriptor
+        yield descriptor
     finally:
-        os.close(here)
+        os.close(descriptor)
 
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def open_folder(name: str, at: int) -> int:
-    """Open the folder ``name`` in the folder ``at``, and return its descriptor. Raises ``OSError`` for a link."""
+def open_folder(name: str, folder_descriptor: int) -> int:
+    """Open the folder ``name`` in an open folder, and return its descriptor. Raises ``OSError`` for a link."""
     if name in ("", ".", "..") or "/" in name:
         raise OSError(errno.EINVAL, "it is no name of a folder", name)
     try:
-        return os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=at)
+        return os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=folder_descriptor)
     except OSError as e:
-        if e.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
+        if e.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=folder_descriptor).st_mode):
             raise OSError(errno.ELOOP, "it is a link", name) from e
         raise
 
 
-def make_folder_for(owner: os.stat_result, name: str, at: int) -> int:
-    """Create a private folder of the user and group of ``owner`` in the folder ``at``, and return its descriptor. Only root can
-    do this, and only in a folder of root, where no other user can exchange the new folder before its owner changes.
+def make_folder_for(owner_status: os.stat_result, name: str, folder_descriptor: int) -> int:
+    """Create a private folder of the user and group of ``owner_status`` in an open folder, and return its descriptor. Only root
+    can do this, and only in a folder of root, where no other user can exchange the new folder before its owner changes.
 
     Raises ``PermissionError`` otherwise.
     """
-    above = os.fstat(at)
-    if os.geteuid() != ROOT or above.st_uid != ROOT or others_may_write(above):
-        raise PermissionError(errno.EACCES, f"{user_text(owner.st_uid)} may not create this folder", name)
-    os.mkdir(name, PRIVATE, dir_fd=at)
-    made = open_folder(name, at)
-    os.fchown(made, owner.st_uid, owner.st_gid)
-    return made
+    parent_status = os.fstat(folder_descriptor)
+    if os.geteuid() != ROOT or parent_status.st_uid != ROOT or others_may_write(parent_status):
+        raise PermissionError(errno.EACCES, f"{user_text(owner_status.st_uid)} may not create this folder", name)
+    os.mkdir(name, PRIVATE, dir_fd=folder_descriptor)
+    descriptor = open_folder(name, folder_descriptor)
+    os.fchown(descriptor, owner_status.st_uid, owner_status.st_gid)
+    return descriptor
 
 
 class Temporary(NamedTuple):
@@ -304,39 +311,40 @@ def make_temporary(owner: int, prefix: str) -> Temporary:
 
     Raises ``PermissionError`` if another folder has taken its name.
     """
-    above, name = Path(tempfile.gettempdir()).absolute(), f"{prefix}{secrets.token_hex(8)}"
+    temporary_folder, name = Path(tempfile.gettempdir()).absolute(), f"{prefix}{secrets.token_hex(8)}"
     uid = os.geteuid()
-    with open_subfolder(above) as at:
-        os.mkdir(name, PRIVATE, dir_fd=at)
-        opened = open_folder(name, at)
+    with open_subfolder(temporary_folder) as folder_descriptor:
+        os.mkdir(name, PRIVATE, dir_fd=folder_descriptor)
+        descriptor = open_folder(name, folder_descriptor)
         try:
-            status = os.fstat(opened)
+            status = os.fstat(descriptor)
             if status.st_uid != uid or stat.S_IMODE(status.st_mode) & _ACCESS_BITS:
-                raise PermissionError(errno.EPERM, "another folder has its name", str(above / name))
+                raise PermissionError(errno.EPERM, "another folder has its name", str(temporary_folder / name))
             if uid == ROOT != owner:
                 with contextlib.suppress(OSError):
-                    os.fchown(opened, owner, -1)
+                    os.fchown(descriptor, owner, -1)
                     uid = owner
         finally:
-            os.close(opened)
-    return Temporary(above / name, uid)
+            os.close(descriptor)
+    return Temporary(temporary_folder / name, uid)
 
 
 def temporary_exposure() -> Exposure | None:
     """Return what lets other users replace a new folder in the temporary folder; None if nothing does."""
-    above = Path(tempfile.gettempdir())
-    if (found := next(exposures(above), None)) is not None:
-        return found
-    status = above.stat()
+    temporary_folder = Path(tempfile.gettempdir())
+    if (exposure := next(exposures(temporary_folder), None)) is not None:
+        return exposure
+    status = temporary_folder.stat()
     if others_may_write(status) and not status.st_mode & stat.S_ISVTX:
-        return Exposure(above, status, None)
+        return Exposure(temporary_folder, status, None)
     return None
 
 
 def try_lock(file: int | IO[str]) -> bool:
-    """Lock an open file without waiting. Returns False if another process, or another opening of the file, has locked it.
+    """Lock an open file without waiting. Returns False if the file is locked through another descriptor, of this or another
+    process.
 
-    The lock ends when all processes have closed the file that inherited it, or when one unlocks it.
+    The lock ends when a process unlocks the file, or when all processes that inherited the open file have closed it.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -363,8 +371,8 @@ def read_regular(path: Path) -> bytes:
 
 def copy_regular(path: Path, target: Path) -> None:
     """Copy the content of a file, which is opened as by ``open_regular``, to a new file."""
-    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with open(open_regular(path), "rb") as file, open(open_regular(target, new), "wb") as copy:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(open_regular(path), "rb") as file, open(open_regular(target, flags), "wb") as copy:
         shutil.copyfileobj(file, copy)
 
 
@@ -387,15 +395,19 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def is_shared_folder(status: os.stat_result) -> bool:
-    """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. It must keep its mode."""
+    """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. Such a folder must keep its mode."""
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
 
 def _rights_of_others(status: os.stat_result, rights: int) -> int:
     """Return the part of ``rights`` that other users than the owner and this one have."""
-    may = status.st_mode & rights
+    granted_rights = status.st_mode & rights
     users = {status.st_uid, os.geteuid()}
-    return may & _OTHERS_BITS if may & _GROUP_BITS and any(_is_private(status.st_gid, uid) for uid in users) else may
+    return (
+        granted_rights & _OTHERS_BITS
+        if granted_rights & _GROUP_BITS and any(_is_private_group(status.st_gid, uid) for uid in users)
+        else granted_rights
+    )
 
 
 def creation_mask() -> int:
@@ -404,24 +416,24 @@ def creation_mask() -> int:
         for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
-    before = os.umask(0o077)  # not Linux: it can only be read by a change
-    os.umask(before)
-    return before
+    umask = os.umask(0o077)  # not Linux: a process can read its umask only by changing it
+    os.umask(umask)
+    return umask
 
 
 def new_files_are_open() -> bool:
     """Whether the umask lets other users than this one and root write to new files, and connect to new sockets."""
-    may = _WRITE_BITS & ~creation_mask()
-    return bool(may & _OTHERS_BITS or (may and not _is_private(os.getegid(), os.geteuid())))
+    write_rights = _WRITE_BITS & ~creation_mask()
+    return bool(write_rights & _OTHERS_BITS or (write_rights and not _is_private_group(os.getegid(), os.geteuid())))
 
 
-def _is_private(gid: int, uid: int) -> bool:
+def _is_private_group(gid: int, uid: int) -> bool:
     """Whether a group certainly has no other members than the user ``uid`` and root, and is the primary group of no other
     account. The owner of a file of the group need not be a member.
     """
-    if gid == ROOT:  # also the group of all users of an image for OpenShift
+    if gid == ROOT:  # in an image for OpenShift, also the group of all users
         return True
-    if not primary_users().get(gid, set()) <= {uid, ROOT}:
+    if not uids_by_primary_group().get(gid, set()) <= {uid, ROOT}:
         return False
     try:
         group = grp.getgrgid(gid)
@@ -439,12 +451,12 @@ def _is_private(gid: int, uid: int) -> bool:
 
 
 @functools.cache  # a directory service may have very many accounts
-def primary_users() -> dict[int, set[int]]:
-    """The accounts that have a group as their primary group, by the group: they are not among its members (``gr_mem``)."""
-    users: dict[int, set[int]] = {}
+def uids_by_primary_group() -> dict[int, set[int]]:
+    """The uids of accounts, by the gid of their primary group. ``gr_mem`` of a group does not include these accounts."""
+    uids: dict[int, set[int]] = {}
     for account in pwd.getpwall():
-        users.setdefault(account.pw_gid, set()).add(account.pw_uid)
-    return users
+        uids.setdefault(account.pw_gid, set()).add(account.pw_uid)
+    return uids
 
 
 def is_writable_by_owner_only(path: Path) -> bool:
@@ -453,38 +465,38 @@ def is_writable_by_owner_only(path: Path) -> bool:
     A group may not write to it either, even if only its owner is in the group.
     """
     try:
-        return foreign_owner(path) is None and not path.stat().st_mode & _WRITE_BITS
+        return foreign_file(path) is None and not path.stat().st_mode & _WRITE_BITS
     except OSError:
         return False
 
 
 def set_mode(path: Path, mode: int) -> None:
     """Change the mode of a file, which is opened as by ``open_regular``."""
-    opened = open_regular(path)
+    descriptor = open_regular(path)
     try:
-        os.fchmod(opened, mode)
+        os.fchmod(descriptor, mode)
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def revoke_write(path: Path) -> bool:
     """Take the right to write from other users. Returns False if they keep it. Raises ``OSError`` if nothing is there."""
     try:
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:  # this user may not read it
         return not others_may_write(path.stat())
     try:
-        return _revoke_write(opened)
+        return _revoke_write(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
-def _revoke_write(opened: int) -> bool:
-    status = os.fstat(opened)
+def _revoke_write(descriptor: int) -> bool:
+    status = os.fstat(descriptor)
     if status.st_mode & _WRITE_BITS and status.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
-            os.fchmod(opened, stat.S_IMODE(status.st_mode) & ~_WRITE_BITS)
-    return not others_may_write(os.fstat(opened))
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~_WRITE_BITS)
+    return not others_may_write(os.fstat(descriptor))
 
 
 def revoke_write_all(path: Path) -> None:
@@ -494,30 +506,30 @@ def revoke_write_all(path: Path) -> None:
     files other users own or may still write. Links below ``path`` are not followed.
     """
     if path.is_dir():
-        with open_subfolder(path) as folder:
-            _revoke_write_in(folder)
+        with open_subfolder(path) as folder_descriptor:
+            _revoke_write_in(folder_descriptor)
     elif path.exists():
         revoke_write(path)
 
 
-def _revoke_write_in(folder: int) -> None:
-    _revoke_write(folder)
-    for name in os.listdir(folder):
-        with contextlib.suppress(OSError):  # it has gone, or it cannot be opened, so it stays as it is
-            mode = os.lstat(name, dir_fd=folder).st_mode
+def _revoke_write_in(folder_descriptor: int) -> None:
+    _revoke_write(folder_descriptor)
+    for name in os.listdir(folder_descriptor):
+        with contextlib.suppress(OSError):  # the entry has gone, or cannot be opened and stays as it is
+            mode = os.lstat(name, dir_fd=folder_descriptor).st_mode
             if stat.S_ISDIR(mode):
-                with open_subfolder(folder, [name]) as inner:
-                    _revoke_write_in(inner)
+                with open_subfolder(folder_descriptor, [name]) as inner_descriptor:
+                    _revoke_write_in(inner_descriptor)
             elif stat.S_ISREG(mode) and mode & _WRITE_BITS:
-                opened = open_regular(name, at=folder)
+                descriptor = open_regular(name, folder_descriptor=folder_descriptor)
                 try:
-                    _revoke_write(opened)
+                    _revoke_write(descriptor)
                 finally:
-                    os.close(opened)
+                    os.close(descriptor)
 
 
 class Exposure(NamedTuple):
-    """A file or folder that other users may change or replace: the owner ``uid``, or if that is None, users who may write."""
+    """A file or folder that other users may change or replace: its owner ``uid``, or users who may write if ``uid`` is None."""
 
     path: Path
     status: os.stat_result
@@ -538,36 +550,37 @@ class Exposure(NamedTuple):
 
 def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
     """Yield what lets other users replace ``path``: folders above it whose entries others may replace, and parts of the path that
-    others own. Links in the path are followed. This user, root and ``owner`` are no others.
+    others own. Links in the path are followed. Other users are all but this user, root and ``owner``.
 
-    Each part is checked before its link is read: if this yields nothing, no other user can have changed a link during the check.
+    Each part is checked before its link is read. So if this yields nothing, no other user can have changed a link during the
+    check.
     """
-    friends = {os.geteuid(), ROOT, owner} | _unmapped_uids()
+    trusted_uids = {os.geteuid(), ROOT, owner} | _unmapped_uids()
     for folder, entry in _lookups(path):
-        above, found = _status_or_none(folder.stat), _status_or_none(entry.lstat)
-        if above is None:  # a folder that is missing or cannot be read is not used either
+        folder_status, entry_status = _status_or_none(folder.stat), _status_or_none(entry.lstat)
+        if folder_status is None:  # a folder that is missing or cannot be read is not used either
             continue
-        if others_may_write(above) and (found is None or not above.st_mode & stat.S_ISVTX):
-            yield Exposure(folder, above, None)
-        if found is not None and (uid := owner_uid(found)) not in friends:
-            yield Exposure(entry, found, uid)
+        if others_may_write(folder_status) and (entry_status is None or not folder_status.st_mode & stat.S_ISVTX):
+            yield Exposure(folder, folder_status, None)
+        if entry_status is not None and (uid := owner_uid(entry_status)) not in trusted_uids:
+            yield Exposure(entry, entry_status, uid)
 
 
 def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> str:
     """Return a sentence without its period that says how to remove an exposure of ``name``, such as "the spool", which belongs
-    to ``owner``. ``is_above``: the exposed folder is above it.
+    to ``owner``. ``is_above`` says whether the exposed folder is above ``name``.
 
-    Root is advised to run nothing on a path that another user may lead elsewhere before root runs it: no ``mv`` either.
+    Root gets no command for a path that another user may lead elsewhere before root runs the command, not even ``mv``.
     """
-    place = shlex.quote(str(exposure.path))
+    quoted_path = shlex.quote(str(exposure.path))
     if exposure.uid is None:
-        holder = exposure.status.st_uid
-        if holder != error_reader():
-            return f"Let {user_text(holder)} run, not root: chmod go-w {place}"
+        folder_owner = exposure.status.st_uid
+        if folder_owner != error_reader():
+            return f"Let {user_text(folder_owner)} run, not root: chmod go-w {quoted_path}"
         if next(exposures(exposure.path), None) is None:
-            return f"Run: chmod go-w {place}"
+            return f"Run: chmod go-w {quoted_path}"
     if exposure.uid is not None and not is_above:
-        return f"Let {user_text(exposure.uid)} remove {place}, not root"
+        return f"Let {user_text(exposure.uid)} remove {quoted_path}, not root"
     if owner == ROOT:
         return f"Use a folder for {name} that only root may change, and so each folder above it"
     if owner == error_reader():
@@ -575,13 +588,13 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
     return f"Let {user_text(owner)} move {name}, not root, below a folder that only that user and root may change"
 
 
-def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:
+def exposures_in(path: Path, skipped_prefixes: tuple[str, ...], owner: int) -> Iterator[Exposure]:
     """Yield the folder, and each entry in it, that other users than ``owner``, this one and root may change."""
-    yield from exposures_of(path, _entries(path, skipped), owner)
+    yield from exposures_of(path, _entries(path, skipped_prefixes), owner)
 
 
 def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
-    """As ``exposures_in``, with these entries only. A link among them counts as its owner's."""
+    """As ``exposures_in``, for these entries only. For a link among them, only its owner counts."""
     for entry in itertools.chain((path,), entries):
         status = _status_or_none(path.stat if entry == path else entry.lstat)
         if status is not None and (uid := owner_uid(status)) not in (os.geteuid(), ROOT, owner):
@@ -592,48 +605,48 @@ def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iter
 
 def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each folder in which the system looks up a part of the path, with that part. Links in the path are followed."""
-    here, parts, links, visited = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
-    yield here, here
+    folder, parts, link_count, visited = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
+    yield folder, folder
     while parts:
         if (part := parts.pop()) == "..":
-            here = here.parent
+            folder = folder.parent
             continue
-        entry = here / part
+        entry = folder / part
         if entry not in visited:
             visited.add(entry)
-            yield here, entry
+            yield folder, entry
         try:
             target = Path(os.readlink(entry))
         except OSError:  # no link
-            here = entry
+            folder = entry
             continue
-        if (links := links + 1) > _MAX_LINKS:
+        if (link_count := link_count + 1) > _MAX_LINKS:
             return
         parts += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-        here = Path("/") if target.is_absolute() else here
+        folder = Path("/") if target.is_absolute() else folder
 
 
 def _unmapped_uids() -> set[int]:
-    """The uid that stands for all users that the user namespace of a container does not have, such as the root of its host."""
+    """The uid that stands for all users whom the user namespace of a container does not have, such as the root of its host."""
     try:
         lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
-        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+        overflow_uid = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
         ranges = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
     except (OSError, ValueError):  # not Linux
         return set()
-    return set() if any(first <= overflow < first + count for first, count in ranges) else {overflow}
+    return set() if any(first <= overflow_uid < first + count for first, count in ranges) else {overflow_uid}
 
 
 def warn_if_open(path: Path, content: str) -> None:
     """Log once in a process if the mode of a folder lets other users read or write its files."""
     status = path.stat()
-    others_may = _rights_of_others(status, _ACCESS_BITS)
-    if others_may:
-        others = "write" if others_may & _WRITE_BITS else "read"
-        own = status.st_uid == os.geteuid()
-        advice = f"protect it with: chmod 700 {shlex.quote(str(path))}" if own else "name a new folder in it"
+    rights_of_others = _rights_of_others(status, _ACCESS_BITS)
+    if rights_of_others:
+        verb = "write" if rights_of_others & _WRITE_BITS else "read"
+        is_own = status.st_uid == os.geteuid()
+        advice = f"protect it with: chmod 700 {shlex.quote(str(path))}" if is_own else "name a new folder in it"
         text = "the folder %s keeps its mode, with which other users may %s %s; %s"
-        process.get_or_create("open folders", path, lambda: logger.warning(text, path, others, content, advice))
+        process.get_or_create("open folders", path, lambda: logger.warning(text, path, verb, content, advice))
 
 
 def warn_if_replaceable(path: Path, purpose: str) -> None:
@@ -656,21 +669,21 @@ def has_own_rights() -> bool:
 
 
 def error_reader() -> int:
-    """The uid of the user who reads the errors of this process: root's also while root has the rights of another user."""
+    """The uid of the user who reads the errors of this process. It stays root's while root has the rights of another user."""
     return os.geteuid() if has_own_rights() else ROOT
 
 
 @contextlib.contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """Take the rights of another user and of that user's groups inside the block, in all threads. Only root can do this.
+    """Run with the rights of another user and of that user's groups inside the block, in all threads. Only root can do this.
 
     Root's rights apply again to files that stay open after the block; use ``become_user`` for those.
 
     Args:
-        uid: The user. New files belong to this user. A user without a name has no group but nobody's.
+        uid: The user. New files belong to this user. The only group of a user without an account is that of nobody.
     """
     gid, groups = groups_of(uid)
-    with contextlib.ExitStack() as stack:  # the user comes last, and goes first: without root's rights, groups stay
+    with contextlib.ExitStack() as stack:  # the user is set last and restored first: only root may set groups
         stack.callback(os.setgroups, os.getgroups())
         os.setgroups(groups)
         stack.callback(os.setegid, os.getegid())
@@ -684,7 +697,7 @@ def as_user(uid: int) -> Iterator[None]:
 
 def become_user(uid: int) -> None:
     """Run as another user, with that user's groups, for the rest of this process and in all threads. Only root can do this. The
-    real, effective and saved ids change, so that nothing can get root's rights back. The argument is that of ``as_user``.
+    real, effective and saved ids change, so that nothing can get root's rights back. ``uid`` is as in ``as_user``.
 
     Links of that user must not lead to files that only root can reach. So the process gives up its terminal, and its current
     folder: ``/proc/self/cwd`` opens that folder whatever the modes of the folders above it are. Use absolute paths afterwards.
@@ -695,16 +708,16 @@ def become_user(uid: int) -> None:
     seal_memory = memory_seal()
     terminal.detach()
     os.chdir("/")
-    before = os.getgroups(), (os.getgid(), os.getegid())
-    _borrowed_uids.append(uid)  # first: Ctrl-C may come at any point
+    previous_ids = os.getgroups(), (os.getgid(), os.getegid())
+    _borrowed_uids.append(uid)  # before the change, because Ctrl-C may come at any point
     try:
         os.setgroups(groups)
         os.setregid(gid, gid)
         os.setreuid(uid, uid)  # sets the saved id, too; macOS has no ``setresuid``
     except OSError:
         _borrowed_uids.remove(uid)
-        os.setregid(*before[1])
-        os.setgroups(before[0])
+        os.setregid(*previous_ids[1])
+        os.setgroups(previous_ids[0])
         raise
     seal_memory()
 
@@ -727,8 +740,8 @@ def memory_seal() -> Callable[[], None]:
 
 
 def groups_of(uid: int) -> tuple[int, list[int]]:
-    """The group of a user, and all groups. The group of a folder does not say that its owner is a member: below a folder with the
-    setgid bit, all folders have the group of that one.
+    """The group of a user, and all groups. The group of a folder does not prove that its owner is a member, because new folders
+    inherit the group of a parent with the setgid bit.
     """
     try:
         account = pwd.getpwuid(uid)

@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is ``localhost`` or an address of the loopback interface. Other names are not resolved."""
+    """Whether ``host`` is ``localhost`` or an address of the loopback interface. Other names are not resolved."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:

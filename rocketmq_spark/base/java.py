@@ -17,10 +17,10 @@ def string_hash(text: str) -> int:
         units: bytes | memoryview = text.encode("ascii")
     else:
         units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
-    h = 0
+    hash_code = 0
     for unit in units:
-        h = (31 * h + unit) & 0xFFFFFFFF
-    return signed(h)
+        hash_code = (31 * hash_code + unit) & 0xFFFFFFFF
+    return signed(hash_code)
 
 
 def string_order(text: str) -> bytes:
@@ -59,5 +59,5 @@ def java_hash(value: object) -> int:
         if _LONG_MIN <= value <= LONG_MAX:
             return signed((value ^ ((value & 0xFFFFFFFFFFFFFFFF) >> 32)) & 0xFFFFFFFF)
         raise OptionError(f"cannot hash {value}: expected a whole number of at most 64 bits")
-    shown = "None" if value is None else f"a {type(value).__name__}"
-    raise OptionError(f"cannot hash {shown}: expected a str, int or bool, whose Java hash is the same everywhere")
+    description = "None" if value is None else f"a {type(value).__name__}"
+    raise OptionError(f"cannot hash {description}: expected a str, int or bool, whose Java hash is the same everywhere")

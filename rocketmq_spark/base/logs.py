@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-# Control characters but tabs and line breaks, characters that change the writing direction, line separators of some editors, and
-# single surrogates, which cannot be encoded.
+# Control characters except tabs and line breaks, characters that change the writing direction, line separators of some editors,
+# and single surrogates, which cannot be encoded.
 CONTROL_CHARACTERS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 _IN_TEXT = re.compile(f"[{CONTROL_CHARACTERS}\n]")
 _IN_TRACEBACK = re.compile(f"[{CONTROL_CHARACTERS}]")
@@ -22,26 +22,27 @@ _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
 _PIECE_CHARACTERS = 1 << 16
-# Looked up now: ``encode`` would import the codec with the first text, perhaps where root has the rights of another user.
+# The codec is looked up now. ``encode`` would import it with the first text, perhaps while root has the rights of another user.
 _encode = codecs.getencoder("unicode_escape")
 
 
-def replace_characters(characters: re.Pattern[str], code: Callable[[re.Match[str]], str], text: str) -> str:
-    """Replace single characters, piece by piece: ``sub`` holds two objects for each, and a body may have millions."""
+def replace_characters(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], text: str) -> str:
+    """Replace single characters, piece by piece. ``sub`` keeps two objects for each, and a body may have millions of them."""
     if len(text) <= _PIECE_CHARACTERS:
-        return characters.sub(code, text)
+        return pattern.sub(replacement, text)
     return "".join(
-        characters.sub(code, text[at : at + _PIECE_CHARACTERS]) for at in range(0, len(text), _PIECE_CHARACTERS)
+        pattern.sub(replacement, text[start : start + _PIECE_CHARACTERS])
+        for start in range(0, len(text), _PIECE_CHARACTERS)
     )
 
 
 def escaped(text: str) -> str:
-    """Replace line breaks and control characters by their codes, such as ``\\n``. Escaping a text twice changes nothing more."""
+    """Replace line breaks and control characters by their codes, such as ``\\n``. An escaped text stays as it is."""
     return replace_characters(_IN_TEXT, _escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return _encode(found[0])[0].decode()
+def _escape(match: re.Match[str]) -> str:
+    return _encode(match[0])[0].decode()
 
 
 def escape_record(record: logging.LogRecord) -> None:
@@ -58,14 +59,14 @@ def escape_record(record: logging.LogRecord) -> None:
 
 
 def _escaping_factory(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
-    def made(name: str | None, *args: Any, **more: Any) -> logging.LogRecord:
-        record = make(name, *args, **more)
+    def make_escaped(name: str | None, *args: Any, **fields: Any) -> logging.LogRecord:
+        record = make(name, *args, **fields)
         if str(name).partition(".")[0] in _PACKAGES:  # None in ``logging.makeLogRecord``
             escape_record(record)
         return record
 
-    made.escapes = True  # type: ignore[attr-defined]
-    return made
+    make_escaped.escapes = True  # type: ignore[attr-defined]
+    return make_escaped
 
 
 def install() -> None:

@@ -6,13 +6,13 @@ closes the inherited entries, because their connections and locks belong to the 
 consumer to the process that created it.
 
 Producers and consumers close at the end of a ``with`` block, in signal handlers, and never in a forked child. A signal handler
-interrupts the main thread anywhere. If it interrupts a call of this package, the call may hold locks that the close needs, or
-that the threads which receive answers need, and the close would deadlock. So the close is deferred until the call ends
-(``signal_safe``, ``defer_close``). ``on_signals`` replaces the handlers of signals while a call waits.
+interrupts the main thread anywhere, perhaps in a call of this package. Such a call may hold locks that the close, or the threads
+which receive answers, need. The close would deadlock, so it is deferred until the call ends (``signal_safe``, ``defer_close``).
+``on_signals`` replaces the handlers of signals while a call waits.
 
 When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
-machine). The runner then fails to read the next request, and fails again to report that. ``suppress_broken_pipes`` suppresses
-the two tracebacks.
+machine). The runner then fails to read the next request, and fails again when it reports the first failure.
+``suppress_broken_pipes`` suppresses the two tracebacks.
 
 ``python_call`` describes the start of another Python, which must not import from the current folder: other users may write there.
 """
@@ -38,7 +38,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Thresholds of garbage collection: new objects before the young generation is collected, and such collections before older ones.
+# Thresholds of garbage collection: the number of new objects before the young generation is collected, and the number of
+# collections of a generation before the next older one is collected.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
@@ -48,7 +49,7 @@ class _Registry:
     def __init__(self, inherited: _Registry | None = None) -> None:
         self.lock = threading.RLock()
         self.entries_by_kind: dict[str, dict[Any, Any]] = {}
-        # The locks of entries. An entry has one only while threads use it.
+        # The locks of entries. An entry has a lock only while threads use it.
         self.entry_locks: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
         self.inherited = inherited
 
@@ -65,7 +66,7 @@ os.register_at_fork(after_in_child=_reset_in_child)
 
 
 def registry_lock() -> AbstractContextManager[bool]:
-    """The lock of the registry. Each process has a new one, because a fork may inherit a held lock.
+    """The lock of the registry. Each process has a new lock, because a fork may inherit a held lock.
 
     All threads need this lock, so its block must not wait: no server, no file, no ``entry_lock`` and no ``get_or_create``.
     """
@@ -144,26 +145,26 @@ def clear_registry() -> dict[str, dict[Any, Any]]:
     """Empty the registry. Returns the entries by kind, for the caller to close."""
     registry = _registry
     with registry.lock:
-        removed = {kind: dict(things) for kind, things in registry.entries_by_kind.items()}
-        for things in registry.entries_by_kind.values():
-            things.clear()
+        removed = {kind: dict(entries_of_kind) for kind, entries_of_kind in registry.entries_by_kind.items()}
+        for entries_of_kind in registry.entries_by_kind.values():
+            entries_of_kind.clear()
     return removed
 
 
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
-def is_worker(worker: str) -> bool:
-    """Whether Spark started this process to run its module ``worker``: as main module, or in a fork of its daemon."""
-    return worker in sys.modules or _main_module() == worker
+def is_worker(module: str) -> bool:
+    """Whether Spark started this process to run its module ``module``: as main module, or in a fork of Spark's daemon."""
+    return module in sys.modules or _main_module() == module
 
 
 def tune_gc_of_runner() -> None:
     """Tune garbage collection for a long stream. Does nothing outside a source runner.
 
-    Imported modules stay, so full collections, which views of thousands of queues trigger, should not traverse them; that would
-    be most of their work. A view is in use until the next one replaces it, so collections free nothing of it. With Python's
-    default thresholds they took a fifth of the time of a plan of 100,000 queues.
+    Views of thousands of queues trigger full collections. Most of the work of a full collection would be to traverse the imported
+    modules, which stay. A view stays in use until the next view replaces it, so collections free none of it. With Python's
+    default thresholds, collections took a fifth of the time to plan 100,000 queues.
     """
     if _is_runner():
         tune_gc()
@@ -197,7 +198,7 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
         sys.__excepthook__(kind, error, trace)
 
 
-_deferred: dict[int, list[Callable[[], object]]] = {}  # by thread
+_deferred_closes: dict[int, list[Callable[[], object]]] = {}  # by thread
 
 
 class Closeable:
@@ -217,14 +218,16 @@ class Closeable:
 
 
 def signal_safe(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a method that users call. Closes that ``defer_close`` deferred inside it run when it ends, even if it raises."""
+    """Decorate a method that users call. When the method returns or raises, the closes run that ``defer_close`` deferred inside
+    it.
+    """
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return _run_entry(method, *args, **kwargs)
+            return _run_signal_safe(method, *args, **kwargs)
         finally:
-            if _deferred:
+            if _deferred_closes:
                 _run_deferred()
 
     return call
@@ -235,21 +238,21 @@ def defer_close(close: Callable[[], object]) -> bool:
 
     The method may belong to another object, because objects share connections.
     """
-    if not _is_inside_entry():
+    if not _is_inside_signal_safe():
         return False
-    _deferred.setdefault(threading.get_ident(), []).append(close)
+    _deferred_closes.setdefault(threading.get_ident(), []).append(close)
     return True
 
 
-def _run_entry(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def _run_signal_safe(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Mark the stack with the frame of this function. A counter would stay wrong if Ctrl-C interrupted its update."""
     return method(*args, **kwargs)
 
 
-def _is_inside_entry() -> bool:
+def _is_inside_signal_safe() -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is _run_entry.__code__:
+        if frame.f_code is _run_signal_safe.__code__:
             return True
         frame = frame.f_back
     return False
@@ -257,12 +260,12 @@ def _is_inside_entry() -> bool:
 
 def _run_deferred() -> None:
     thread_id = threading.get_ident()
-    while not _is_inside_entry() and (closes := _deferred.pop(thread_id, None)) is not None:
+    while not _is_inside_signal_safe() and (closes := _deferred_closes.pop(thread_id, None)) is not None:
         for close in closes:
             close()
 
 
-# The id of this process, cached: the system call would take as long as all other steps of a send.
+# The id of this process, cached because the system call would take as long as all other steps of a send.
 _pid = [os.getpid()]
 os.register_at_fork(after_in_child=lambda: _pid.__setitem__(0, os.getpid()))
 
@@ -279,39 +282,39 @@ class OwnerProcess:
         """Whether this process is the owner, and not a fork of it."""
         return _pid[0] == self._pid
 
-    def check(self, closed: bool) -> None:
-        """Raise ``ClosedError`` in a forked process, or if ``closed``."""
+    def check(self, is_closed: bool) -> None:
+        """Raise ``ClosedError`` in a forked process, or if ``is_closed``."""
         if _pid[0] != self._pid:
             raise ClosedError(
                 f"this {self._name} belongs to process {self._pid}, from which this one was forked",
                 remedy=f"Make a {self._name} in this process",
             )
-        if closed:
+        if is_closed:
             raise ClosedError(f"the {self._name} is closed")
 
 
 _Handlers = dict[int, Any]
-_replaced: list[_Handlers] = []  # the replaced handlers by signal
+_replaced_handlers: list[_Handlers] = []  # the replaced handlers by signal
 
 
 @contextlib.contextmanager
 def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
-    """Inside the block, these signals call ``handle`` instead of ending the program. Only the main thread receives signals: in
-    other threads this does nothing.
+    """Inside the block, these signals call ``handle`` instead of ending the program. In other threads than the main
+    thread, which receives all signals, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def call(number: int, frame: FrameType | None) -> None:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
         handle()
 
-    previous: _Handlers = {number: signal.signal(number, call) for number in numbers}
-    _replaced.append(previous)
+    previous: _Handlers = {number: signal.signal(number, handle_signal) for number in numbers}
+    _replaced_handlers.append(previous)
     try:
         yield
     finally:
-        _replaced.remove(previous)
+        _replaced_handlers.remove(previous)
         _restore_handlers(previous)
 
 
@@ -321,9 +324,9 @@ def _restore_handlers(handlers: _Handlers) -> None:
 
 
 def _restore_in_child() -> None:
-    """Restore the handlers in a forked child. With the replaced ones, a signal would not end the child."""
-    while _replaced:
-        _restore_handlers(_replaced.pop())
+    """Restore the handlers in a forked child. With the handlers of ``on_signals``, a signal would not end the child."""
+    while _replaced_handlers:
+        _restore_handlers(_replaced_handlers.pop())
 
 
 os.register_at_fork(after_in_child=_restore_in_child)
@@ -348,10 +351,10 @@ def python_call(*arguments: str, program: str = sys.executable, import_first: Se
         import_first: Folders from which modules are imported before those of PYTHONPATH.
     """
     folders = [*import_first, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     paths = os.pathsep.join(filter(os.path.isabs, folders))
     return {
         "args": [os.path.abspath(program), *arguments],
-        "env": {**variables, "PYTHONPATH": paths} if paths else variables,
+        "env": {**environment, "PYTHONPATH": paths} if paths else environment,
         "cwd": "/",
     }

@@ -1,9 +1,9 @@
 """Retries of metadata requests (``Retry``), and the error to raise when retries end (``RetryErrors``).
 
-That error names the first cause, and the last error before the deadline. An error of a request that the deadline cut short is
-left out, because it misleads: if a broker dies, its route expires, and at the deadline the name server has no time to answer.
-"No name server answers" would then be the last error, although the name server is healthy. Pulls: ``pull/outcomes``; sends:
-``producer/retry``.
+The raised error names the first cause, and the last error before the deadline. It leaves out the error of a request that the
+deadline cut short, because such an error misleads: if a broker dies, its route expires, and at the deadline the name server has
+no time to answer. "No name server answers" would then be the last error, although the name server is healthy. ``pull/outcomes``
+decides about retries of pulls, and ``producer/retry`` about retries of sends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RetryErrors:
     attempts: int = 0
 
     def record(self, error: RocketMQError, now: float, cut_short: bool = False) -> None:
-        """Record an error; ``cut_short`` if the deadline expired during the request."""
+        """Record an error. ``cut_short`` says whether the deadline expired during the request."""
         if self.first is None:
             self.first, self.since = error, now
         if self.last is None or not cut_short:
@@ -43,15 +43,15 @@ class RetryErrors:
         self.first, self.last, self.since, self.attempts = None, None, 0.0, 0
 
     def final_error(self, error: RocketMQError, now: float) -> RocketMQError:
-        """Return the error to raise for ``error``: the first one, with the number and duration of attempts and the last error.
+        """Return the error to raise for ``error``: the first error, with the number and duration of attempts and the last error.
 
-        A single error is returned as it is, and so is a permanent one.
+        A single error, or a permanent one, is returned as it is.
         """
         first, last = self.first, self.last
         if first is None or last is None or self.attempts < 2 or not error.retriable:
             return error
-        ending = [f"at last: {last.message}", last.remark] if last.message != first.message else []
-        remark = "; ".join(part for part in (first.remark, *ending) if part) or None
+        last_texts = [f"at last: {last.message}", last.remark] if last.message != first.message else []
+        remark = "; ".join(part for part in (first.remark, *last_texts) if part) or None
         return type(first)(
             f"{first.message}; tried {self.attempts} times in {now - self.since:.3g} s",
             first.addr,
@@ -78,7 +78,9 @@ class Retry:
     interval_s: float = 0.5
 
     def run(self, request: Callable[[], T], deadline: Deadline | None = None) -> T:
-        """Return the first success. Raises a permanent error at once, the last after all attempts, the first at the deadline."""
+        """Return the first result. Raises a permanent error at once, and otherwise the last error after all attempts, or
+        ``final_error`` at the deadline.
+        """
         pauses, errors = backoff(self.interval_s, 10.0), RetryErrors()
         for attempts_left in range(self.times, -1, -1):
             try:

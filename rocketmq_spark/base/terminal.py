@@ -23,15 +23,15 @@ _AWAITED = {signal.SIGCHLD, signal.SIGINT, *_FORWARDED}
 def detach() -> None:
     """Give up the controlling terminal of this process, if it has one. Raises ``OSError`` if that fails.
 
-    If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them: see
+    If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them. See
     ``continue_in_child``.
     """
     if (terminal := _open()) is None:
         return
     # If the leader of the session gives up the terminal, the system sends SIGHUP to the foreground group.
-    ignored = [signal.SIGHUP] if _is_leader() else []
+    ignored_signals = [signal.SIGHUP] if _is_leader() else []
     try:
-        with on_signals(lambda: None, *ignored):
+        with on_signals(lambda: None, *ignored_signals):
             fcntl.ioctl(terminal, termios.TIOCNOTTY)
     finally:
         os.close(terminal)
@@ -46,16 +46,18 @@ def continue_in_child() -> None:
     if not _is_leader() or (terminal := _open()) is None:
         return
     os.close(terminal)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     child = os.fork()
     if not child:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         return
     try:
-        with on_signals(lambda: None, signal.SIGCHLD):  # macOS drops signals that nothing handles, also blocked ones
+        with on_signals(
+            lambda: None, signal.SIGCHLD
+        ):  # macOS drops signals without a handler, also if they are blocked
             exit_code = _exit_code_of_child(child)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     raise SystemExit(exit_code if exit_code >= 0 else 128 - exit_code)
 
 
@@ -63,21 +65,22 @@ def _exit_code_of_child(child: int) -> int:
     """Wait for a child, and return its exit code. This process passes signals on to the child. The signals are blocked, so that
     this process never sends one to a new process that has the number of the ended child.
 
-    The user whose rights the child has may stop the child for ever. Then a signal that ends this process kills the child.
+    The user whose rights the child has may stop the child for ever. In this case, a signal that ends this process kills the
+    child.
     """
-    stopped = must_end = False
+    is_stopped = must_end = False
     while True:
         number = signal.sigwait(_AWAITED)
         if number == signal.SIGCHLD:
-            while (changed := os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
-                stopped = os.WIFSTOPPED(changed[1])
-                if not stopped and not os.WIFCONTINUED(changed[1]):
-                    return os.waitstatus_to_exitcode(changed[1])
+            while (child_change := os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+                is_stopped = os.WIFSTOPPED(child_change[1])
+                if not is_stopped and not os.WIFCONTINUED(child_change[1]):
+                    return os.waitstatus_to_exitcode(child_change[1])
         elif signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             must_end = True
             if number in _FORWARDED:  # Ctrl-C reaches the child, too
                 os.kill(child, number)
-        if stopped and must_end:
+        if is_stopped and must_end:
             os.kill(child, signal.SIGKILL)
 
 
@@ -87,7 +90,7 @@ def _is_leader() -> bool:
 
 def _open() -> int | None:
     """Open the terminal and return its descriptor. None if this process has no terminal, or cannot open the device, as in some
-    containers: then links to the device are harmless.
+    containers, where links to the device are harmless.
     """
     try:
         return os.open(_NAME, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)

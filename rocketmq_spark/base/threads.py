@@ -53,13 +53,13 @@ class Failure:
         capture(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
-# After a failure was logged with its traceback, failures of the same kind are logged without one for this time.
+# After a failure was logged with its traceback, further failures of its kind are logged without a traceback for this time.
 _TRACEBACK_PAUSE_S = 60.0
 _MAX_KINDS = 100
 
 
 class TracebackLimit:
-    """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code that raises it."""
+    """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -86,7 +86,7 @@ class TracebackLimit:
 
 
 def capture(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
-    """Return the result of ``code``, or its exception as a ``Failure``. Raises Ctrl-C in the main thread: it is for the user."""
+    """Return the result of ``code``, or its exception as a ``Failure``. In the main thread, Ctrl-C is raised."""
     try:
         return code(*args, **kwargs)
     except BaseException as e:
@@ -101,11 +101,11 @@ _local = threading.local()
 @contextlib.contextmanager
 def without_blocking() -> Iterator[None]:
     """Make ``may_block`` return False on this thread inside the block, so that another thread does the work that may block."""
-    before, _local.waits = may_block(), False
+    previous_value, _local.waits = may_block(), False
     try:
         yield
     finally:
-        _local.waits = before
+        _local.waits = previous_value
 
 
 def may_block() -> bool:
@@ -152,7 +152,7 @@ def _run_and_log_failure(name: str, loop: Callable[[], None]) -> bool:
     return True
 
 
-_CHECK_S = 1.0
+_FLAG_CHECK_S = 1.0
 
 
 class Latch:
@@ -173,26 +173,27 @@ class Latch:
             self._lock.release()
 
     def is_set(self) -> bool:
-        """Whether it is set. Call this only on the thread that waits."""
+        """Whether the flag is set. Only the thread that waits for the flag may call this."""
         return not self._lock.locked()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the flag is set, for at most ``seconds``. Returns whether it is set.
+        """Wait until the flag is set, for at most ``seconds``. Returns whether the flag is set.
 
-        Without ``seconds`` the thread checks periodically: of two signals at once, another thread may take both and wake none.
+        Without ``seconds`` the thread wakes periodically to check the flag: if two signals arrive at once, another thread may
+        receive both and wake no waiting thread.
         """
-        while not self._lock.acquire(timeout=_CHECK_S if seconds is None else max(0.0, seconds)):
+        while not self._lock.acquire(timeout=_FLAG_CHECK_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
                 return False
-        self.set()  # the wait cleared it
+        self.set()  # the wait cleared the flag
         return True
 
 
-_collecting: set[int] = set()  # ids of threads that collect garbage now
+_collecting_threads: set[int] = set()  # ids of threads that collect garbage now
 
 
 def _on_collection(phase: str, info: object) -> None:
-    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
+    (_collecting_threads.add if phase == "start" else _collecting_threads.discard)(threading.get_ident())
 
 
 gc.callbacks.append(_on_collection)
@@ -200,16 +201,16 @@ gc.callbacks.append(_on_collection)
 
 def deferred_by_collection(work: Callable[[], None]) -> bool:
     """Return whether this thread is collecting garbage, perhaps while it holds a lock. Then another thread runs ``work``."""
-    if threading.get_ident() not in _collecting:
+    if threading.get_ident() not in _collecting_threads:
         return False
-    if not sys.is_finalizing():  # new threads no longer run, and starting one would wait for it
+    if not sys.is_finalizing():  # at the end of Python, a new thread no longer runs, and ``start`` would wait for it
         with contextlib.suppress(RuntimeError):  # the system allows no more threads
             start_thread("rocketmq-collected", work, restart=False)
     return True
 
 
 class KeyedExecutor:
-    """One thread per key; ``limit`` is the number of calls that may wait for a thread."""
+    """One thread per key; ``limit`` is how many calls may wait for each thread."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
@@ -240,12 +241,12 @@ class KeyedExecutor:
 
     def wait(self, key: Hashable, seconds: float) -> None:
         """Wait until the present work of ``key`` is done, for at most ``seconds``."""
-        done = Latch()
+        latch = Latch()
         with self._lock:
             if (queue := self._work.get(key)) is None:
                 return
-            queue.append(done.set)
-        done.wait(seconds)
+            queue.append(latch.set)
+        latch.wait(seconds)
 
     def _run(self, key: Hashable, queue: deque[Callable[[], None]]) -> None:
         while (work := self._next(key, queue)) is not None:
@@ -308,9 +309,9 @@ class DaemonThreadPool(Executor):
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
         """Wait until no work is left, or until ``deadline``. Returns whether no work is left."""
-        while (busy := self._thread_count > self._idle_count or bool(self._queue)) and not deadline.expired:
+        while (is_busy := self._thread_count > self._idle_count or bool(self._queue)) and not deadline.expired:
             deadline.pause(_POLL_S)
-        return not busy
+        return not is_busy
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
@@ -348,8 +349,8 @@ class Timer:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        self._pending_calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._call_numbers = itertools.count()
         self._lock = threading.Lock()
         self._wakeups: SimpleQueue[None] = SimpleQueue()  # a threading.Condition takes several times as long
         self._thread: threading.Thread | None = None
@@ -392,51 +393,51 @@ class Timer:
         with self._lock:
             if self._closed:
                 return
-            # Before the call is added: if the thread cannot start, or Ctrl-C comes, the caller gets the exception. The thread
-            # waits for the lock when it wakes; if it were not woken here, later calls would not wake it either.
+            # The thread is started and woken before the call is added. So if the thread cannot start, or Ctrl-C comes, the caller
+            # gets the exception. The woken thread waits for the lock. Without this wakeup, later calls would not wake it either.
             self._start()
-            entry = (time.monotonic() + seconds, next(self._numbers), call)
-            if not self._due or entry < self._due[0]:
+            entry = (time.monotonic() + seconds, next(self._call_numbers), call)
+            if not self._pending_calls or entry < self._pending_calls[0]:
                 self._wakeups.put(None)
-            heapq.heappush(self._due, entry)
+            heapq.heappush(self._pending_calls, entry)
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Call once on the timer's thread, or on this one if the system allows no more threads."""
+        """Call ``call`` once and soon, on the timer's thread; on this thread if the system allows no more threads."""
         try:
             self.call_later(0, call)
         except RuntimeError:
             call()
 
     def start(self) -> None:
-        """Start the thread now, for callers that could not handle a failure later. Raises ``RuntimeError`` if it cannot start."""
+        """Start the thread now, for callers that could not handle a failure later. Raises ``RuntimeError`` if that fails."""
         with self._lock:
             if not self._closed:
                 self._start()
 
     def call_repeatedly(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
-        """Call repeatedly, ``seconds`` after the end of the previous call, even if a call raises."""
+        """Call ``call`` after ``first_s``, and then ``seconds`` after the end of each call, even if the call raised."""
 
-        def turn() -> None:
+        def call_and_repeat() -> None:
             try:
                 call()
             finally:
-                self.call_later(seconds, turn)
+                self.call_later(seconds, call_and_repeat)
 
-        self.call_later(first_s, turn)
+        self.call_later(first_s, call_and_repeat)
 
     def drain(self, seconds: float) -> None:
-        """Wait for the calls that are due now, unless this is one of them."""
+        """Wait for the calls that are due now, unless the caller is one of them."""
         if self._thread is None or self._thread is threading.current_thread():
             return
-        drained = Latch()
-        self.call_later(0, drained.set)
-        drained.wait(seconds)
+        latch = Latch()
+        self.call_later(0, latch.set)
+        latch.wait(seconds)
 
     def close(self, wait_s: float = 5.0) -> None:
         """Discard pending calls and end the thread; wait up to ``wait_s`` for a running call."""
         with self._lock:
             self._closed = True
-            self._due.clear()
+            self._pending_calls.clear()
             thread = self._thread
         self._wakeups.put(None)
         if thread is not None and thread is not threading.current_thread():
@@ -456,8 +457,8 @@ class Timer:
             with self._lock:
                 if self._closed:
                     return None
-                wait = self._due[0][0] - time.monotonic() if self._due else None
-                if wait is not None and wait <= 0:
-                    return heapq.heappop(self._due)[2]
-            with contextlib.suppress(Empty):  # a wait of centuries is more than a lock takes
-                self._wakeups.get(timeout=None if wait is None else min(wait, threading.TIMEOUT_MAX))
+                wait_s = self._pending_calls[0][0] - time.monotonic() if self._pending_calls else None
+                if wait_s is not None and wait_s <= 0:
+                    return heapq.heappop(self._pending_calls)[2]
+            with contextlib.suppress(Empty):  # a lock accepts no wait of centuries
+                self._wakeups.get(timeout=None if wait_s is None else min(wait_s, threading.TIMEOUT_MAX))

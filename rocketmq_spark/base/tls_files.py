@@ -18,15 +18,15 @@ from rocketmq_spark.errors import RocketMQError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# While files are replaced, they may be missing, or not match each other. An authority whose file stays away longer was removed
-# on purpose, and must not be trusted.
+# While files are replaced, files may be missing, or not match each other. An authority whose file is missing for longer was
+# removed on purpose, and must not be trusted.
 STALE_S = 600.0
-# A key may demand minutes of work before it is refused. So a load that failed is repeated only after this many times as long as
-# it took, unless a file was replaced: then at most a tenth of a processor works for it.
+# To reject a key may take minutes of work. So a failed load is repeated after a pause of this many times its duration, or when a
+# file was replaced. Failed loads then take at most a tenth of a processor.
 _PAUSE_FACTOR = 10
 
 
-class ReloadedFiles(Generic[T]):
+class ReloadedValue(Generic[T]):
     """The result of ``load``, which is called again after one of the files in ``paths`` was replaced.
 
     While ``load`` fails, ``get`` returns the last value for at most ``STALE_S``, and logs one warning.
@@ -36,8 +36,9 @@ class ReloadedFiles(Generic[T]):
         self._paths = tuple(os.path.expanduser(path) for path in paths if path)
         self._load = load
         self._loaded: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the value
-        self._failed: tuple[tuple[object, ...], OSError | RocketMQError, Deadline] | None = None
-        self._stale: Deadline | None = None  # set while the files cannot be loaded: when the value expires
+        # The stamps of the files, the error, and when ``load`` may be called again.
+        self._last_failure: tuple[tuple[object, ...], OSError | RocketMQError, Deadline] | None = None
+        self._stale_deadline: Deadline | None = None  # when the value expires; None while the files can be loaded
 
     def get(self) -> T:
         """Return the value. Raises the error of ``load`` if there is no value yet, or if it has expired."""
@@ -51,28 +52,28 @@ class ReloadedFiles(Generic[T]):
                 if self._loaded is None or not self._may_use_stale(e):
                     raise
                 return self._loaded[1]
-        if self._stale is not None:
-            self._stale = None
+        if self._stale_deadline is not None:
+            self._stale_deadline = None
             logger.warning("the TLS files %s can be read again", ", ".join(self._paths))
         return self._loaded[1]
 
     def _reload(self, stamps: tuple[object, ...]) -> T:
-        if self._failed is not None and self._failed[0] == stamps and not self._failed[2].expired:
-            raise self._failed[1].with_traceback(None)
+        if self._last_failure is not None and self._last_failure[0] == stamps and not self._last_failure[2].expired:
+            raise self._last_failure[1].with_traceback(None)
         started_s = time.monotonic()
         try:
             return self._load()
         except (OSError, RocketMQError) as e:
-            self._failed = stamps, e, Deadline.after(_PAUSE_FACTOR * (time.monotonic() - started_s))
+            self._last_failure = stamps, e, Deadline.after(_PAUSE_FACTOR * (time.monotonic() - started_s))
             raise
 
     def _may_use_stale(self, error: Exception) -> bool:
-        stale = self._stale  # another thread may load the files meanwhile
-        if stale is None:
-            stale = self._stale = Deadline.after(STALE_S)
+        stale_deadline = self._stale_deadline  # another thread may load the files meanwhile
+        if stale_deadline is None:
+            stale_deadline = self._stale_deadline = Deadline.after(STALE_S)
             text = "the TLS files %s cannot be read any more: %s. New connections fail if that lasts longer than %d minutes"
             logger.warning(text, ", ".join(self._paths), error, STALE_S // 60)
-        return not stale.expired
+        return not stale_deadline.expired
 
 
 def _stamp(path: str) -> object:
@@ -85,8 +86,8 @@ def _stamp(path: str) -> object:
 
 
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-# Parts of a PEM file that somebody's options name. OpenSSL sorts certificates again for each one that it adds, which takes a
-# minute for 8,000 of them. Systems trust 150.
+# How many parts a PEM file may have that an option names. OpenSSL sorts all certificates again for each added certificate, which
+# takes a minute for 8,000 certificates. Systems trust about 150.
 MAX_PEM_BLOCKS = 500
 _HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 
@@ -94,8 +95,8 @@ _HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 def system_authorities() -> bytes:
     """Return the authorities that Python's ``ssl`` trusts by default, as PEM; empty if the system has none.
 
-    They are in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and SSL_CERT_DIR replace these
-    paths.
+    The system stores them in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and SSL_CERT_DIR
+    replace these paths.
     """
     certificates = dict.fromkeys(pem for path in _system_files() for pem in _certificates(_read_or_empty(path)))
     return b"\n".join([*certificates, b""]) if certificates else b""
@@ -111,9 +112,9 @@ def check_authorities(pem: bytes) -> None:
 def _certificates(pem: bytes) -> Iterator[bytes]:
     """The certificates in the content of a file, in time that is linear in its size."""
     end = 0
-    while (begin := pem.find(_BEGIN, end)) >= 0 and (last := pem.find(_END, begin)) >= 0:
-        end = last + len(_END)
-        yield pem[begin:end]
+    while (start := pem.find(_BEGIN, end)) >= 0 and (end_marker := pem.find(_END, start)) >= 0:
+        end = end_marker + len(_END)
+        yield pem[start:end]
 
 
 def _system_files() -> Iterator[Path]:

@@ -17,6 +17,7 @@ class Frames:
         self._chains = chains
         self._format = format
         self._are_read: dict[object, bool | None] = {}  # by variable and function
+        self._origins: dict[ast.expr, ast.expr] = {}  # by each call and attribute between a chain's end and its origin
         self._active: set[object] = set()
         self._is_circular = False
 
@@ -26,21 +27,36 @@ class Frames:
 
     def _reads(self, node: ast.expr) -> bool | None:
         """As ``reads``; None if the answer depends only on a variable or function that is being examined (recursion)."""
-        while isinstance(node, ast.Call | ast.Attribute):
-            if isinstance(node, ast.Call):
-                if functions := self._program.functions(node.func):
-                    returned = [value for function in functions for value in self._program.returned(function)]
-                    return self._all_read(functions[0], returned)
-                chain = self._chains.chain_with(node)
-                if chain is not None and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
-                    return self._chains.format(chain) == self._format
-            elif node.attr in ROLES:
-                return False
-            elif self._program.bindings(node)[0] is not node:
-                break
-            node = node.func if isinstance(node, ast.Call) else node.value
-        key, bindings = self._program.bindings(node)
+        origin = self._origin(node)
+        if isinstance(origin, ast.Call):
+            if functions := self._program.functions(origin.func):
+                returned = [value for function in functions for value in self._program.returned(function)]
+                return self._all_read(functions[0], returned)
+            chain = self._chains.chain_with(origin)
+            return chain is not None and self._chains.format(chain) == self._format
+        if isinstance(origin, ast.Attribute) and origin.attr in ROLES:
+            return False
+        key, bindings = self._program.bindings(origin)
         return self._all_read(key, self._bound_expressions(bindings))
+
+    def _origin(self, node: ast.expr) -> ast.expr:
+        """Return the first expression of a chain of calls that shows what the chain is.
+
+        It is a call of one of the program's functions, a call of ``load``, a reader or writer, or a variable.
+        """
+        passed = []
+        while isinstance(node, ast.Call | ast.Attribute) and node not in self._origins and not self._is_origin(node):
+            passed.append(node)
+            node = node.func if isinstance(node, ast.Call) else node.value
+        origin = self._origins.get(node, node)
+        self._origins.update(dict.fromkeys(passed, origin))
+        return origin
+
+    def _is_origin(self, node: ast.Call | ast.Attribute) -> bool:
+        if isinstance(node, ast.Attribute):
+            return node.attr in ROLES or self._program.bindings(node)[0] is not node
+        is_load = isinstance(node.func, ast.Attribute) and node.func.attr == "load"
+        return bool(self._program.functions(node.func)) or (is_load and self._chains.chain_with(node) is not None)
 
     def _all_read(self, key: object, values: Iterable[ast.expr | None]) -> bool | None:
         """Whether all values of a variable or a function are frames of the format's source."""

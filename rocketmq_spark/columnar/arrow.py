@@ -60,23 +60,25 @@ def null_mask(array: pa.Array) -> Mask | None:
 
 def non_empty_mask(array: pa.Array) -> Mask | None:
     """Which rows are neither null nor empty; None if all rows are."""
-    here: Mask = lengths(array) > 0
-    missing = null_mask(array)
-    if missing is not None:
-        here &= ~missing
-    return None if here.all() else here
+    non_empty: Mask = lengths(array) > 0
+    nulls = null_mask(array)
+    if nulls is not None:
+        non_empty &= ~nulls
+    return None if non_empty.all() else non_empty
 
 
-def rows_with(values: pa.Array, wanted: bytes) -> npt.NDArray[np.intp]:
-    """The numbers of the rows that contain any of the bytes in ``wanted``."""
+def rows_with(values: pa.Array, searched_bytes: bytes) -> npt.NDArray[np.intp]:
+    """The numbers of the rows that contain any of the bytes in ``searched_bytes``."""
     data, ends = data_and_offsets(values)
     if len(ends) < 2:
         return np.zeros(0, np.intp)
-    used = bytes(data[int(ends[0]) : int(ends[-1])])
-    if all(used.find(byte) < 0 for byte in wanted):
+    content = bytes(data[int(ends[0]) : int(ends[-1])])
+    if all(content.find(byte) < 0 for byte in searched_bytes):
         return np.zeros(0, np.intp)
-    places = np.flatnonzero(np.isin(np.frombuffer(used, np.uint8), np.frombuffer(wanted, np.uint8))) + ends[0]
-    rows: npt.NDArray[np.intp] = np.searchsorted(ends, places, side="right") - 1
+    positions = (
+        np.flatnonzero(np.isin(np.frombuffer(content, np.uint8), np.frombuffer(searched_bytes, np.uint8))) + ends[0]
+    )
+    rows: npt.NDArray[np.intp] = np.searchsorted(ends, positions, side="right") - 1
     return rows
 
 
@@ -92,11 +94,11 @@ def is_utf8(data: bytes) -> bool:
 def non_utf8_rows(values: pa.Array) -> list[int]:
     """The indexes of the values that are not UTF-8. Spark does not check ``cast(binary as string)``."""
     data, ends = data_and_offsets(values)
-    used = bytes(data[int(ends[0]) : int(ends[-1])])
-    if used.isascii():
+    content = bytes(data[int(ends[0]) : int(ends[-1])])
+    if content.isascii():
         return []
-    first = np.frombuffer(used, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
-    if is_utf8(used) and not bool((first & 0xC0 == 0x80).any()):
+    first_bytes = np.frombuffer(content, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
+    if is_utf8(content) and not bool((first_bytes & 0xC0 == 0x80).any()):
         # No value begins inside a character of the previous value.
         return []
     return [i for i, value in enumerate(values.to_pylist()) if value is not None and not is_utf8(value)]
@@ -150,36 +152,36 @@ def repeated(value: str, count: int) -> pa.Array:
 
 
 class _Tiles:
-    """Cache of repeated texts, because the batches of one query repeat the same few."""
+    """Cache of repeated texts, because the batches of one query repeat a few texts."""
 
-    def __init__(self, keep: int = 64) -> None:
-        self._made: dict[tuple[str, ...], pa.Array] = {}
-        self._keep = keep
+    def __init__(self, max_entries: int = 64) -> None:
+        self._arrays: dict[tuple[str, ...], pa.Array] = {}
+        self._max_entries = max_entries
 
-    def __call__(self, values: tuple[str, ...], times: int) -> pa.Array:
-        array = self._made.get(values)
-        if array is None or len(array) < times * len(values):
-            if len(self._made) >= self._keep:
-                self._made.clear()
-            array = self._made[values] = _tile(values, max(times, 1 << 14))
-        return array[: times * len(values)]
+    def __call__(self, values: tuple[str, ...], count: int) -> pa.Array:
+        array = self._arrays.get(values)
+        if array is None or len(array) < count * len(values):
+            if len(self._arrays) >= self._max_entries:
+                self._arrays.clear()
+            array = self._arrays[values] = _tile(values, max(count, 1 << 14))
+        return array[: count * len(values)]
 
 
-def _tile(values: tuple[str, ...], times: int) -> pa.Array:
+def _tile(values: tuple[str, ...], count: int) -> pa.Array:
     encoded = [value.encode() for value in values]
-    lengths = np.tile(np.array([len(value) for value in encoded], np.int32), times)
+    lengths = np.tile(np.array([len(value) for value in encoded], np.int32), count)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    content = pa.py_buffer(b"".join(encoded) * times)
+    content = pa.py_buffer(b"".join(encoded) * count)
     return pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), content])
 
 
 _tiled = _Tiles()
 
 
-def tiled(values: tuple[str, ...], times: int) -> pa.Array:
-    """``values`` in order, repeated ``times`` times."""
-    return _tiled(values, times)
+def tiled(values: tuple[str, ...], count: int) -> pa.Array:
+    """The ``values`` in order, ``count`` times."""
+    return _tiled(values, count)
 
 
 def integers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:

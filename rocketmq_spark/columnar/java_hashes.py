@@ -1,7 +1,7 @@
 """Java's string hash of a whole column at once. Pure.
 
-A string's hash is a sum of products, so one running sum over all code units of the column gives every hash as the difference of
-two entries; 32-bit arithmetic that wraps is what Java does too.
+The hash of a string is a sum of products. So each hash is the difference of two entries of one running sum over all code units of
+the column. The 32-bit arithmetic wraps, as in Java.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def _hash_texts(texts: Sequence[str]) -> npt.NDArray[np.int32]:
     joined = "".join(items)
     if joined.isascii():
         return _hashes(np.frombuffer(joined.encode("ascii"), np.uint8), np.concatenate(([0], ends)))
-    points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+    code_points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
     units = np.frombuffer(joined.encode("utf-16-le", "surrogatepass"), np.uint16)
-    return _hashes(units, _unit_offsets(1 + (points > 0xFFFF), np.concatenate(([0], ends))))
+    return _hashes(units, _unit_offsets(1 + (code_points > 0xFFFF), np.concatenate(([0], ends))))
 
 
 def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
@@ -50,15 +50,16 @@ def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
     if not len(array):
         return np.zeros(0, np.int32)
     _, offset_buffer, data = array.buffers()
-    kind = np.int64 if str(array.type) == "large_string" else np.int32
-    offsets = np.frombuffer(offset_buffer, kind)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]] if data is not None else np.zeros(0, np.uint8)
+    offset_type = np.int64 if str(array.type) == "large_string" else np.int32
+    offsets = np.frombuffer(offset_buffer, offset_type)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    utf8_bytes = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]] if data is not None else np.zeros(0, np.uint8)
     offsets = offsets - offsets[0]
-    if not (raw & 0x80).any():
-        return _hashes(raw, offsets)
-    # The first byte of a UTF-8 sequence counts as one UTF-16 unit, or as two if the sequence has four; the others as none.
-    widths = ((raw & 0xC0) != 0x80).astype(np.int64) + (raw >= 0xF0)
-    units = np.frombuffer(raw.tobytes().decode("utf-8").encode("utf-16-le"), np.uint16)
+    if not (utf8_bytes & 0x80).any():
+        return _hashes(utf8_bytes, offsets)
+    # The first byte of a UTF-8 sequence counts as one UTF-16 unit, or as two if the sequence has four bytes. The other bytes
+    # count as none.
+    widths = ((utf8_bytes & 0xC0) != 0x80).astype(np.int64) + (utf8_bytes >= 0xF0)
+    units = np.frombuffer(utf8_bytes.tobytes().decode("utf-8").encode("utf-16-le"), np.uint16)
     return _hashes(units, _unit_offsets(widths, offsets))
 
 
@@ -73,8 +74,8 @@ def _hashes(units: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDAr
     powers = np.full(max(int(lengths.max(initial=0)), 1), 31, np.uint32)
     powers[0] = 1
     powers = np.cumprod(powers, dtype=np.uint32)
-    to_end = np.repeat(offsets[1:], lengths) - 1 - np.arange(offsets[-1])
-    terms = units.astype(np.uint32) * powers[to_end]
+    exponents = np.repeat(offsets[1:], lengths) - 1 - np.arange(offsets[-1])
+    terms = units.astype(np.uint32) * powers[exponents]
     sums = np.concatenate((np.zeros(1, np.uint32), np.cumsum(terms, dtype=np.uint32)))
     hashes: npt.NDArray[np.int32] = (sums[offsets[1:]] - sums[offsets[:-1]]).view(np.int32)
     return hashes

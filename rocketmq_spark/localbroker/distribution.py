@@ -101,7 +101,7 @@ def cache_folder() -> Path:
     process.get_or_create(
         "cache", temporary, functools.partial(_LOG.warning, warning, problem, temporary, CACHE_VARIABLE)
     )
-    if temporary.is_symlink() or folders.foreign_owner(temporary, root_may=False) is not None:
+    if temporary.is_symlink() or folders.foreign_file(temporary, root_may_own=False) is not None:
         # Any user may have created it.
         raise LocalBrokerError(
             f"{temporary} is a link, or belongs to another user; files from there would be executed",
@@ -188,8 +188,8 @@ def _check(folder: Path, close: Callable[[Path], bool]) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    if (foreign_owner := folders.foreign_owner(folder)) is not None:
-        raise _unsafe_error(str(foreign_owner))
+    if (foreign_file := folders.foreign_file(folder)) is not None:
+        raise _unsafe_error(str(foreign_file))
     if folder.is_symlink():
         _check_above(folder)
 
@@ -277,7 +277,7 @@ def _is_usable(path: Path, jar: Jar) -> bool:
     because others may have the file open.
     """
     try:
-        if folders.foreign_owner(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
+        if folders.foreign_file(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
             return False
         if folders.others_may_write(path.stat()):
             folders.replace_file(path, folders.read_regular(path), _FILE_MODE)

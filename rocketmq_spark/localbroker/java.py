@@ -113,7 +113,7 @@ def user_cache() -> Path:
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
     configured = os.environ.get("XDG_CACHE_HOME")
-    usable = configured and os.path.isabs(configured) and folders.foreign_owner(Path(configured)) is None
+    usable = configured and os.path.isabs(configured) and folders.foreign_file(Path(configured)) is None
     return Path(configured if configured and usable else folders.home() / ".cache") / "rocketmq-spark"
 
 

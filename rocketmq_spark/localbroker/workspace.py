@@ -98,8 +98,8 @@ def _data_folder_problem(data: Path) -> str | None:
     """Close a data folder and the files of clusters in it for other users, or return a clause about why servers must not use it.
     A rejected folder keeps its mode, so that the next start rejects it, too.
     """
-    if (foreign_owner := folders.foreign_owner(data)) is not None:
-        return str(foreign_owner)
+    if (foreign_file := folders.foreign_file(data)) is not None:
+        return str(foreign_file)
     status = data.stat()
     if folders.is_shared_folder(status):
         return f"all users may write to it (mode {stat.S_IMODE(status.st_mode):04o}): name a new folder in it"
@@ -111,15 +111,15 @@ def _entries_problem(data: Path, was_open: bool) -> str | None:
     for place in _cluster_entries(data):
         if was_open:
             return moved_to(place, was_open)
-        if (foreign_owner := folders.foreign_owner(place)) is not None:
-            return str(foreign_owner)
+        if (foreign_file := folders.foreign_file(place)) is not None:
+            return str(foreign_file)
         if (problem := folders.irregularity(place)) is not None:
             return f"{problem}, to which servers would write"
         if (problem := moved_to(place, was_open, folders.subfolders(place))) is not None:
             return problem
-        if (foreign := folders.foreign_in(place)) is not None:
+        if (foreign := folders.foreign_file_in(place)) is not None:
             return str(foreign)
-        if (problem := folders.irregular_in(place, _TEMPORARY_FOLDERS)) is not None:
+        if (problem := folders.irregularity_in(place, _TEMPORARY_FOLDERS)) is not None:
             return f"{problem}, to which servers would write"
     return None
 
@@ -171,7 +171,7 @@ def _clean_up(record: Path) -> None:
     """End the processes and remove the folder that a record of a killed process names. A record that other users could have
     written is ignored.
     """
-    if folders.foreign_owner(record) is not None:
+    if folders.foreign_file(record) is not None:
         return
     with contextlib.suppress(OSError, ValueError), open(folders.open_regular(record, os.O_RDWR), "r+") as f:
         if folders.others_may_write(os.fstat(f.fileno())):
@@ -182,8 +182,8 @@ def _clean_up(record: Path) -> None:
         content = json.load(f)
         data = Path(content["data"])
         # Another user may have created a folder of this name after it was removed.
-        is_own = folders.foreign_owner(data) is None
-        was_reserved = folders.foreign_owner(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
+        is_own = folders.foreign_file(data) is None
+        was_reserved = folders.foreign_file(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
         # Another process with another cache may use the folder now: then its servers belong to that process.
         with _locked_if_unused(data) if is_own else contextlib.nullcontext():
             for pid in _server_pids(data):

@@ -94,12 +94,12 @@ class TopicDescription:
     @property
     def message_type(self) -> str | None:
         """Its message type; if brokers differ, all types, separated by commas. None on brokers that do not have types."""
-        return _comma_separated({there.message_type for there in self.brokers.values()})
+        return _comma_separated({settings.message_type for settings in self.brokers.values()})
 
     @property
     def permission(self) -> str | None:
         """Its permission; if brokers differ, all permissions, separated by commas."""
-        return _comma_separated({there.permission for there in self.brokers.values()})
+        return _comma_separated({settings.permission for settings in self.brokers.values()})
 
     @property
     def messages(self) -> int:
@@ -272,7 +272,7 @@ class QueueLag(NamedTuple):
     """The offsets of one queue, and a reader's position in it.
 
     ``min_offset`` (first) and ``max_offset`` (end) are None if no broker reported them. ``position`` is the next offset to read;
-    None if the reader has none. ``next_stored_ms`` is when the first message from there on was stored (epoch ms); None: unknown.
+    None if the reader has none. ``next_stored_ms`` is when the next message to read was stored (epoch ms); None if unknown.
     """
 
     queue: MessageQueue
@@ -313,7 +313,7 @@ class QueueLag(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Totals of all queues: unread and lost messages, the age of the oldest unread one, and queues whose lag is unknown.
+    """Totals of all queues: unread and lost messages, the age of the oldest unread message, and queues whose lag is unknown.
 
     The first three are None if no queue's lag is known.
     """
@@ -325,24 +325,24 @@ class Total(NamedTuple):
 
 
 def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
-    """Add up ``queues``. Those without a known lag are only counted; if the age of one queue is unknown, so is the total age."""
+    """Add up ``queues``. Queues without a known lag are only counted. If the age of one queue is unknown, so is the total age."""
     all_queues = list(queues)
-    known = [one for one in all_queues if one.lag is not None]
-    if not known:
+    known_lags = [queue_lag for queue_lag in all_queues if queue_lag.lag is not None]
+    if not known_lags:
         return Total(None, None, None, len(all_queues))
-    ages = [one.behind_ms(now_ms) for one in known]
+    ages = [queue_lag.behind_ms(now_ms) for queue_lag in known_lags]
     return Total(
-        sum(one.lag or 0 for one in known),
-        sum(one.lost or 0 for one in known),
+        sum(queue_lag.lag or 0 for queue_lag in known_lags),
+        sum(queue_lag.lost or 0 for queue_lag in known_lags),
         None if None in ages else max(age for age in ages if age is not None),
-        len(all_queues) - len(known),
+        len(all_queues) - len(known_lags),
     )
 
 
 class Pace(NamedTuple):
     """Offsets read and written per second between two measurements, and the seconds until the reader has caught up at this pace.
 
-    Unknown values are None, and so is the last one if the reader does not catch up.
+    Unknown values are None, and so is ``catch_up_s`` if the reader does not catch up.
     """
 
     read_per_s: float | None = None
@@ -354,14 +354,18 @@ def pace(before: Iterable[QueueLag], now: Iterable[QueueLag], seconds: float) ->
     """Compute the pace from queues whose lag was known both times. It is unknown if offsets decreased: the group's offsets were
     reset, or the topic was created again.
     """
-    old = {one.queue: one for one in before if one.lag is not None}
-    pairs = [(old[one.queue], one) for one in now if one.lag is not None and one.queue in old]
+    lags_before = {queue_lag.queue: queue_lag for queue_lag in before if queue_lag.lag is not None}
+    pairs = [
+        (lags_before[queue_lag.queue], queue_lag)
+        for queue_lag in now
+        if queue_lag.lag is not None and queue_lag.queue in lags_before
+    ]
     if not pairs or seconds <= 0:
         return Pace()
-    read = [(b.position or 0) - (a.position or 0) for a, b in pairs]
-    written = [(b.max_offset or 0) - (a.max_offset or 0) for a, b in pairs]
-    if min(read) < 0 or min(written) < 0:
+    read_counts = [(later.position or 0) - (earlier.position or 0) for earlier, later in pairs]
+    written_counts = [(later.max_offset or 0) - (earlier.max_offset or 0) for earlier, later in pairs]
+    if min(read_counts) < 0 or min(written_counts) < 0:
         return Pace()
-    left, gained = sum(b.lag or 0 for _, b in pairs), sum(read) - sum(written)
-    catch_up_s = 0.0 if not left else left * seconds / gained if gained > 0 else None
-    return Pace(sum(read) / seconds, sum(written) / seconds, catch_up_s)
+    unread_count, gain = sum(later.lag or 0 for _, later in pairs), sum(read_counts) - sum(written_counts)
+    catch_up_s = 0.0 if not unread_count else unread_count * seconds / gain if gain > 0 else None
+    return Pace(sum(read_counts) / seconds, sum(written_counts) / seconds, catch_up_s)

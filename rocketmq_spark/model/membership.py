@@ -127,7 +127,7 @@ class ConsumerStats:
 class RunningInfo:
     """A member as ``mqadmin consumerStatus`` shows it; ``properties`` are its settings by Java's names.
 
-    ``started_ms`` is in ms since 1970; tools compare the subscriptions only of members that have run for two minutes.
+    ``started_ms`` is in ms since 1970; tools compare only the subscriptions of members that have run for two minutes.
     """
 
     membership: Membership

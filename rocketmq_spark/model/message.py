@@ -68,13 +68,13 @@ class KeyedMessage(Message):
 
 
 class _StoredFields:
-    """Fields of a message that were not set are decoded when they are read (``wire.stored_fields``).
+    """Decodes the fields of a message that were not set, when they are read (``wire.stored_fields``).
 
-    Only ``properties``, which most listeners read several times, are set then. If the others were, a value that another thread
-    sets at that moment would be lost.
+    A read sets only ``properties``, which most listeners read several times. If a read also set other fields, it could overwrite
+    a value that another thread sets at the same moment.
     """
 
-    if TYPE_CHECKING:  # no ``__getattr__``: messages would have attributes of any name
+    if TYPE_CHECKING:  # with ``__getattr__``, type checkers would accept attributes of any name
         _decode_field: Callable[[str, Any], Any]
         _head: bytes
         _properties: bytes
@@ -85,14 +85,14 @@ class _StoredFields:
             if name in _LAZY_FIELDS:
                 try:
                     decode = self._decode_field
-                except AttributeError:  # a complete message, of which a field was deleted
+                except AttributeError:  # a field of a complete message was deleted
                     pass
                 else:
                     return decode(name, self)
-            return object.__getattribute__(self, name)  # raises what it did before, also the error of a property
+            return object.__getattribute__(self, name)  # raises the same error again, also that of a property
 
         def __getstate__(self) -> Any:
-            """The fields only: earlier releases have nothing else, and could not read what was pickled."""
+            """Return the fields only, because earlier releases have no other attributes, and could not unpickle them."""
             state = object.__getstate__(self)
             if isinstance(state, tuple):
                 for name in _StoredFields.__slots__:
@@ -100,7 +100,7 @@ class _StoredFields:
             return state
 
 
-@dataclass(slots=True)  # not frozen: creating one would take six times as long, and there is one for each message
+@dataclass(slots=True)  # not frozen: a frozen message takes six times as long to create
 class ReceivedMessage(_StoredFields):
     """A stored message, as consumers and ``Admin`` return it. Reads of Spark and ``poll_arrow`` do not create these.
 
@@ -228,7 +228,8 @@ PopTarget = tuple[str, int]  # where messages are popped: a topic, and the index
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
     """Settings of a consumer group that a Proxy reports: the number of attempts before a message becomes a dead letter, whether
-    messages keep their order, and the pauses in seconds before each redelivery; the last pause applies to all further ones.
+    messages keep their order, and the pauses in seconds before each redelivery; the last pause applies to all further
+    redeliveries.
     """
 
     max_attempts: int

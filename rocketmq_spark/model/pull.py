@@ -16,8 +16,8 @@ from rocketmq_spark.model.message import MessageQueue, ReceivedMessage
 class OffsetWindow(NamedTuple):
     """The offset that a pull requested, and the next offset that the broker returned.
 
-    A batch of the answer has offsets between these. It may begin before ``start``, but not before ``min_offset``, and it ends at
-    ``max_offset`` or earlier.
+    A batch of the answer has offsets in this window. The batch may begin before ``start``, but not before ``min_offset``, and
+    ends at ``max_offset`` or earlier.
     """
 
     start: int
@@ -27,10 +27,10 @@ class OffsetWindow(NamedTuple):
 
     def may_contain(self, first: int, count: int) -> bool:
         """Whether a batch of ``count`` offsets from ``first`` on is possible in this window."""
-        fits = (self.min_offset is None or self.min_offset <= first) and (
+        is_in_queue = (self.min_offset is None or self.min_offset <= first) and (
             self.max_offset is None or first + count <= self.max_offset
         )
-        return fits and first < self.end and first + count > self.start
+        return is_in_queue and first < self.end and first + count > self.start
 
 
 MASTER_ID = 0
@@ -49,9 +49,9 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """Addresses of one broker name by broker id; 0 is the master and may be missing while it is down.
+    """Addresses of one broker name by broker id. The id 0 is that of the master, and may be missing while the master is down.
 
-    ``acting``: the address at 0 is that of a slave which acts for a master that is down (a name server with
+    If ``acting`` is true, a slave has the id 0, because it acts for a master that is down (a name server with
     ``supportActingMaster``). This slave answers, but may lack the last messages.
     """
 
@@ -71,7 +71,7 @@ class BrokerData:
 
     @property
     def slaves(self) -> list[str]:
-        """By broker id."""
+        """The addresses of the slaves, sorted by broker id."""
         return [address for number, address in sorted(self.addresses.items()) if number != MASTER_ID]
 
     @property
@@ -79,15 +79,16 @@ class BrokerData:
         """The addresses of the master, if there is one, and of the slaves."""
         return [address for address in (self.master, *self.slaves) if address is not None]
 
-    def replica(self, read_from: str, suggested: int = MASTER_ID) -> str | None:
-        """The address to read from: the master, or a slave if ``read_from`` or the broker asks for one, or the master is missing.
+    def replica(self, read_from: str, suggested_id: int = MASTER_ID) -> str | None:
+        """Return the address to read from; None if there is none. ``read_from`` is the option.
 
-        ``read_from`` is the option; with ``master`` no slave is used.
+        With ``slave``, the address is that of a slave, or of the master if there is no slave. With ``hint``, it is the replica
+        that the broker suggested, or else the master, or else a slave. With ``master``, no slave is used.
         """
         if read_from == "slave":
             return self._first_slave or self.master
         if read_from == "hint":
-            suggested_address = self.addresses.get(suggested) if suggested != MASTER_ID else None
+            suggested_address = self.addresses.get(suggested_id) if suggested_id != MASTER_ID else None
             return suggested_address or self.master or self._first_slave
         return self.master
 
@@ -106,27 +107,27 @@ class TopicRoute:
     order_conf: str | None = None
     static: bool = False
 
-    def readable(self) -> list[MessageQueue]:
-        """Sorted queues that may be pulled: read permission, any live replica (Java's subscribe set)."""
+    def readable_queues(self) -> list[MessageQueue]:
+        """Sorted queues that may be pulled, with read permission and any live replica (Java's subscribe set)."""
         return self._queues_for_readers(Perm.READ)
 
     @functools.cached_property
     def subscribe_set(self) -> tuple[MessageQueue, ...]:
-        """The ``readable`` queues, kept as long as the route."""
-        return tuple(self.readable())
+        """The ``readable_queues``, kept as long as the route."""
+        return tuple(self.readable_queues())
 
     @functools.cached_property
     def publish_set(self) -> tuple[MessageQueue, ...]:
-        """The ``writable`` queues, kept as long as the route."""
-        return tuple(self.writable())
+        """The ``writable_queues``, kept as long as the route."""
+        return tuple(self.writable_queues())
 
     def stored_queues(self) -> list[MessageQueue]:
-        """All queues that store messages: the ``readable`` ones, and queues without read permission."""
+        """All queues that store messages: the ``readable_queues``, and queues without read permission."""
         return self._queues_for_readers(0)
 
     def partition_queues(self) -> list[MessageQueue]:
-        """Sorted queues that a broker has for readers or for senders, whatever their permissions are now. The index in
-        this list is the number of Kafka's partition (option ``kafkaColumns``).
+        """Sorted queues that a broker has for readers or for senders, whatever their permissions are now. The index in this list
+        is Kafka's partition number (option ``kafkaColumns``).
         """
         return sorted(
             MessageQueue(self.topic, data.broker_name, i)
@@ -143,11 +144,11 @@ class TopicRoute:
         )
 
     @property
-    def closed(self) -> list[str]:
+    def unreadable_brokers(self) -> list[str]:
         """Brokers that have queues of the topic, but do not permit reads."""
         return sorted(data.broker_name for data in self.queues if data.read_queues and not data.perm & Perm.READ)
 
-    def writable(self) -> list[MessageQueue]:
+    def writable_queues(self) -> list[MessageQueue]:
         """Queues that may be sent to, in Java's publish order: write permission and a live master.
 
         Raises ``RemoteProtocolError`` if ``order_conf``, which operators write, is malformed.
@@ -197,8 +198,8 @@ class QueueEnd(NamedTuple):
 
 
 class QueueBounds(NamedTuple):
-    """A queue at its broker: first offset kept, next offset to be written, newest store time in ms (0 if it never had a message,
-    -1 if all have expired).
+    """A queue at its broker: the first offset kept, the next offset to be written, and the newest store time in ms. The time is 0
+    if the queue never had a message, and -1 if all messages have expired.
     """
 
     min_offset: int
@@ -232,11 +233,11 @@ class PullRequest:
 
     Args:
         filter: Which messages to return; brokers compare hashes of tags, so tags are compared again in the answer.
-        post_filter: Send the filter with the pull; otherwise the broker uses the one of the last heartbeat.
-        version_ms: When the subscription was made; a broker that has a newer one rejects the pull.
-        suspend_s: How long a broker holds the request while there are no new messages; 0: it answers at once.
+        post_filter: Send the filter with the pull; otherwise the broker uses the filter of the last heartbeat.
+        version_ms: When the subscription was made; a broker that has a newer subscription rejects the pull.
+        suspend_s: How long a broker holds the request while there are no new messages; with 0, it answers at once.
         commit_offset: The group's offset of the queue, which the master stores with the request; None to store none.
-        broker_id: The replica to send to: the one that the last answer suggested, 0 for the master.
+        broker_id: The replica to send to, as the last answer suggested it; 0 for the master.
         max_bytes: The largest answer in bytes, which brokers before 5.0 ignore; None for no limit.
         decoded: False leaves messages as they are stored, to be decoded later.
     """
@@ -268,11 +269,11 @@ class PullStatus(enum.Enum):
 class PullAnswer:
     """A broker's answer to a ``PullRequest``.
 
-    ``next_offset`` is where to continue: after OFFSET_ILLEGAL the nearest existing offset. ``messages`` are those that match
-    the filter, so it may be empty although the status is FOUND; one that cannot be decoded has a ``decode_error``.
-    If the request did not ask to decode, ``stored`` has all messages, also those that do not match, and ``read`` yields what
-    ``messages`` would have. If an answer becomes too large, it has only the first messages, and ``next_offset`` follows these.
-    ``reset``: an operator moved the group to ``next_offset``, which the broker reports once.
+    ``next_offset`` is where to continue: after OFFSET_ILLEGAL the nearest existing offset. ``messages`` has only messages that
+    match the filter, so it may be empty although the status is FOUND. A message that cannot be decoded has a ``decode_error``. If
+    the request has ``decoded=False``, ``stored`` has all messages as bytes, also those that do not match, and ``read`` decodes
+    those that match. Too large an answer has only the first messages, and ``next_offset`` follows these messages. ``reset`` says
+    that an operator moved the group to ``next_offset``, which the broker reports once.
     """
 
     status: PullStatus
@@ -287,17 +288,23 @@ class PullAnswer:
 
 
 class LogState(NamedTuple):
-    """A broker's commit log: its end, how far the index is behind it, how long the first queued send has waited, when this was
-    measured (monotonic clock), and for how long one send has held the lock of the log, for which the others wait.
+    """A broker's commit log.
+
+    Args:
+        max_offset: The end of the log.
+        index_lag: How many bytes the index is behind the end.
+        head_wait_ms: How long the first queued send has waited.
+        measured_s: When the broker reported this, on the monotonic clock.
+        lock_ms: For how long one send has held the lock of the log, for which all other sends wait.
     """
 
     max_offset: int
     index_lag: int
     head_wait_ms: int
-    at_s: float
+    measured_s: float
     lock_ms: int = 0
 
     @property
-    def indexed(self) -> int:
+    def indexed_end(self) -> int:
         """The position up to which the index has the messages, so that they can be read from their queues."""
         return self.max_offset - self.index_lag

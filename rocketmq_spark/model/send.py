@@ -34,12 +34,12 @@ class BatchStorage(NamedTuple):
     """How brokers store the batches of a topic.
 
     Args:
-        whole: As one message, which needs a batch id (``queue.type=BatchCQ``).
+        as_one_message: As one message, which needs a batch id (``queue.type=BatchCQ``).
         is_compacted: Brokers leave out messages without a key, although they acknowledge the batch (a compaction topic).
         needs_group: A Proxy rejects messages without a sharding key (over gRPC, in a topic with ``message.type=FIFO``).
     """
 
-    whole: bool = False
+    as_one_message: bool = False
     is_compacted: bool = False
     needs_group: bool = False
 
@@ -112,7 +112,7 @@ class HalfState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
-# Of a longer id, keys have the beginning and a hash. Ids of this package have 32 characters.
+# Keys contain only the beginning and a hash of a longer id. Ids of this package have 32 characters.
 _MAX_ID_CHARACTERS = 64
 
 
@@ -120,7 +120,7 @@ class HalfPlace(NamedTuple):
     """Identifies a half message for its broker: over remoting by its position, through a Proxy by its ids.
 
     ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes; None through a Proxy.
-    ``content`` is the message's ``content_digest``.
+    ``digest`` is the message's ``content_digest``.
     """
 
     topic: str
@@ -130,15 +130,15 @@ class HalfPlace(NamedTuple):
     transaction_id: str
     half_offset: int | None = None
     commit_log_offset: int | None = None
-    content: bytes = b""
+    digest: bytes = b""
 
     @property
     def key(self) -> str:
         """A key of the message: its copies have the same key, and other messages with the same id have another key."""
-        msg_id = self.msg_id  # other clients may choose long ids, and the key is kept for many messages
+        msg_id = self.msg_id  # other clients may choose long ids, and keys of many messages are kept
         if len(msg_id) > _MAX_ID_CHARACTERS:
             msg_id = f"{msg_id[:_MAX_ID_CHARACTERS]}… {hashlib.sha256(msg_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
-        return f"{msg_id} {self.content.hex()[:32]}"
+        return f"{msg_id} {self.digest.hex()[:32]}"
 
     @classmethod
     def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:
@@ -155,8 +155,8 @@ class HalfPlace(NamedTuple):
         return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, position)
 
 
-# RocketMQ's own properties that are a message's content. A broker adds some to a half message, and the others must be absent: it
-# would for instance deliver the message at another time.
+# RocketMQ's own properties that belong to the content of a message, and those that a broker adds to a half message. The digest
+# covers all further properties, too, because some of them would, for instance, change the delivery time.
 _CONTENT_PROPERTIES = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
 _ADDED_BY_BROKERS = frozenset({
     Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
@@ -174,8 +174,8 @@ def content_digest(topic: str, body: bytes | memoryview, properties: Mapping[str
     """
     texts = [topic]
     for name in sorted(properties):
-        own = name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
-        if name in _CONTENT_PROPERTIES or (own and name not in _ADDED_BY_BROKERS) or not own:
+        is_reserved = name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
+        if name in _CONTENT_PROPERTIES or (is_reserved and name not in _ADDED_BY_BROKERS) or not is_reserved:
             texts += (name, properties[name])
     digest = hashlib.sha256()
     for part in (*(text.encode("utf-8", "replace") for text in texts), body):
@@ -188,17 +188,17 @@ def stored_content_digest(message: ReceivedMessage | PoppedMessage) -> bytes:
     """Return the ``content_digest`` of a half message that a broker checks."""
     properties = message.properties
     if isinstance(message, PoppedMessage):
-        own = {
+        reserved = {
             Property.TAGS: message.tags,
             Property.KEYS: KEY_SEPARATOR.join(message.keys),
             Property.SHARDING_KEY: message.message_group,
         }
-        properties = {**properties, **{name: value for name, value in own.items() if value}}
+        properties = {**properties, **{name: value for name, value in reserved.items() if value}}
     return content_digest(message.topic, message.body, properties)
 
 
-# Called by a transport when a broker requests a decision. It does not block: if a user's function has to decide, it returns a
-# function that the transport calls on another thread.
+# A transport calls this when a broker requests a decision. The call does not block: if a user's function has to decide, the call
+# returns a function that the transport calls on another thread.
 HalfCheck = Callable[[ReceivedMessage | PoppedMessage, HalfPlace], TransactionState | Callable[[], TransactionState]]
 
 
@@ -211,25 +211,26 @@ class SentMessage(NamedTuple):
 
 
 class Batch(Protocol):
-    """The encoded messages of one send, opaque to all but the ``MessageEncoder`` that made them."""
+    """The encoded messages of one send. Only the ``MessageEncoder`` that made them can read them."""
 
     def __len__(self) -> int:
         """Return their bytes on the wire."""
 
     def messages(self) -> Sequence[SentMessage]:
-        """Decode the messages, for spools and traces; sending does not need this."""
+        """Decode the messages, for spools and traces. A send does not call this method."""
 
 
 class MessageEncoder(Protocol):
     """Encodes single messages into the batches of a transport. Pure. ``session.row_encoder`` does this for columns."""
 
-    def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
-        """Return a message as a part of batches; its length is what it adds to a batch. ``properties`` is the encoded string.
+    def encode_item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
+        """Return a message as a part of batches. The length of the part is what the message adds to a batch. ``properties`` is
+        the encoded string.
 
         Raises ``MessageRefused`` if the transport cannot encode the message.
         """
 
-    def batch(self, items: Iterable[Any]) -> bytes | Batch:
+    def encode_batch(self, items: Iterable[Any]) -> bytes | Batch:
         """Return the body of a batch of these items."""
 
 
@@ -261,8 +262,8 @@ class SendRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpooledSend:
-    """A send that a spool stores, with its body as bytes. Without a ``queue``, one is chosen when it is sent: by the name of a
-    ``selector`` and its ``arg``, a JSON value, or else any queue.
+    """A send that a spool stores, with its body as bytes. Without ``queue``, the queue is chosen when the spool sends the record:
+    by the selector of the name ``selector``, with ``arg``, a JSON value; without a selector, any queue.
     """
 
     topic: str

@@ -1,6 +1,7 @@
 """Names in options: functions (``module:callable``), unknown names, and names of Spark's Kafka source and of other clients.
 
-An error for a foreign name contains the name here; docs/coming-from-kafka.md compares those of Spark.
+The error for a foreign name contains the equivalent name of this package. docs/coming-from-kafka.md compares the names of Spark's
+Kafka source with those of this package.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ def camel_case(name: str) -> str:
     return head + "".join(map(str.capitalize, rest))
 
 
-def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
-    """Return ``given`` if it is callable, else the function that ``module:callable`` names; ``option`` is for the error."""
-    if callable(given):
-        check_synchronous(f"option {option!r}", given)
-        return given
-    check_text(f"option {option!r}", given, "module:callable or a function")
+def resolve(value: str | Callable[..., Any], option: str) -> Callable[..., Any]:
+    """Return ``value`` if it is callable, else the function that ``module:callable`` names; ``option`` is for the error."""
+    if callable(value):
+        check_synchronous(f"option {option!r}", value)
+        return value
+    check_text(f"option {option!r}", value, "module:callable or a function")
     if not code_allowed():
         raise OptionError(
-            f"option {option!r} is {given!r}, which names code to run, but variable {CALLABLES_VARIABLE} forbids that",
+            f"option {option!r} is {value!r}, which names code to run, but variable {CALLABLES_VARIABLE} forbids that",
             remedy="Give a built-in value, or the function itself; or ask the operator who set the variable",
         )
-    module, _, path = given.partition(":")
+    module, _, path = value.partition(":")
     try:
-        thing: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in path.split("."):
-            thing = getattr(thing, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as e:
-        raise OptionError(f"option {option!r} is {given!r}; expected module:callable that can be imported ({e})") from e
-    if not callable(thing):
-        raise OptionError(f"option {option!r} is {given!r}; expected a callable, found {type(thing).__name__}")
-    check_synchronous(f"option {option!r}", thing)
-    called: Callable[..., Any] = thing
-    return called
+        raise OptionError(f"option {option!r} is {value!r}; expected module:callable that can be imported ({e})") from e
+    if not callable(target):
+        raise OptionError(f"option {option!r} is {value!r}; expected a callable, found {type(target).__name__}")
+    check_synchronous(f"option {option!r}", target)
+    function: Callable[..., Any] = target
+    return function
 
 
 def code_allowed() -> bool:
@@ -69,12 +70,12 @@ def code_allowed() -> bool:
 def unknown_value(option: str, value: str, names: Sequence[str]) -> str:
     """Return the problem of the unknown name ``value``, with the known names and the nearest one."""
     by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(value.lower(), by_lower, n=1)
-    hint = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    similar_names = difflib.get_close_matches(value.lower(), by_lower, n=1)
+    hint = f"; did you mean {by_lower[similar_names[0]]!r}?" if similar_names else ""
     return f"option {option!r} is {value!r}; expected one of {', '.join(names)}{hint}"
 
 
-# Options, in lower case, of spark-sql-kafka-0-10.
+# Options of spark-sql-kafka-0-10, in lower case, with a clause about the equivalent.
 KAFKA_OPTIONS = {
     "kafka.bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
     "bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
@@ -165,7 +166,9 @@ _CLIENT_OPTIONS_BY_SENTENCE = {
         "maxrateperpartition sparkstreamingkafkamaxrateperpartition"
     ),
 }
-CLIENT_OPTIONS = {name: here for here, clients in _CLIENT_OPTIONS_BY_SENTENCE.items() for name in clients.split()}
+CLIENT_OPTIONS = {
+    name: sentence for sentence, clients in _CLIENT_OPTIONS_BY_SENTENCE.items() for name in clients.split()
+}
 
 # Columns of Kafka's source, with the columns of this source that replace them.
 KAFKA_SOURCE_COLUMNS = {
@@ -190,19 +193,25 @@ KAFKA_SINK_COLUMNS = {
 _NO_EQUIVALENT = "remove it: settings of Kafka's clients have no effect here; see docs/coming-from-kafka.md"
 
 
-def foreign_option_equivalent(name: str, of_spark: Container[str] = ()) -> str | None:
+def foreign_option_equivalent(name: str, spark_options: Container[str] = ()) -> str | None:
     """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names.
 
-    ``of_spark`` are the options of this package's sources and sinks: only Spark's connector has names with ``kafka.``.
+    ``spark_options`` are the options of this package's sources and sinks. They matter for names with ``kafka.``, which only
+    Spark's connector has.
     """
     lower = name.lower()
-    is_of_connector = lower.startswith("kafka.")
-    short = lower.removeprefix("kafka.")
-    sentence = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(short) or CLIENT_OPTIONS.get(_normalized(short))
+    has_kafka_prefix = lower.startswith("kafka.")
+    bare_name = lower.removeprefix("kafka.")
+    sentence = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(bare_name) or CLIENT_OPTIONS.get(_normalized(bare_name))
     if sentence is None:
-        return _NO_EQUIVALENT if is_of_connector else None
-    named = re.findall(r"'(\w+)'", sentence.partition(", with ")[0])
-    if is_of_connector and of_spark and named and not any(option in of_spark for option in named):
+        return _NO_EQUIVALENT if has_kafka_prefix else None
+    named_options = re.findall(r"'(\w+)'", sentence.partition(", with ")[0])
+    if (
+        has_kafka_prefix
+        and spark_options
+        and named_options
+        and not any(option in spark_options for option in named_options)
+    ):
         return f"remove it: Spark's sources and sinks have no such option. In clients, {sentence}"
     return sentence
 
@@ -215,32 +224,40 @@ def _normalized(name: str) -> str:
 _MIN_SIMILARITY = 0.8
 
 
-def unknown_option(name: str, shown: Mapping[str, str], of_spark: Container[str] = ()) -> str:
-    """Return the sentence about an unknown option: with the equivalent of another client's option, or with the nearest option.
+def unknown_option(name: str, spellings: Mapping[str, str], spark_options: Container[str] = ()) -> str:
+    """Return the sentence about an unknown option, with the equivalent of another client's option, or the nearest option.
 
-    ``shown`` has the spelling of each option in errors, by name; ``of_spark`` is as in ``foreign_option_equivalent``.
+    ``spellings`` has the spelling of each option in errors, by name; ``spark_options`` is as in ``foreign_option_equivalent``.
     """
-    known = {_normalized(spelt): spelt for spelt in shown.values()}
-    bare = _normalized(name.lower().removeprefix("kafka."))
-    if name.lower().startswith("kafka.") and bare in known:
-        return f"option {name!r} is unknown: here it is option {known[bare]!r}"
-    if foreign := foreign_option_equivalent(name, of_spark):
-        here = re.sub(r"'(\w+)'", lambda quoted: repr(shown.get(quoted[1], quoted[1])), foreign)
-        return f"option {name!r} is unknown: {here}"
-    near = difflib.get_close_matches(_normalized(name), known, n=1, cutoff=_MIN_SIMILARITY)
-    hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all options"
+    spelling_by_normalized_name = {_normalized(spelt): spelt for spelt in spellings.values()}
+    normalized_name = _normalized(name.lower().removeprefix("kafka."))
+    if name.lower().startswith("kafka.") and normalized_name in spelling_by_normalized_name:
+        return f"option {name!r} is unknown: here it is option {spelling_by_normalized_name[normalized_name]!r}"
+    if sentence := foreign_option_equivalent(name, spark_options):
+        equivalent = re.sub(r"'(\w+)'", lambda quoted: repr(spellings.get(quoted[1], quoted[1])), sentence)
+        return f"option {name!r} is unknown: {equivalent}"
+    similar_names = difflib.get_close_matches(
+        _normalized(name), spelling_by_normalized_name, n=1, cutoff=_MIN_SIMILARITY
+    )
+    hint = (
+        f"; did you mean {spelling_by_normalized_name[similar_names[0]]!r}?"
+        if similar_names
+        else "; docs/options.md lists all options"
+    )
     return f"option {name!r} is unknown{hint}"
 
 
 def kafka_port_remedy(addresses: Iterable[str]) -> str:
     """Return the remedy for name servers at Kafka's usual port; empty for other addresses."""
-    kafkas = [address for address in addresses if address.endswith(":9092")]
-    if not kafkas:
+    kafka_addresses = [address for address in addresses if address.endswith(":9092")]
+    if not kafka_addresses:
         return ""
-    return f"{', '.join(kafkas)} has Kafka's usual port: give the port of the name server, 9876 unless it was changed"
+    return f"{', '.join(kafka_addresses)} has Kafka's usual port: give the port of the name server, 9876 unless it was changed"
 
 
 def kafka_column_hint(name: str, sink: bool = False) -> str:
     """Return the end of a sentence about an unknown column; empty if ``name`` is not a Kafka column."""
-    here = (KAFKA_SINK_COLUMNS if sink else KAFKA_SOURCE_COLUMNS).get(name.lower())
-    return f"; for Kafka's {name.lower()!r} there is {here}, or option 'kafkaColumns' = true" if here else ""
+    equivalent = (KAFKA_SINK_COLUMNS if sink else KAFKA_SOURCE_COLUMNS).get(name.lower())
+    return (
+        f"; for Kafka's {name.lower()!r} there is {equivalent}, or option 'kafkaColumns' = true" if equivalent else ""
+    )

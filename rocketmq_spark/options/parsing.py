@@ -1,6 +1,6 @@
 """Parses the texts of options. Each function raises only ``ValueError``, whose text says what was expected.
 
-Spark passes values as text, and Python calls as values; ``text`` converts the latter, so that both are parsed in the same way.
+Spark passes texts, and Python calls pass values. ``text`` converts the values, so that both are parsed in the same way.
 """
 
 from __future__ import annotations
@@ -65,12 +65,15 @@ def text(value: object) -> str:
     return str(value)
 
 
-def merged_table_options(given: Mapping[str, object]) -> Mapping[str, object]:
+def merged_table_options(options: Mapping[str, object]) -> Mapping[str, object]:
     """Merge the options of a table in Spark's catalog, which are stored as ``option.name``; options of ``WITH`` override them."""
-    own = {name[7:]: value for name, value in given.items() if name.startswith("option.")}
-    plain = {name: value for name, value in given.items() if not name.startswith("option.")}
-    plain_names = {name.lower() for name in plain}
-    return {**{name: value for name, value in own.items() if name.lower() not in plain_names}, **plain}
+    table_options = {name[7:]: value for name, value in options.items() if name.startswith("option.")}
+    with_options = {name: value for name, value in options.items() if not name.startswith("option.")}
+    lower_with_names = {name.lower() for name in with_options}
+    return {
+        **{name: value for name, value in table_options.items() if name.lower() not in lower_with_names},
+        **with_options,
+    }
 
 
 def string(value: str) -> str:
@@ -139,9 +142,9 @@ def durations_ms(value: str) -> tuple[int, ...]:
 
 def fault_preset(value: str) -> str:
     """``true``, ``false``, or the name of a preset; returns the name, empty for ``false``."""
-    named = {"true": "current", "false": "", "current": "current", "4.x": "4.x"}
+    preset_by_text = {"true": "current", "false": "", "current": "current", "4.x": "4.x"}
     try:
-        return named[value.strip().lower()]
+        return preset_by_text[value.strip().lower()]
     except KeyError:
         raise ValueError("true, false, current or 4.x") from None
 
@@ -194,8 +197,8 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
     if "/" in item:
         raise ValueError(f"{item!r} has a path: remove it, because lists of servers are not fetched by HTTP")
     host, _, port = item.rpartition(":")
-    in_range = port.isascii() and port.isdecimal() and len(port) <= 5 and lowest_port <= int(port) < 65536
-    if not host or not in_range:
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and lowest_port <= int(port) < 65536
+    if not host or not is_port:
         raise ValueError(f"{item!r} is not host:port")
     if host.startswith("[") and host.endswith("]"):
         try:
@@ -249,7 +252,7 @@ def instance_of(servers: Sequence[str]) -> str | None:
     return match[1] if match is not None and "_" in match[2][1:-1] else None
 
 
-# The value of option 'addressMap' that replaces each advertised address by that of the name server which reported it.
+# The value of option 'addressMap' that replaces each advertised address by the address of the name server that reported it.
 AT_NAME_SERVER = "nameServer"
 
 
@@ -271,7 +274,7 @@ def address_map(value: str) -> dict[str, str] | str:
 def regex(value: str) -> str:
     if not value.strip():
         raise ValueError("a regular expression that is not empty")
-    if not code_allowed():  # to compile a long expression takes Python minutes; then only RE2 reads it
+    if not code_allowed():  # Python may need minutes to compile a long expression, so only RE2 compiles it
         if (problem := re2_problem(value)) is not None:
             raise ValueError(problem)
         return value
@@ -296,8 +299,8 @@ def re2_problem(pattern: str) -> str | None:
             f"at most {MAX_PATTERN_CHARACTERS} characters, because variable {CALLABLES_VARIABLE} forbids code; "
             f"it has {len(pattern)}"
         )
-    repeats = sum(int(number) for found in _REPEAT.findall(pattern) for number in re.findall(r"\d+", found)[-1:])
-    if repeats > MAX_REPEATS:
+    repeat_count = sum(int(number) for braces in _REPEAT.findall(pattern) for number in re.findall(r"\d+", braces)[-1:])
+    if repeat_count > MAX_REPEATS:
         return (
             f"at most {MAX_REPEATS} repeats in all braces together, because variable {CALLABLES_VARIABLE} forbids code"
         )
@@ -315,8 +318,8 @@ def assignment(value: str) -> tuple[MessageQueue, ...]:
             queues += [MessageQueue(topic, broker, i) for i in ids]
     if not queues:
         raise ValueError(f"{expected} with at least one queue")
-    if twice := [queue for queue, count in Counter(queues).items() if count > 1]:
-        raise ValueError(f"{expected} with each queue once ({twice[0]} is named twice)")
+    if repeated_queues := [queue for queue, count in Counter(queues).items() if count > 1]:
+        raise ValueError(f"{expected} with each queue once ({repeated_queues[0]} is named twice)")
     return tuple(sorted(queues))
 
 
@@ -339,11 +342,11 @@ def _numbers_of_topic(topic: str, by_broker: object, expected: str, low: int) ->
     numbers = {}
     for broker, by_id in _by_broker(by_broker, expected).items():
         for queue_id, number in _mapping(by_id, expected).items():
-            where = f"{topic}/{broker}/{queue_id}"
+            queue_text = f"{topic}/{broker}/{queue_id}"
             if not QUEUE_ID.fullmatch(queue_id):
-                raise ValueError(f"{expected} ({where}: the queue id is not a whole number)")
+                raise ValueError(f"{expected} ({queue_text}: the queue id is not a whole number)")
             if not isinstance(number, int) or isinstance(number, bool) or number < low:
-                raise ValueError(f"{expected} ({where}: {number!r} is not a whole number of at least {low})")
+                raise ValueError(f"{expected} ({queue_text}: {number!r} is not a whole number of at least {low})")
             numbers[MessageQueue(topic, broker, int(queue_id))] = number
     return numbers
 
@@ -357,8 +360,8 @@ OffsetsByQueue = dict[MessageQueue | str, int]
 
 def offsets(*words: str) -> Callable[[str], str | OffsetsByQueue]:
     """One of ``words``; or JSON with offsets by queue, or with ``earliest`` or ``latest`` for all queues of a topic."""
-    marks = {word: mark for word, mark in (("earliest", EARLIEST), ("latest", LATEST)) if word in words}
-    expected = f"JSON such as {_OFFSETS}, or with {' or '.join(marks)} for a topic"
+    offset_by_word = {word: offset for word, offset in (("earliest", EARLIEST), ("latest", LATEST)) if word in words}
+    expected = f"JSON such as {_OFFSETS}, or with {' or '.join(offset_by_word)} for a topic"
 
     def parse(value: str) -> str | OffsetsByQueue:
         if value.lstrip()[:1] != "{":
@@ -366,17 +369,17 @@ def offsets(*words: str) -> Callable[[str], str | OffsetsByQueue]:
                 return choice(*words)(value)
             except ValueError:
                 raise ValueError(f"{', '.join(words)}, or JSON such as " + '{"orders":{"broker-a":{"0":17}}}') from None
-        given: OffsetsByQueue = {}
-        for topic, of_queues in _json(value, dict, expected).items():
-            if not isinstance(of_queues, str):
-                given.update(_numbers_of_topic(topic, of_queues, expected, EARLIEST).items())
-            elif (word := of_queues.strip().lower()) in marks:
-                given[topic] = marks[word]
+        result: OffsetsByQueue = {}
+        for topic, topic_value in _json(value, dict, expected).items():
+            if not isinstance(topic_value, str):
+                result.update(_numbers_of_topic(topic, topic_value, expected, EARLIEST).items())
+            elif (word := topic_value.strip().lower()) in offset_by_word:
+                result[topic] = offset_by_word[word]
             else:
-                raise ValueError(f"{expected} ({topic}: {of_queues!r} is not allowed)")
-        if not given:
+                raise ValueError(f"{expected} ({topic}: {topic_value!r} is not allowed)")
+        if not result:
             raise ValueError(f"{expected}, with at least one queue")
-        return given
+        return result
 
     return parse
 
@@ -446,13 +449,13 @@ def selector(value: str) -> str:
 
 def auto_integer(high: int) -> Callable[[str], int | None]:
     """A whole number from 1 to ``high``, or None for ``auto``."""
-    number = integer(1, high)
+    parse_number = integer(1, high)
 
     def parse(value: str) -> int | None:
         if value.strip().lower() == "auto":
             return None
         try:
-            return number(value)
+            return parse_number(value)
         except ValueError as e:
             raise ValueError(f"auto, or {e}") from None
 
@@ -494,9 +497,11 @@ def per_topic(value: str) -> str | dict[str, str]:
     if value.lstrip()[:1] != "{":
         return string(value)
     filters = _json(value, dict, 'a filter, or JSON such as {"orders": "vip || new"}')
-    if not filters or any(not isinstance(v, str) or not v.strip() for v in filters.values()):
+    if not filters or any(
+        not isinstance(filter_text, str) or not filter_text.strip() for filter_text in filters.values()
+    ):
         raise ValueError('a filter, or JSON such as {"orders": "vip || new"}')
-    return {topic: v.strip() for topic, v in filters.items()}
+    return {topic: filter_text.strip() for topic, filter_text in filters.items()}
 
 
 def json_object(example: str) -> Callable[[str], dict[str, Any]]:
@@ -507,7 +512,7 @@ def json_object(example: str) -> Callable[[str], dict[str, Any]]:
 
 
 def json_document(value: str) -> Any:
-    """Parse JSON. A name that occurs twice in an object is an error: otherwise the last one would win."""
+    """Parse JSON. A name that occurs twice in an object is an error; otherwise the last value would win."""
     try:
         return json.loads(value, object_pairs_hook=_unique_names)
     except RecursionError as e:
@@ -517,8 +522,8 @@ def json_document(value: str) -> Any:
 def _unique_names(items: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(items)
     if len(document) < len(items):
-        twice = next(name for name, count in Counter(name for name, _ in items).items() if count > 1)
-        raise ValueError(f"{twice!r} is named twice")
+        repeated_name = next(name for name, count in Counter(name for name, _ in items).items() if count > 1)
+        raise ValueError(f"{repeated_name!r} is named twice")
     return document
 
 
@@ -533,9 +538,11 @@ def _json(value: str, kind: type, expected: str) -> Any:
 
 
 def _by_broker(value: object, expected: str) -> dict[str, Any]:
-    """The part of a topic in JSON, by broker. For Kafka's form (partition numbers), the error says why these do not suffice."""
-    partitions = isinstance(value, dict) and any(n.isdecimal() and isinstance(at, int) for n, at in value.items())
-    if partitions or isinstance(value, list):
+    """The part of a topic in JSON, by broker. For Kafka's form, the error says why partition numbers do not suffice."""
+    has_partition_numbers = isinstance(value, dict) and any(
+        name.isdecimal() and isinstance(offset, int) for name, offset in value.items()
+    )
+    if has_partition_numbers or isinstance(value, list):
         raise ValueError(f"{expected}: each queue is of a broker, so its number alone is not enough")
     return _mapping(value, expected)
 

@@ -1,8 +1,8 @@
-"""The folder that confines paths in options, for processes whose options come from others.
+"""The folder that confines paths in options, for processes that get options from other people.
 
 A service that runs other people's queries opens files with its own rights. The variable ``ROCKETMQ_SPARK_PATHS`` names the folder
-in which the files and folders of options must be. Other users may change what is in it while a path is checked, so files are read
-through descriptors, and folders must be safe from other users.
+in which the files and folders of options must be. Other users may change what is in this folder while a path is checked. So files
+are read through descriptors, and folders must be safe from other users.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ MAX_FILE_BYTES = 4 << 20  # of a file of keys or certificates; a file with holes
 
 
 def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
-    """Return ``path``, of a folder or file that is used by its name, as is what is in the folder. Raises ``OptionError`` if it
-    leads out of the folder, also through links, and if another user may exchange a part of it, or of what is in it, after this
-    check.
+    """Return ``path``, a folder or file that is later opened by its name. Raises ``OptionError`` if the path leads out of the
+    confining folder, also through links, or if another user may exchange a part of the path, or what is in it, after this check.
     """
     if PATHS_VARIABLE not in variables:
         return path
@@ -45,12 +44,12 @@ def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.enviro
             f"{PATHS_VARIABLE}",
             "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )
-    check_confined(path, option, variables)  # what other users changed before, they cannot change any more
+    check_confined(path, option, variables)  # other users may have changed links before, but can no longer
     return path
 
 
 def expand_home(path: str | Path, option: str) -> Path:
-    """Replace ``~`` at the begin of a path. Raises ``OptionError`` if that home is not known."""
+    """Replace ``~`` at the beginning of a path. Raises ``OptionError`` if that home is not known."""
     try:
         return Path(path).expanduser()
     except RuntimeError as e:  # a container's user may have neither a name nor HOME
@@ -60,14 +59,14 @@ def expand_home(path: str | Path, option: str) -> Path:
 
 
 def check_confined(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> None:
-    """Raise ``OptionError`` if a path leads out of the folder now. It may lead elsewhere when it is used."""
+    """Raise ``OptionError`` if a path leads out of the folder now. The path may lead elsewhere when it is used."""
     if (problem := confinement_problem(path, variables)) is not None:
         raise _path_error(path, option, problem, "Give a path in that folder, or ask the operator who set the variable")
 
 
 def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
-    """The content of a file. Raises ``OptionError`` if it is outside of the folder, and ``OSError`` if it cannot be read, or has
-    more than ``MAX_FILE_BYTES``.
+    """The content of a file. Raises ``OptionError`` if the file is outside of the folder, and ``OSError`` if the file cannot be
+    read, or has more than ``MAX_FILE_BYTES``.
     """
     with confined_file(path, option, variables) as name, open(name, "rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
@@ -77,7 +76,7 @@ def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> 
 
 
 def read_pem(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
-    """As ``read``, for certificates and keys. A file with very many of them is an ``OSError``, too."""
+    """As ``read``, for certificates and keys. Also raises ``OSError`` for a file with very many certificates and keys."""
     content = read(path, option, variables)
     if content.count(b"-----BEGIN ") > MAX_PEM_BLOCKS:
         raise OSError(errno.EFBIG, f"it has more than {MAX_PEM_BLOCKS} certificates and keys", str(path))
@@ -86,8 +85,8 @@ def read_pem(path: Path, option: str, variables: Mapping[str, str] = os.environ)
 
 @contextlib.contextmanager
 def pem_copy(path: Path, option: str) -> Iterator[str]:
-    """Yield the name of a copy of what ``read_pem`` returns, for a library that reads files only by their names, and any size.
-    The copy is in memory where the system has such files, and otherwise without a name in a folder.
+    """Yield the name of a copy of what ``read_pem`` returns, for a library that opens files by their names and reads any size.
+    The copy is a file in memory if the system has such files; otherwise a temporary file that no folder contains.
     """
     content = read_pem(path, option)
     with _unnamed_file() as copy:
@@ -105,8 +104,8 @@ def _unnamed_file() -> IO[bytes]:
 
 @contextlib.contextmanager
 def confined_file(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a name by which a library may open a file inside the block. If the variable is set, it names an open file that was
-    found in the folder part by part, because other users may exchange links and folders on the path at any time.
+    """Yield a name by which a library may open a file inside the block. If the variable is set, the name is that of an open file
+    that was looked up in the folder part by part, because other users may exchange links and folders on the path at any time.
 
     Errors as in ``read``.
     """
@@ -114,18 +113,18 @@ def confined_file(path: Path, option: str, variables: Mapping[str, str] = os.env
         yield str(path)
         return
     check_confined(path, option, variables)
-    top, real = Path(variables[PATHS_VARIABLE]).resolve(), path.expanduser().resolve()
-    if not real.is_relative_to(top):
-        raise _path_error(path, option, f"it leads to {str(real)!r} now", "Look at who changes its links")
-    *below, name = real.relative_to(top).parts or (".",)
-    with folders.open_subfolder(top, below) as at:
-        opened = folders.open_regular(name, at=at)
+    confining_folder, real_path = Path(variables[PATHS_VARIABLE]).resolve(), path.expanduser().resolve()
+    if not real_path.is_relative_to(confining_folder):
+        raise _path_error(path, option, f"it leads to {str(real_path)!r} now", "Look at who changes its links")
+    *folder_names, name = real_path.relative_to(confining_folder).parts or (".",)
+    with folders.open_subfolder(confining_folder, folder_names) as folder_descriptor:
+        descriptor = folders.open_regular(name, folder_descriptor=folder_descriptor)
     try:
-        if os.fstat(opened).st_nlink > 1:  # where the system lets others link to files that they may not read
+        if os.fstat(descriptor).st_nlink > 1:  # some systems let other users link to files that they may not read
             raise OSError(errno.EMLINK, "it has another name, perhaps in another folder", str(path))
-        yield f"/dev/fd/{opened}"
+        yield f"/dev/fd/{descriptor}"
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def _path_error(path: Path, option: str, problem: str, remedy: str) -> OptionError:
@@ -158,10 +157,10 @@ def confinement_problem(path: Path, variables: Mapping[str, str] = os.environ) -
     folder = variables.get(PATHS_VARIABLE)
     if folder is None:
         return None
-    if not os.path.isabs(folder):  # an empty or relative one would depend on the current folder
+    if not os.path.isabs(folder):  # an empty or relative path would depend on the current folder
         return f"variable {PATHS_VARIABLE} is {folder!r}; expected the absolute path of a folder"
     try:
-        inside = path.expanduser().resolve().is_relative_to(Path(folder).resolve())
+        is_inside = path.expanduser().resolve().is_relative_to(Path(folder).resolve())
     except (OSError, RuntimeError, ValueError) as e:  # a loop of links, an unknown home, a null character
         return f"it cannot be compared with the folder of variable {PATHS_VARIABLE}: {e}"
-    return None if inside else f"variable {PATHS_VARIABLE} allows only paths in {folder!r}"
+    return None if is_inside else f"variable {PATHS_VARIABLE} allows only paths in {folder!r}"

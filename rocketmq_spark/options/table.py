@@ -33,8 +33,8 @@ MAX_TASKS = 10_000
 # Environment variables that give a field its value if the option is not set.
 _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
-# Options with files and folders that the package opens, which ``ROCKETMQ_SPARK_PATHS`` confines. The code that opens one
-# checks it again.
+# Options that name files and folders that the package opens. ``ROCKETMQ_SPARK_PATHS`` confines them. The code that opens a file
+# checks its path again.
 _PATHS = frozenset(
     {"credentials_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "spool_dir", "local_offsets_dir"}
 )
@@ -49,7 +49,7 @@ TOLERATED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row of the table. ``default`` may differ by role; ``shown`` is the text of the default in the docs."""
+    """A row of the table. ``default`` may differ by role; ``default_text`` shows the default in the docs."""
 
     name: str
     field: str
@@ -58,8 +58,8 @@ class Option:
     roles: tuple[str, ...]
     help: str
     aliases: tuple[str, ...]
-    shown: str
-    raw: bool
+    default_text: str
+    accepts_callables: bool
 
     def default_for(self, role: str) -> Any:
         return self.default.get(role) if isinstance(self.default, ByRole) else self.default
@@ -75,16 +75,24 @@ def _option(
     roles: tuple[str, ...],
     help: str,
     *,
-    shown: str | None = None,
+    default_text: str | None = None,
     aliases: tuple[str, ...] = (),
-    raw: bool = False,
+    accepts_callables: bool = False,
 ) -> Any:
-    if shown is None:
+    if default_text is None:
         text = str(default) if isinstance(default, str | int) else "–"
-        shown = text.lower() if isinstance(default, bool) else text
-    row = dict(parse=parse, default=default, roles=roles, help=help, aliases=aliases, shown=shown, raw=raw)  # noqa: C408
-    known = None if isinstance(default, ByRole) else default  # a role's default is set by ``for_role``
-    return dataclasses.field(default_factory=lambda: known, metadata=row)
+        default_text = text.lower() if isinstance(default, bool) else text
+    row = dict(  # noqa: C408
+        parse=parse,
+        default=default,
+        roles=roles,
+        help=help,
+        aliases=aliases,
+        default_text=default_text,
+        accepts_callables=accepts_callables,
+    )
+    fixed_default = None if isinstance(default, ByRole) else default  # a role's default is set by ``for_role``
+    return dataclasses.field(default_factory=lambda: fixed_default, metadata=row)
 
 
 _ALL, _SOURCE, _BATCH, _STREAM = ROLES, SOURCE_ROLES, ("batch source",), ("stream source",)
@@ -109,7 +117,7 @@ class Options:
         _ALL,
         "`host:port`, several (at most 100) separated by `;` or `,`; if one fails, the next one is tried. `http://` before it is "
         "ignored, and `MQ_INST_a_b.host:port` also sets `namespace`, as in the Java client",
-        shown="required, except with `transport=grpc`",
+        default_text="required, except with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
     proxy_endpoint: tuple[str, ...] = _option(
@@ -172,8 +180,10 @@ class Options:
         "`remoting`: directly to brokers, or through the Remoting port of a Proxy given as `nameServer`; `grpc`: through the "
         "Proxy at `proxyEndpoint`, only for sinks, `Producer`, `Consumer` and `SimpleConsumer` (docs/grpc.md)",
     )
-    connect_timeout: float = _option(p.positive_duration, 3.0, _ALL, "timeout of opening one connection", shown="3s")
-    request_timeout: float = _option(p.positive_duration, 3.0, _ALL, "timeout of one request", shown="3s")
+    connect_timeout: float = _option(
+        p.positive_duration, 3.0, _ALL, "timeout of opening one connection", default_text="3s"
+    )
+    request_timeout: float = _option(p.positive_duration, 3.0, _ALL, "timeout of one request", default_text="3s")
     max_connections: int = _option(
         p.integer(1),
         1024,
@@ -189,10 +199,14 @@ class Options:
         "attempts, and then fails; once all servers have answered, `readDeadline` bounds the start",
     )
     retry_interval: float = _option(
-        p.positive_duration, 0.5, _ALL, "pause before the first of `numRetries`; doubles, with jitter", shown="500ms"
+        p.positive_duration,
+        0.5,
+        _ALL,
+        "pause before the first of `numRetries`; doubles, with jitter",
+        default_text="500ms",
     )
     route_refresh: float = _option(
-        p.duration, 10.0, _SOURCE, "maximum age of a route when a batch is planned", shown="10s"
+        p.duration, 10.0, _SOURCE, "maximum age of a route when a batch is planned", default_text="10s"
     )
 
     # Source
@@ -222,7 +236,7 @@ class Options:
         _SOURCE,
         "tags to read, `a || b`, filtered by the broker and checked again by the reader; JSON for a filter per topic. A filter "
         "leaves gaps in the offsets, which is normal",
-        shown="`*`",
+        default_text="`*`",
     )
     sql: str | dict[str, str] | None = _option(
         p.per_topic,
@@ -238,7 +252,7 @@ class Options:
         '`earliest`, `latest`, `committed` (with `group`), or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 '
         'latest) for every queue, or `{"t":"earliest"}` for all queues of a topic, also mixed. '
         "A stream's checkpoint overrides it; a batch cannot start at the end",
-        shown="stream `latest`, batch `earliest`",
+        default_text="stream `latest`, batch `earliest`",
     )
     committed_fallback: str = _option(
         p.choice("error", "earliest", "latest"),
@@ -304,7 +318,7 @@ class Options:
         "starts is read at once",
     )
     max_trigger_delay: float = _option(
-        p.positive_duration, 900.0, _STREAM, "longest wait for `minOffsetsPerTrigger`", shown="15m"
+        p.positive_duration, 900.0, _STREAM, "longest wait for `minOffsetsPerTrigger`", default_text="15m"
     )
     max_bytes_per_trigger: int | None = _option(
         p.size(1), None, _STREAM, "maximum size of a batch in bytes, estimated from samples of unread messages"
@@ -318,7 +332,7 @@ class Options:
         "named `partition-00000`, …; a queue that it assigns to no partition (as `config`, `machineRoom` or a callable may) is "
         "not read, and a warning names it. In a `Consumer` or `PullConsumer`: how queues are assigned to the members of the "
         "group, with the same strategies except `machineRoomNearby`",
-        raw=True,
+        accepts_callables=True,
     )
     allocation_config: str | None = _option(
         p.string,
@@ -345,7 +359,7 @@ class Options:
         _SOURCE,
         f"number of partitions to which the strategy assigns queues, at most {MAX_TASKS:,}; `auto`: one per 20,000 offsets, at "
         "most one per queue",
-        shown="auto",
+        default_text="auto",
     )
     min_partitions: int | None = _option(p.integer(1), None, _SOURCE, "split large ranges into about this many tasks")
     max_records_per_partition: int = _option(
@@ -363,7 +377,11 @@ class Options:
         "DataFrames that are used once: if a DataFrame is used again, Spark reads only the range of the first predicate",
     )
     columns: tuple[str, ...] = _option(
-        p.names, (), _SOURCE, "columns to build, any of the schema; other columns are not decoded", shown="all basic"
+        p.names,
+        (),
+        _SOURCE,
+        "columns to build, any of the schema; other columns are not decoded",
+        default_text="all basic",
     )
     include_properties: str = _option(
         p.choice("none", "user", "all"),
@@ -405,7 +423,7 @@ class Options:
         _SOURCE,
         "how long a start waits until topics of `subscribe` or `assign` exist, or one that matches `subscribePattern`. After "
         "that the start fails, except that a stream with `subscribePattern` starts, and waits for its first topic",
-        shown="0",
+        default_text="0",
     )
     read_from: str = _option(
         p.choice("master", "hint", "slave"),
@@ -420,7 +438,7 @@ class Options:
         "read and write only what belongs to one environment: its number (from 1), or its name, which requires `environments` "
         "as JSON or `environmentMode=suffix`. With `environmentMode=queues`, consumers of `dev` are members of the group "
         "`<group>_env_dev`, which has its own retries and dead letters",
-        shown="variable `ROCKETMQ_ENVIRONMENT`",
+        default_text="variable `ROCKETMQ_ENVIRONMENT`",
     )
     environment_mode: str = _option(
         p.choice("queues", "suffix"),
@@ -443,24 +461,24 @@ class Options:
         (*_SOURCE, "producer", *_CONSUME, "simple consumer"),
         "consumer group under which messages are pulled; if given, finished positions are committed as its offsets. For a "
         "`Producer` the producer group, for consumers the consumer group; both require it",
-        shown=f"`{DEFAULT_GROUP}`",
+        default_text=f"`{DEFAULT_GROUP}`",
     )
     max_bytes_in_flight: int = _option(
         p.size(64 << 10, 256 << 20),
         8 << 20,
         _SOURCE,
         "maximum bytes requested by the unanswered pulls of a task",
-        shown="8m",
+        default_text="8m",
     )
     pull_depth: int | None = _option(
-        p.integer(1, 1024), None, _SOURCE, "maximum number of unanswered pulls of a task", shown="adaptive"
+        p.integer(1, 1024), None, _SOURCE, "maximum number of unanswered pulls of a task", default_text="adaptive"
     )
     pull_batch_size: int = _option(
         p.integer(1, 100_000),
         ByRole({**dict.fromkeys(SOURCE_ROLES, 1024), "consumer": 32, "pull consumer": 32}),
         (*_SOURCE, *_CONSUME),
         "maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers",
-        shown="source `1024`, consumers `32`",
+        default_text="source `1024`, consumers `32`",
     )
     bad_message: str = _option(
         p.choice("fail", "null", "skip"),
@@ -476,7 +494,7 @@ class Options:
         "how long a task waits for a silent broker before it fails. It also bounds how long a start from a checkpoint waits for "
         "name servers and brokers, a first start for a master, and a batch of `availableNow` for the messages that it must read. "
         "Other batches do not wait: they leave out brokers that do not answer",
-        shown="2m",
+        default_text="2m",
     )
 
     # Sink and producer
@@ -491,7 +509,7 @@ class Options:
         "`queueId` is null, go round robin; with both columns, a row without a `queueId` goes to the queue of its "
         "`shardingKey`, unless the option is set. With `kafkaColumns`, a column `partition` chooses the queue (then this "
         "option is an error), and a column `key` stands for `shardingKey`",
-        raw=True,
+        accepts_callables=True,
     )
     send_timeout: float = _option(
         p.positive_duration,
@@ -499,21 +517,21 @@ class Options:
         _WRITE,
         "timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to"
         " another broker; the others wait for their queue",
-        shown="sink `2m`, `Producer` `3s`",
+        default_text="sink `2m`, `Producer` `3s`",
     )
     max_message_size: int = _option(
         p.size(1),
         4 << 20,
         _WRITE,
         "maximum size of a body; a larger one is an error that names the row. A sink may have sent rows of other Arrow batches",
-        shown="4m",
+        default_text="4m",
     )
     send_latency_fault: str = _option(
         p.fault_preset,
         ByRole({"sink": "current", "producer": ""}),
         _WRITE,
         "avoid brokers that are slow or fail: `true`, `false`, or a preset of durations: `current`, `4.x`",
-        shown="sink `true`, `Producer` `false`",
+        default_text="sink `true`, `Producer` `false`",
     )
     latency_max: tuple[int, ...] = _option(
         p.durations_ms, (), _WRITE, "latency thresholds of `sendLatencyFault`, ascending, such as `50ms,100ms,550ms`"
@@ -526,17 +544,17 @@ class Options:
         ByRole({"sink": True, "producer": False}),
         _WRITE,
         "combine single messages into batches. If false, the sink sends every row as a message of its own",
-        shown="sink `true`, `Producer` `false`",
+        default_text="sink `true`, `Producer` `false`",
     )
     batch_max_bytes: int | None = _option(
         p.size(1),
         ByRole({"sink": 1 << 20}),
         _WRITE,
         "size of one batch on the wire (sink), or the size of the bodies at which a batch is sent (`Producer`)",
-        shown="sink `1m`, `Producer` `32k`",
+        default_text="sink `1m`, `Producer` `32k`",
     )
     batch_max_delay: float | None = _option(
-        p.positive_duration, None, ("producer",), "how long a batch waits for more messages", shown="10ms"
+        p.positive_duration, None, ("producer",), "how long a batch waits for more messages", default_text="10ms"
     )
     batch_by_tag: str = _option(
         p.choice("auto", "true", "false"),
@@ -551,21 +569,21 @@ class Options:
         ByRole({"sink": 32 << 20}),
         _WRITE,
         "maximum size of waiting bodies (`Producer`), or of all unacknowledged batches of a task (sink)",
-        shown="32m",
+        default_text="32m",
     )
     max_in_flight: int | None = _option(
         p.integer(1, 1024),
         None,
         ("sink",),
         "maximum number of unacknowledged batches of a task per broker; a queue whose order is kept has one at a time",
-        shown="adaptive",
+        default_text="adaptive",
     )
     compress_above: int = _option(
         p.size(0),
         4096,
         _WRITE,
         "compress bodies from this size on if they are sent alone; never batches (of the sink, of `autoBatch`), nor over gRPC",
-        shown="4k",
+        default_text="4k",
     )
     compression: str = _option(
         p.choice("none", "zlib", "lz4", "zstd"),
@@ -602,7 +620,7 @@ class Options:
         "the machine",
     )
     spool_max_bytes: int = _option(
-        p.size(1), 1 << 30, _WRITE, "size of the spool, dead letters included, at which sends fail", shown="1g"
+        p.size(1), 1 << 30, _WRITE, "size of the spool, dead letters included, at which sends fail", default_text="1g"
     )
     long_delay: str = _option(
         p.choice("error", "dmq"),
@@ -646,7 +664,7 @@ class Options:
         "how long earlier requests may still arrive at a broker: messages that it lacks count as not stored only after this "
         "time. Sink with `exactly-once`: at least 4s, and 2s more than `spark.python.task.killTimeout`; `Producer` with "
         "`confirmAmbiguous`: more than 2s. Can be set only with one of these two options",
-        shown="10s",
+        default_text="10s",
     )
     confirm_ambiguous: bool = _option(
         p.boolean,
@@ -695,7 +713,9 @@ class Options:
         "`PullConsumer`: `poll` commits offsets of messages from earlier polls, `close` those of all but the last poll. Ordered "
         "`Consumer`: messages are done when the listener returns None; if false, when it returns `context.commit()`",
     )
-    auto_commit_interval: float = _option(p.positive_duration, 5.0, _PULL, "minimum time between commits", shown="5s")
+    auto_commit_interval: float = _option(
+        p.positive_duration, 5.0, _PULL, "minimum time between commits", default_text="5s"
+    )
     pull_threshold_for_queue: int = _option(
         p.integer(1, 65535),
         1000,
@@ -721,14 +741,18 @@ class Options:
         p.integer(1, 1024), 1, _PUSH, "most messages per call of the listener; with `arrow` the default is 1024 rows"
     )
     pull_batch_size_in_bytes: int = _option(
-        p.size(1), 256 << 10, _PUSH, "most bytes to request per pull, if brokers support it", shown="256k"
+        p.size(1), 256 << 10, _PUSH, "most bytes to request per pull, if brokers support it", default_text="256k"
     )
-    pull_interval: float = _option(p.duration, 0.0, _PUSH, "pause between two pulls of a queue", shown="0")
+    pull_interval: float = _option(p.duration, 0.0, _PUSH, "pause between two pulls of a queue", default_text="0")
     pull_time_delay_when_exception: float = _option(
-        p.positive_duration, 1.0, _PUSH, "pause after a failed pull", shown="1s"
+        p.positive_duration, 1.0, _PUSH, "pause after a failed pull", default_text="1s"
     )
     pull_threshold_size_for_queue: int = _option(
-        p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled while it has more waiting bytes", shown="100m"
+        p.size(1, 1 << 30),
+        100 << 20,
+        _CONSUME,
+        "a queue is not pulled while it has more waiting bytes",
+        default_text="100m",
     )
     pull_threshold_for_topic: int | None = _option(
         p.integer(1, 6_553_500), None, _PUSH, "most unfinished messages of a topic, divided among its assigned queues"
@@ -747,10 +771,14 @@ class Options:
         None,
         _PUSH,
         "how often a failed message is delivered again before it goes to the group's dead-letter topic, `%DLQ%<group>`",
-        shown="16; unlimited if `ordered`",
+        default_text="16; unlimited if `ordered`",
     )
     suspend_current_queue_time: float = _option(
-        p.positive_duration, 1.0, _PUSH, "how long an ordered queue pauses after a failure: 10ms to 30s", shown="1s"
+        p.positive_duration,
+        1.0,
+        _PUSH,
+        "how long an ordered queue pauses after a failure: 10ms to 30s",
+        default_text="1s",
     )
     consume_timeout: float = _option(
         p.positive_duration,
@@ -758,13 +786,17 @@ class Options:
         _PUSH,
         "a message that the listener has for longer is delivered again, or dropped with `model=broadcasting`, so that the offset "
         "of its queue can advance; the listener is not interrupted. Does not apply if `ordered`",
-        shown="15m",
+        default_text="15m",
     )
     persist_consumer_offset_interval: float = _option(
-        p.positive_duration, 5.0, _PUSH, "how often offsets are committed", shown="5s"
+        p.positive_duration, 5.0, _PUSH, "how often offsets are committed", default_text="5s"
     )
     rebalance_interval: float = _option(
-        p.positive_duration, 20.0, _PUSH, "how often the assignment of queues is checked; at least 1s", shown="20s"
+        p.positive_duration,
+        20.0,
+        _PUSH,
+        "how often the assignment of queues is checked; at least 1s",
+        default_text="20s",
     )
     post_subscription_when_pull: bool = _option(
         p.boolean, False, _PUSH, "send the filter with each pull, not only with heartbeats"
@@ -789,13 +821,13 @@ class Options:
         _PUSH,
         "where a broadcasting consumer stores its offsets, by host, group and name servers; give each consumer of a group on a "
         "machine its own folder",
-        shown="`~/.rocketmq_offsets`",
+        default_text="`~/.rocketmq_offsets`",
     )
 
     written_topics: tuple[str, ...] = ()  # ``allowed_topics`` before ``topic_names`` replaced names
     given: frozenset[str] = frozenset()
     from_variables: frozenset[str] = frozenset()
-    keywords: bool = False  # whether the user gave them as keywords of a Python call
+    keywords: bool = False  # whether the user gave the options as keywords of a Python call
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
@@ -844,7 +876,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     """Parse a user's options; names are case-insensitive, in camelCase or snake_case. One ``OptionError`` lists all problems.
 
     Options that are not given may come from environment ``variables``, which are read only here; tasks receive the values.
-    ``keywords``: the options are keywords of a Python call, so errors name them in snake_case.
+    ``keywords`` says that the options are keywords of a Python call, so that errors name them in snake_case.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -859,20 +891,20 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
                 )
             )
             continue
-        called = row.field if keywords else row.name
+        shown_name = row.field if keywords else row.name
         if row.field in values:
-            problems.append(f"option {called!r} is given twice")
+            problems.append(f"option {shown_name!r} is given twice")
             continue
         try:
-            values[row.field] = value if row.raw and callable(value) else row.parse(p.text(value))
+            values[row.field] = value if row.accepts_callables and callable(value) else row.parse(p.text(value))
             if row.field in _PATHS and (problem := paths.length_problem(values[row.field])):
-                problems.append(f"option {called!r} is {paths.shortened(values[row.field])}; {problem}")
+                problems.append(f"option {shown_name!r} is {paths.shortened(values[row.field])}; {problem}")
             elif row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
-                problems.append(f"option {called!r} is {value!r}; {problem}")
+                problems.append(f"option {shown_name!r} is {value!r}; {problem}")
         except ValueError as e:
             is_long = isinstance(value, str) and len(value) > paths.MAX_PATH_BYTES
-            shown = "'***'" if row.parse is p.secret else paths.shortened(str(value)) if is_long else repr(value)
-            problems.append(f"option {called!r} is {shown}; expected {e}")
+            value_text = "'***'" if row.parse is p.secret else paths.shortened(str(value)) if is_long else repr(value)
+            problems.append(f"option {shown_name!r} is {value_text}; expected {e}")
     from_environment: dict[str, Any] = {}
     for field, variable in _VARIABLES.items():
         text = None if field in values else variables.get(variable)

@@ -34,26 +34,28 @@ def dots_hint(name: str) -> str:
 class TopicNames:
     """Applies a rule of ``RULES``. Two names that become one are an error, because their messages would be in one topic.
 
-    ``names`` were seen before.
+    ``names`` are names of earlier calls.
     """
 
     def __init__(self, rule: str, names: Iterable[str] = ()) -> None:
         self.rule = rule
-        self._seen: dict[str, str] = {}
+        self._name_by_renamed: dict[str, str] = {}
         for name in names:
             self.rocketmq_name(name)
 
     @property
-    def seen(self) -> tuple[str, ...]:
-        """The names so far, as they were given."""
-        return tuple(self._seen.values())
+    def given_names(self) -> tuple[str, ...]:
+        """The names of all calls, as they were given."""
+        return tuple(self._name_by_renamed.values())
 
     def rocketmq_name(self, name: str) -> str:
-        """RocketMQ's name. Raises ``ValueError`` if another name has become the same."""
+        """RocketMQ's name. Raises ``ValueError`` if another name became this name in an earlier call."""
         renamed = RULES[self.rule](name)
-        other = self._seen.setdefault(renamed, name)
-        if other != name:
-            raise ValueError(f"topics {other!r} and {name!r} are both {renamed!r} with option 'topicNames' {self.rule}")
+        first_name = self._name_by_renamed.setdefault(renamed, name)
+        if first_name != name:
+            raise ValueError(
+                f"topics {first_name!r} and {name!r} are both {renamed!r} with option 'topicNames' {self.rule}"
+            )
         return renamed
 
 

@@ -1,4 +1,4 @@
-"""Which roles and options each transport (option ``transport``) supports, and the reasons for those that it does not. Pure.
+"""Which roles and options each transport (option ``transport``) supports, and why it does not support the others. Pure.
 
 Over gRPC the Proxy chooses queues and implements no requests about offsets. Options that need either are rejected here, before
 a connection is made.
@@ -41,9 +41,9 @@ class TransportFeatures(NamedTuple):
     """All that producers and the sink know about a transport.
 
     Args:
-        chooses_queues: Why no queue can be named, as a part of a sentence; None if queues can be named. If not None, what a
+        queue_choice_problem: Why no queue can be named, as a part of a sentence; None if queues can be named. If not None, what a
             producer calls a queue is a stream in order, the selectors are ``SELECTORS``, and a hash key is a message group.
-        priorities: Whether messages may have a priority.
+        supports_priorities: Whether messages may have a priority.
         accepts_compressed: Whether the transport tells readers how a body is compressed.
         creates_topics: Whether the first message to a missing topic may create it.
         knows_timers: Whether the client can find out which delays the timers of brokers support.
@@ -54,8 +54,8 @@ class TransportFeatures(NamedTuple):
         server_added_bytes: The most bytes that the server adds to each message of a batch, counted by the brokers' limit.
     """
 
-    chooses_queues: str | None = None
-    priorities: bool = False
+    queue_choice_problem: str | None = None
+    supports_priorities: bool = False
     accepts_compressed: bool = True
     creates_topics: bool = True
     knows_timers: bool = True
@@ -68,13 +68,13 @@ class TransportFeatures(NamedTuple):
 FEATURES = {
     REMOTING: TransportFeatures(),
     GRPC: TransportFeatures(
-        chooses_queues=PROXY_CHOOSES,
-        priorities=True,
+        queue_choice_problem=PROXY_CHOOSES,
+        supports_priorities=True,
         accepts_compressed=False,
         creates_topics=False,
         knows_timers=False,
         knows_offsets=False,
-        # So an attempt of three seconds, as in producers and spools, suffices even if a Proxy takes 180 ms for each.
+        # An attempt of three seconds, as in producers and spools, suffices for these even if a Proxy takes 180 ms for each.
         max_single_requests=16,
         restricts_characters=True,
         # RECONSUME_TIME, BORN_TIMESTAMP, __BORNHOST (a host name of at most 255 bytes) and PGROUP (the topic, at most 127).
@@ -82,7 +82,7 @@ FEATURES = {
     ),
 }
 
-# Options that require another one, by field. Without the other one, the client would send plain text or no name.
+# Options that require another option, by field. Without the other option, the first option has no effect.
 REQUIRED_OPTIONS = {
     "tls_ca_file": ("tlsCaFile", "tls", "tls"),
     "tls_cert_file": ("tlsCertFile", "tls", "tls"),
@@ -137,8 +137,8 @@ def features(options: Any) -> TransportFeatures:
 
 def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
     """Return the type as which a Proxy treats a message; it must equal the topic's attribute ``message.type``."""
-    kinds = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
-    return next((kind for set_, kind in kinds if set_), TopicType.NORMAL)
+    flags_with_types = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
+    return next((type_name for is_set, type_name in flags_with_types if is_set), TopicType.NORMAL)
 
 
 def problems(options: Any, role: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 Mirrors ``ProduceAccumulator``. Pure: the clock is an argument; the caller locks and sends. Messages with equal
 keys are batched together: topic, queue if the caller chose one, the wait flag (``waitStoreMsgOK``), tag, and whether the
-sender waits (two maps in Java). A batch is due when its bodies exceed ``max_bytes`` (strictly, as in Java; its proposal
-says "or equal") or when it is ``max_delay_ms`` old. Differences from gaps in Java's code:
+sender waits (two maps in Java). A batch is due when its bodies have more than ``max_bytes``, or when it is ``max_delay_ms``
+old. (Java's code also compares in this way, although Java's proposal says "or equal".) Differences from gaps in Java's code:
 
 * A batch leaves the map when it is closed, so nothing has to be cleaned up; the number of open batches is bounded.
 * Bytes count until the batch has its answer, and are released exactly once; rejected messages are never counted.
@@ -34,18 +34,18 @@ class BatchLimits:
     max_delay_ms: int = 10
     total_max_bytes: int = 32 * 1024 * 1024
     max_encoded_bytes: int = codes.MAX_BATCH_BYTES
-    max_open: int = 1024
+    max_open_batches: int = 1024
     max_messages_per_queue: int | None = None  # messages of one queue in a batch
 
     def __post_init__(self) -> None:
         problems = [
             f"option {name!r} is {value}; expected {expected}"
-            for name, value, good, expected in (
+            for name, value, is_valid, expected in (
                 ("batchMaxBytes", self.max_bytes, 1 <= self.max_bytes <= 2097152, "between 1B and 2MB"),
                 ("batchMaxDelay", self.max_delay_ms, 1 <= self.max_delay_ms <= 30000, "between 1ms and 30s"),
                 ("totalBatchMaxBytes", self.total_max_bytes, self.total_max_bytes >= 1, "at least 1 byte"),
             )
-            if not good
+            if not is_valid
         ]
         if problems:
             raise OptionError.of(problems)
@@ -72,10 +72,10 @@ class BatchEntry(NamedTuple):
 
 
 class PlainEntry(Protocol):
-    """A message that is encoded when its batch is sent. ``text`` has its properties without an id."""
+    """A message that is encoded when its batch is sent. ``properties_text`` has its properties without an id."""
 
     body: bytes
-    text: str
+    properties_text: str
     flag: int
     msg_id: str
     keys: Sequence[str]
@@ -123,10 +123,10 @@ class MessageBatch:
         """The encoded messages of the batch."""
         return self.encoded_items or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
 
-    def part(self, messages: slice) -> MessageBatch:
-        """A closed batch of some of the messages, which must be encoded."""
-        part = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[messages], is_open=False)
-        part.encoded_items = self.items()[messages]
+    def part(self, positions: slice) -> MessageBatch:
+        """A closed batch of the messages at these ``positions``. The messages must be encoded."""
+        part = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[positions], is_open=False)
+        part.encoded_items = self.items()[positions]
         part.encoded_bytes = sum(map(len, part.encoded_items))
         for entry in part.entries:
             part._add_keywords(entry.keys)
@@ -144,21 +144,21 @@ class MessageBatch:
 
 
 class Accumulator:
-    """The open batches, and those that were ``closed`` and wait to be taken. ``limits`` may be replaced at any time."""
+    """The open batches, and those that were ``closed_batches`` and wait to be taken. ``limits`` may be replaced at any time."""
 
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
         self.buffered_bytes = 0
-        self._open: dict[BatchKey, MessageBatch] = {}
-        self._by_age: list[tuple[int, int, MessageBatch]] = []
+        self._open_batches: dict[BatchKey, MessageBatch] = {}
+        self._batches_by_age: list[tuple[int, int, MessageBatch]] = []
         self._sequence = itertools.count()
-        self.closed: list[MessageBatch] = []
-        self._being_sent: set[MessageBatch] = set()
+        self.closed_batches: list[MessageBatch] = []
+        self._taken_batches: set[MessageBatch] = set()
         self._last_start_ms = 0
 
     @property
-    def open_batches(self) -> int:
-        return len(self._open)
+    def open_count(self) -> int:
+        return len(self._open_batches)
 
     def add(self, key: BatchKey, entry: BatchEntry, owner: Any, now_ms: int) -> MessageBatch | None:
         """Return the batch that contains the message; None if it must be sent alone, because the limits are reached or it is too
@@ -167,13 +167,13 @@ class Accumulator:
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
             return None
-        batch = self._open.get(key)
+        batch = self._open_batches.get(key)
         if batch is not None and not batch.add(entry, limits.max_encoded_bytes):
             self._close(batch)
             batch = None
         if batch is None:
             batch = self._start(key, owner, now_ms)
-            if len(self._open) > limits.max_open or not batch.add(entry, limits.max_encoded_bytes):
+            if len(self._open_batches) > limits.max_open_batches or not batch.add(entry, limits.max_encoded_bytes):
                 self._remove_open(batch)
                 return None
         self.buffered_bytes += len(entry.item)
@@ -185,18 +185,18 @@ class Accumulator:
     def add_plain(
         self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
-        """As ``add``, for a plain message: without a queue, and its keys are not added to the batch. ``size`` is its bytes in a
-        batch.
+        """As ``add``, for a plain message, which has no queue. Its keys are not added to the batch. ``size`` is the number of
+        bytes that it adds to the batch.
         """
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes:
             return None
-        batch = self._open.get(key)
+        batch = self._open_batches.get(key)
         if batch is not None and batch.encoded_bytes + size > limits.max_encoded_bytes:
             self._close(batch)
             batch = None
         if batch is None:
-            if len(self._open) >= limits.max_open or size > limits.max_encoded_bytes:
+            if len(self._open_batches) >= limits.max_open_batches or size > limits.max_encoded_bytes:
                 return None
             batch = self._start(key, owner, now_ms)
         batch.entries.append(entry)
@@ -211,56 +211,56 @@ class Accumulator:
     @property
     def due_ms(self) -> int | None:
         """When the oldest open batch must be sent; None if no batch is open."""
-        by_age = self._by_age
-        while by_age and not by_age[0][2].is_open:
-            heapq.heappop(by_age)
-        return by_age[0][0] if by_age else None
+        batches_by_age = self._batches_by_age
+        while batches_by_age and not batches_by_age[0][2].is_open:
+            heapq.heappop(batches_by_age)
+        return batches_by_age[0][0] if batches_by_age else None
 
     def has_ready(self, now_ms: int) -> bool:
         """Whether ``take_ready`` would return any batch."""
-        return bool(self.closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
+        return bool(self.closed_batches) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
     def take_ready(self, now_ms: int) -> list[MessageBatch]:
         """The batches to send now, oldest first. The caller passes each batch to ``release`` or ``split`` once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
-            self._close(self._by_age[0][2])
-        ready, self.closed = self.closed, []
-        self._being_sent.update(ready)
+            self._close(self._batches_by_age[0][2])
+        ready, self.closed_batches = self.closed_batches, []
+        self._taken_batches.update(ready)
         return sorted(ready, key=lambda batch: batch.created_ms)
 
     def close_all(self) -> None:
         """Close all open batches, so that ``take_ready`` returns them."""
-        for batch in list(self._open.values()):
+        for batch in list(self._open_batches.values()):
             self._close(batch)
 
     def release(self, batch: MessageBatch) -> None:
         """Release the bytes of a batch that has its outcome. A second call changes nothing."""
-        if batch in self._being_sent:
-            self._being_sent.discard(batch)
+        if batch in self._taken_batches:
+            self._taken_batches.discard(batch)
             self.buffered_bytes -= batch.encoded_bytes
 
     def split(self, batch: MessageBatch) -> None:
-        """Return a taken batch in two halves, which ``take_ready`` returns again."""
-        self._being_sent.discard(batch)
+        """Replace a taken batch by its two halves, which ``take_ready`` returns later."""
+        self._taken_batches.discard(batch)
         middle = len(batch.entries) // 2
-        self.closed += [batch.part(slice(None, middle)), batch.part(slice(middle, None))]
+        self.closed_batches += [batch.part(slice(None, middle)), batch.part(slice(middle, None))]
 
     def _start(self, key: BatchKey, owner: Any, now_ms: int) -> MessageBatch:
-        # A caller may have read the clock before it waited for the lock. The time must not decrease: batches are sent in its
-        # order.
+        # A caller may have read the clock before it waited for the lock. Start times must not decrease, because batches are sent
+        # in the order of their start times.
         now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
-        self._open[key] = batch
-        heapq.heappush(self._by_age, (batch.due_ms, next(self._sequence), batch))
+        self._open_batches[key] = batch
+        heapq.heappush(self._batches_by_age, (batch.due_ms, next(self._sequence), batch))
         return batch
 
     def _close(self, batch: MessageBatch) -> None:
         self._remove_open(batch)
-        self.closed.append(batch)
+        self.closed_batches.append(batch)
 
     def _remove_open(self, batch: MessageBatch) -> None:
         batch.is_open = False
-        del self._open[batch.key]
+        del self._open_batches[batch.key]
 
 
 def key_words(keys: Sequence[str] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Attempts that may have stored their messages: which ones they are, and the look-up of the stored messages.
+"""Decides which attempts may have stored their messages, and looks up which messages are stored.
 
 Look-ups run on one thread per broker. One look-up serves all sends to the broker that became ambiguous before it starts.
 """
@@ -36,10 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class StoredIds(Protocol):
-    """Finds stored messages, so that a producer does not send a message again that is stored."""
+    """Finds stored messages, so that a producer does not send them again."""
 
     def end(self, queue: MessageQueue) -> QueueEnd:
-        """An end offset that the queue had earlier. Raises ``RocketMQError`` if none is known and none can be fetched."""
+        """Return an end offset that the queue had earlier. Raises ``RocketMQError`` if no such offset is known or can be
+        fetched.
+        """
 
     def find_stored(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
@@ -47,7 +49,8 @@ class StoredIds(Protocol):
         """Return the ``ids`` of messages that one broker has stored after the offsets in ``since``. Waits until no other of these
         messages can arrive any more.
 
-        Raises ``RocketMQError`` if this cannot be proved in time, or if ``master`` is no longer the broker's master.
+        Raises ``RocketMQError`` if it cannot be proved in time that no message arrives later, or if ``master`` is no longer the
+        broker's master.
         """
 
     def stop(self) -> None:
@@ -114,11 +117,11 @@ def classify(outcome: SendResult | RocketMQError, has_queue: bool = True) -> Sen
 LookupResult = set[str] | RocketMQError
 
 
-class Confirmed(NamedTuple):
-    """The number of stored messages of a request, and a request with the other messages, if there are any."""
+class RequestAfterLookup(NamedTuple):
+    """The number of stored messages of a request, and a request with the messages that are not stored; None if all are."""
 
     stored_count: int
-    unconfirmed: SendRequest | None
+    unconfirmed_request: SendRequest | None
 
 
 class AmbiguousSend(NamedTuple):
@@ -134,20 +137,23 @@ class AmbiguousSend(NamedTuple):
 
 
 class AmbiguousSendResolver:
-    """The look-ups of an engine, and the offsets at which they start. Guarded by its lock; look-ups run outside it."""
+    """The look-ups of an engine, and the offsets at which they start. The lock guards both, and is not
+    held during look-ups."""
 
-    def __init__(self, stored: StoredIds, timer: Timer) -> None:
-        self._stored_ids = stored
+    def __init__(self, stored_ids: StoredIds, timer: Timer) -> None:
+        self._stored_ids = stored_ids
         self._timer = timer
-        self._threads: dict[str, Timer] = {}
+        self._lookup_timers: dict[str, Timer] = {}
         self._lock = threading.Lock()
         # By queue and master: the end offset that was fetched, and the newest offset that an acknowledgement has shown.
         self._queue_ends: dict[tuple[MessageQueue, str], tuple[int, int]] = {}
-        self._waiting: dict[str, deque[AmbiguousSend]] = {}
+        self._waiting_sends: dict[str, deque[AmbiguousSend]] = {}
         self._closed = False
 
     def record_start(self, outgoing: OutgoingSend, queue: MessageQueue) -> None:
-        """Record, before an attempt, an offset before all that the attempt stores. Raises ``RocketMQError`` if none is known."""
+        """Record, before an attempt, an offset from which a look-up finds all messages that the attempt stores. Raises
+        ``RocketMQError`` if no such offset is known.
+        """
         try:
             end = self._stored_ids.end(queue)
         except RocketMQError as e:
@@ -155,10 +161,12 @@ class AmbiguousSendResolver:
             raise
         key = queue, end.master
         with self._lock:
-            noted, acknowledged = self._queue_ends.get(key, (-1, -1))
-            if noted != end.offset:  # fetched again: the other offset may be of an earlier topic of this name
-                self._queue_ends[key] = end.offset, (acknowledged := end.offset)
-        outgoing.lookup_start = QueueEnd(max(end.offset, acknowledged), end.master)
+            fetched_offset, acknowledged_offset = self._queue_ends.get(key, (-1, -1))
+            if (
+                fetched_offset != end.offset
+            ):  # fetched again: the acknowledged offset may be from a deleted topic of this name
+                self._queue_ends[key] = end.offset, (acknowledged_offset := end.offset)
+        outgoing.lookup_start = QueueEnd(max(end.offset, acknowledged_offset), end.master)
 
     def resolve_async(
         self,
@@ -173,17 +181,17 @@ class AmbiguousSendResolver:
         if isinstance(outcome, SendResult):
             self._record_result(outgoing, outcome)
             return True
-        number = outgoing.retry_state.count
+        attempt_number = outgoing.retry_state.attempt_count
         if (
             queue is None
             or outgoing.lookup_start is None
-            or outgoing.checked_attempt == number
+            or outgoing.checked_attempt == attempt_number
             or _is_definite(outcome)
         ):
             return True
 
         def done(result: LookupResult) -> None:
-            outgoing.checked_attempt = number
+            outgoing.checked_attempt = attempt_number
             resume(queue, _outcome_after_lookup(outgoing, queue, outcome, result))
 
         return not self._queue_lookup(
@@ -191,7 +199,9 @@ class AmbiguousSendResolver:
         )
 
     def resolve(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
-        """The certain outcome of an attempt. An ambiguous one is looked up on the calling thread."""
+        """Return the certain outcome of an attempt. If the outcome is ambiguous, the messages are looked up on the calling
+        thread.
+        """
         if isinstance(outcome, SendResult):
             self._record_result(outgoing, outcome)
             return outcome
@@ -205,30 +215,30 @@ class AmbiguousSendResolver:
         )
 
     def _record_result(self, outgoing: OutgoingSend, result: SendResult) -> None:
-        """Record the offset of a stored message: later sends are stored after it. If it is smaller than the start, the queue was
-        created again.
+        """Record the offset of a stored message, because later sends are stored after this offset. If the offset is smaller than
+        the start of the look-up, the queue was created again.
         """
         if outgoing.lookup_start is None or result.queue is None or result.queue_offset is None:
             return
         key = result.queue, outgoing.lookup_start.master
         with self._lock:
-            noted, acknowledged = self._queue_ends.get(key, (-1, -1))
-            if result.queue_offset > acknowledged or result.queue_offset < outgoing.lookup_start.offset:
-                self._queue_ends[key] = noted, result.queue_offset
+            fetched_offset, acknowledged_offset = self._queue_ends.get(key, (-1, -1))
+            if result.queue_offset > acknowledged_offset or result.queue_offset < outgoing.lookup_start.offset:
+                self._queue_ends[key] = fetched_offset, result.queue_offset
 
     def _queue_lookup(self, send: AmbiguousSend) -> bool:
         """Start a look-up. Returns False after ``close``, because all requests have outcomes then."""
-        name = send.queue.broker_name
+        broker_name = send.queue.broker_name
         with self._lock:
             if self._closed:
                 return False
-            self._waiting.setdefault(name, deque()).append(send)
-            thread = self._threads.get(name)
-            if thread is None:
-                thread = self._threads[name] = self._timer.with_own_thread(f"confirm-{name}")
-        logger.info("checking on %s which of %d messages are stored", name, len(_ids_and_items(send.request)))
+            self._waiting_sends.setdefault(broker_name, deque()).append(send)
+            lookup_timer = self._lookup_timers.get(broker_name)
+            if lookup_timer is None:
+                lookup_timer = self._lookup_timers[broker_name] = self._timer.with_own_thread(f"confirm-{broker_name}")
+        logger.info("checking on %s which of %d messages are stored", broker_name, len(_ids_and_items(send.request)))
         try:
-            thread.call_later(0, lambda: self._look_up_broker(name))
+            lookup_timer.call_later(0, lambda: self._look_up_broker(broker_name))
         except RuntimeError as e:  # no more threads
             self._fail_lookup(send, SendFailed(f"the look-up has no thread: {e}"))
         return True
@@ -236,24 +246,24 @@ class AmbiguousSendResolver:
     def _fail_lookup(self, send: AmbiguousSend, error: RocketMQError) -> None:
         """Complete the look-up with an error, unless an earlier look-up has included the send."""
         with self._lock:
-            waiting = self._waiting[send.queue.broker_name]
+            waiting = self._waiting_sends[send.queue.broker_name]
             other_sends = [other_send for other_send in waiting if other_send is not send]
             if len(other_sends) == len(waiting):
                 return
-            self._waiting[send.queue.broker_name] = deque(other_sends)
+            self._waiting_sends[send.queue.broker_name] = deque(other_sends)
         send.done(error)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
         self._stored_ids.stop()
-        for thread in self._threads.values():
-            thread.close(wait_s=0)
+        for lookup_timer in self._lookup_timers.values():
+            lookup_timer.close(wait_s=0)
 
-    def _look_up_broker(self, name: str) -> None:
+    def _look_up_broker(self, broker_name: str) -> None:
         with self._lock:
-            sends = list(self._waiting.get(name, ()))
-            self._waiting[name] = deque()
+            sends = list(self._waiting_sends.get(broker_name, ()))
+            self._waiting_sends[broker_name] = deque()
         if not sends:  # an earlier look-up included all sends
             return
         for master in {send.lookup_start.master for send in sends}:
@@ -273,15 +283,15 @@ class AmbiguousSendResolver:
     def _find_stored(
         self, from_offsets: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> LookupResult:
-        name = next(iter(from_offsets)).broker_name
+        broker_name = next(iter(from_offsets)).broker_name
         try:
             stored_ids = self._stored_ids.find_stored(from_offsets, master, ids, deadline)
         except RocketMQError as e:
             return e
         except Exception as e:
-            logger.exception("could not check which messages %s has stored", name)
+            logger.exception("could not check which messages %s has stored", broker_name)
             return SendFailed(f"looking up what is stored failed: {type(e).__name__}: {e}")
-        logger.warning("%s has stored %d of %d messages that got no answer", name, len(stored_ids), len(ids))
+        logger.warning("%s has stored %d of %d messages that got no answer", broker_name, len(stored_ids), len(ids))
         return stored_ids
 
 
@@ -292,13 +302,13 @@ def _is_definite(outcome: Outcome) -> bool:
 def _outcome_after_lookup(
     outgoing: OutgoingSend, queue: MessageQueue, outcome: RocketMQError, result: LookupResult
 ) -> Outcome:
-    """The outcome of an attempt after its look-up. Also sets ``unconfirmed`` of the request."""
+    """The outcome of an attempt after its look-up. Also sets ``unconfirmed_request`` of the request."""
     if isinstance(result, RocketMQError):
         return unproved_error(outcome, result)
     request = outgoing.next_request
-    stored, outgoing.unconfirmed = without_stored(request, result)
-    outgoing.confirmed_count += stored
-    if outgoing.unconfirmed is None:
+    stored_count, outgoing.unconfirmed_request = without_stored(request, result)
+    outgoing.confirmed_count += stored_count
+    if outgoing.unconfirmed_request is None:
         return SendResult(SendStatus.SEND_OK, "", queue, None)
     if not request.batch and not decode_properties(request.properties).keys().isdisjoint(_DELAY_PROPERTIES):
         return unproved_error(outcome, SendFailed("a delayed message is not in its topic before it is due"))
@@ -306,8 +316,8 @@ def _outcome_after_lookup(
 
 
 def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
-    """The error of a send that may be stored; ``cause`` is why that could not be determined."""
-    failed = UnprovedError(
+    """The error of a send that may be stored; ``cause`` is the reason why the look-up could not decide."""
+    unproved = UnprovedError(
         f"the message may be stored, and its broker did not confirm whether it is: {error.message}; {cause.message}",
         error.addr,
         error.broker_code,
@@ -316,20 +326,20 @@ def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
         error.remark,
         cause.remedy,
     )
-    failed.__cause__ = error
-    return failed
+    unproved.__cause__ = error
+    return unproved
 
 
-def without_stored(request: SendRequest, stored_ids: set[str]) -> Confirmed:
+def without_stored(request: SendRequest, stored_ids: set[str]) -> RequestAfterLookup:
     """Remove the stored messages from a request."""
     items = _ids_and_items(request := to_storable(request))
-    unconfirmed = [(msg_id, item) for msg_id, item in items if msg_id not in stored_ids]
-    count = len(items) - len(unconfirmed)
-    if not unconfirmed:
-        return Confirmed(count, None)
-    if not count:
-        return Confirmed(0, request)
-    return Confirmed(count, request._replace(body=b"".join(item for _, item in unconfirmed)))
+    unconfirmed_items = [(msg_id, item) for msg_id, item in items if msg_id not in stored_ids]
+    stored_count = len(items) - len(unconfirmed_items)
+    if not unconfirmed_items:
+        return RequestAfterLookup(stored_count, None)
+    if not stored_count:
+        return RequestAfterLookup(0, request)
+    return RequestAfterLookup(stored_count, request._replace(body=b"".join(item for _, item in unconfirmed_items)))
 
 
 def _ids_and_items(request: SendRequest) -> list[tuple[str, bytes]]:

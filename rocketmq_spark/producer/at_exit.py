@@ -1,4 +1,4 @@
-"""Closes the producers that a program leaves open at its exit: sends what is waiting, and reports what is lost."""
+"""Closes the producers that a program leaves open at its exit. Sends waiting messages, and reports unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OpenProducer(Protocol):
 
 # Weak references, so that a producer that the program drops can be collected.
 _open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
-_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
+_producers_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
 
 def register_at_exit(producer: OpenProducer, close_last: bool = False) -> None:
@@ -33,7 +33,7 @@ def register_at_exit(producer: OpenProducer, close_last: bool = False) -> None:
     """
     _open_producers.add(producer)
     if close_last:
-        _closed_last.add(producer)
+        _producers_closed_last.add(producer)
 
 
 # The time for all producers together: a process must end even if their send timeouts are long.
@@ -42,10 +42,10 @@ MAX_EXIT_S = 30.0
 
 @atexit.register
 def _close_producers() -> None:
-    deadline, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_closed_last.__contains__)
-    for producers_left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
+    deadline, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_producers_closed_last.__contains__)
+    for remaining_count, producer in zip(range(len(producers), 0, -1), producers, strict=True):
         # Each producer gets a share of the time.
-        failures = producer.at_exit(deadline.within(deadline.remaining() / producers_left))
+        failures = producer.at_exit(deadline.within(deadline.remaining() / remaining_count))
         if failures:
             ids_text, cause = ", ".join(list(failures)[:10]), next(iter(failures.values()))
             sys.stderr.write(

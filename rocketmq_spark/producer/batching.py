@@ -5,9 +5,9 @@ guard threads. Here the timer calls when the oldest batch is due, and a synchron
 itself, so that no sender depends on the timer's thread. Java's accumulator ends with the first producer that leaves; this one
 ends with the last, and sends all waiting batches whenever a producer leaves.
 
-A plain message is for any queue, without delay and priority, of a topic that does not store batches whole. It waits unencoded in
-its promise, and is encoded with the other messages when its batch is sent. The checks are those of ``encoding.prepare``, which
-handles all other messages, and reports those that every broker would reject.
+A plain message has no queue, delay or priority, and its topic does not store a batch as one message. It waits unencoded in its
+promise, and is encoded with the other messages when its batch is sent. It is checked as in ``encoding.prepare``, which handles
+all other messages, and reports messages that every broker would reject.
 """
 
 from __future__ import annotations
@@ -40,32 +40,34 @@ logger = logging.getLogger(__name__)
 
 # A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
 _BATCH_ERROR_GRACE_S = 1.0
-_UNKNOWN_STORAGE = BatchStorage(whole=True)
+_UNKNOWN_STORAGE = BatchStorage(as_one_message=True)
 # Combinations of topic and tag that are cached.
 _MAX_TEMPLATES = 1024
 
 
 class PlainTemplate(NamedTuple):
     """The common part of the plain messages of a topic and tag: the text of their properties, and the bytes that a message adds
-    to a batch besides its body. ``room`` is the maximum number of bytes of further properties.
+    to a batch besides its body. Further properties of a message may have ``free_bytes`` at most.
     """
 
     key: BatchKey
-    text: str
+    properties_text: str
     size: int
-    room: int
+    free_bytes: int
 
 
 _SAMPLE_ID = "0" * 32
-_BLANK, _KEYS, _ID = codes.KEY_SEPARATOR, f"{Property.KEYS}\x01", f"{Property.UNIQ_KEY}\x01"
-_STR = {str}  # ``encoding.prepare`` handles other types, such as None
-_RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREFIX
+_BLANK, _KEYS_START, _ID_START = codes.KEY_SEPARATOR, f"{Property.KEYS}\x01", f"{Property.UNIQ_KEY}\x01"
+_ONLY_STR = {str}  # ``encoding.prepare`` handles messages with other types, such as None
+_RESERVED_PROPERTIES, _TRANSIENT_PREFIX = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREFIX
 
 
 def plain_template(
     topic: Any, tag: Any, waits_for_store: Any, encoder: MessageEncoder, scope: Scope | None = None
 ) -> PlainTemplate | None:
-    """The template of a topic and tag. None if such messages are sent separately, or every broker would reject them."""
+    """Return the template of a topic and tag. None if messages of this topic are sent separately, or if every broker would reject
+    them.
+    """
     if not isinstance(topic, str) or not isinstance(tag, str | None) or not isinstance(waits_for_store, bool):
         return None
     if topic.startswith(codes.RETRY_PREFIX):
@@ -74,20 +76,20 @@ def plain_template(
         check_topic(topic, scope)
         text = encode_properties({Property.TAGS: tag or None, Property.WAIT: "true" if waits_for_store else "false"})
         all_properties = encode_properties({Property.UNIQ_KEY: _SAMPLE_ID}) + text
-        size = len(encoder.item(topic, b"", all_properties, 0, 0))
+        size = len(encoder.encode_item(topic, b"", all_properties, 0, 0))
     except MessageRefused:
         return None
-    room = codes.SINGLE_MAX_PROPERTIES - len(all_properties.encode())
+    free_bytes = codes.SINGLE_MAX_PROPERTIES_BYTES - len(all_properties.encode())
     return (
         None
-        if room < 0
-        else PlainTemplate(BatchKey(topic, None, waits_for_store, tag or None, False), text, size, room)
+        if free_bytes < 0
+        else PlainTemplate(BatchKey(topic, None, waits_for_store, tag or None, False), text, size, free_bytes)
     )
 
 
 def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[str, int] | None:
-    """The text of all properties except the id, and the bytes that it has more than the template's. None if the message is not
-    plain.
+    """Return the text of all properties except the id, and the number of bytes that it adds to the template's text. None if the
+    message is not plain.
     """
     flag, keys, properties = message.flag, message.keys, message.properties
     if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
@@ -98,14 +100,14 @@ def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[
             words = _BLANK.join(keys)
             if words.count(_BLANK) >= len(keys):
                 return None
-            text = f"{_KEYS}{words}\x02"
+            text = f"{_KEYS_START}{words}\x02"
         if properties:
             values = properties.values()
             if (
-                not ({*map(type, properties), *map(type, values)} <= _STR)
+                not ({*map(type, properties), *map(type, values)} <= _ONLY_STR)
                 or "" in properties
                 or "" in values
-                or not _RESERVED.isdisjoint(properties)
+                or not _RESERVED_PROPERTIES.isdisjoint(properties)
             ):
                 return None
             text += "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
@@ -113,8 +115,8 @@ def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[
     except (TypeError, AttributeError, UnicodeEncodeError):
         return None
     property_count = bool(keys) + (len(properties) if properties else 0)
-    is_plain = text.count("\x01") == property_count == text.count("\x02") and _TRANSIENT not in text
-    return (text + template.text, size) if is_plain and size <= template.room else None
+    is_plain = text.count("\x01") == property_count == text.count("\x02") and _TRANSIENT_PREFIX not in text
+    return (text + template.properties_text, size) if is_plain and size <= template.free_bytes else None
 
 
 def encode_batch_messages(
@@ -123,15 +125,17 @@ def encode_batch_messages(
     """Create the ids of the plain messages of a batch and encode them. Called when the batch is sent."""
     if not batch.has_plain:
         return
-    topic, encode_item = batch.key.topic, encoder.item
+    topic, encode_item = batch.key.topic, encoder.encode_item
     items: list[Sized] = []
     for entry, msg_id in zip(batch.entries, create_ids(len(batch.entries)), strict=True):
         if isinstance(entry, BatchEntry):
             items.append(entry.item)
             continue
         entry.msg_id = msg_id
-        items.append(encode_item(topic, entry.body, f"{entry.text}{_ID}{msg_id}\x02", entry.flag, now_ms))
-        entry.body, entry.text = b"", ""  # a future that the user keeps does not keep the message
+        items.append(
+            encode_item(topic, entry.body, f"{entry.properties_text}{_ID_START}{msg_id}\x02", entry.flag, now_ms)
+        )
+        entry.body, entry.properties_text = b"", ""  # a future that the user keeps does not keep the message
     batch.encoded_items, batch.has_plain = items, False
 
 
@@ -152,7 +156,7 @@ class Batcher:
 
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
-        self.members = 0
+        self.member_count = 0
         self._next_call_ms: int | None = None  # time of the timer's next call
         self._closed = False
         self._timer = timer
@@ -161,7 +165,7 @@ class Batcher:
     def join(self, settings: ProducerSettings) -> None:
         """Add a producer. Limits that it sets apply to all producers."""
         with self._lock:
-            self.members += 1
+            self.member_count += 1
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
     def add(self, key: BatchKey, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
@@ -174,15 +178,15 @@ class Batcher:
         try:
             with self._lock:
                 batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
-                ready = self.accumulator.has_ready(now_ms)
-                started = batch is not None and (len(batch.entries) == 1 or self._next_call_ms is None)
-                call_s = self._seconds_to_next_call(now_ms) if started else None
+                has_ready = self.accumulator.has_ready(now_ms)
+                needs_call = batch is not None and (len(batch.entries) == 1 or self._next_call_ms is None)
+                call_s = self._seconds_to_next_call(now_ms) if needs_call else None
         finally:
             if batch is None:
                 entry.promise.registry.discard()
         if call_s is not None:
             self._schedule_call(call_s)
-        if ready:
+        if has_ready:
             self.flush()
         return batch
 
@@ -190,13 +194,13 @@ class Batcher:
         """Whether a batch contains the message; otherwise the message must be sent directly. Errors as in ``add``."""
         now_ms = self._timer.now_ms()
         batch = call_s = None
-        ready = False
+        has_ready = False
         try:
             with self._lock:
                 if not self._closed:
                     batch = self.accumulator.add_plain(key, entry, body_bytes, size, owner, now_ms)
                 if batch is not None:
-                    ready = bool(self.accumulator.closed) or batch.due_ms <= now_ms
+                    has_ready = bool(self.accumulator.closed_batches) or batch.due_ms <= now_ms
                     if len(batch.entries) == 1 or self._next_call_ms is None:
                         call_s = self._seconds_to_next_call(now_ms)
         finally:
@@ -204,7 +208,7 @@ class Batcher:
                 entry.promise.registry.discard()
         if call_s is not None:
             self._schedule_call(call_s)
-        if ready:
+        if has_ready:
             self.flush()
         return batch is not None
 
@@ -219,7 +223,7 @@ class Batcher:
     def _enqueue_due(self) -> Iterable[BatchOwner]:
         """Add due batches to the queues of their producers. Returns the producers, which must send them."""
         owners: dict[int, BatchOwner] = {}
-        rejected = []
+        rejected_completions = []
         now_ms = self._timer.now_ms()
         with self._lock:  # held until all batches are enqueued, so that no batch overtakes another
             for batch in self.accumulator.take_ready(now_ms):
@@ -227,19 +231,19 @@ class Batcher:
                 if batch.owner.enqueue_batch(batch, complete):
                     owners[id(batch.owner)] = batch.owner
                 else:
-                    rejected.append(complete)
-        for complete in rejected:
+                    rejected_completions.append(complete)
+        for complete in rejected_completions:
             complete(ClosedError("the producer that shared its batch was closed before it was sent"))
         return owners.values()
 
-    def wait(self, batch: MessageBatch, result: Future[SendResult], seconds: float) -> bool:
-        """Wait up to ``seconds`` after the batch is due. Returns whether ``result`` is set.
+    def wait(self, batch: MessageBatch, future: Future[SendResult], seconds: float) -> bool:
+        """Wait up to ``seconds`` after the batch is due. Returns whether ``future`` is set.
 
         When the batch is due, the calling thread sends it, unless another thread has sent it.
         """
-        if not self._timer.wait(result, max(0, batch.due_ms - self._timer.now_ms()) / 1000):
+        if not self._timer.wait(future, max(0, batch.due_ms - self._timer.now_ms()) / 1000):
             self.flush()
-        return self._timer.wait(result, seconds)
+        return self._timer.wait(future, seconds)
 
     def send_all(self) -> None:
         """Send all waiting batches."""
@@ -253,7 +257,7 @@ class Batcher:
             self.send_all()
         finally:  # also when it is interrupted
             with self._lock:
-                self.members -= 1
+                self.member_count -= 1
 
     def close(self) -> None:
         """Accept no more messages, and fail those added after the last producer left."""
@@ -277,14 +281,14 @@ class Batcher:
     def _schedule_call(self, seconds: float) -> None:
         try:
             self._timer.call_later(seconds, self._on_timer)
-        except BaseException:  # no thread, or interrupted: the next message schedules the call again
+        except BaseException:  # no thread can start, or Ctrl-C: the next message schedules the call again
             with self._lock:
                 self._next_call_ms = None
             raise
 
     def _seconds_to_next_call(self, now_ms: int) -> float | None:
-        """Seconds until the timer must call; None if a call in time is scheduled. Call with the lock, and schedule the returned
-        call after it.
+        """Return the seconds until the timer must call; None if a call in time is scheduled. Called with the lock. The caller
+        schedules the call after it has released the lock.
         """
         due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
@@ -294,10 +298,10 @@ class Batcher:
 
     def _completion_of(self, batch: MessageBatch) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
-            leaves_again = _may_split(outcome, batch)
+            must_split = _may_split(outcome, batch)
             with self._lock:
-                (self.accumulator.split if leaves_again else self.accumulator.release)(batch)
-            if leaves_again:
+                (self.accumulator.split if must_split else self.accumulator.release)(batch)
+            if must_split:
                 for owner in self._enqueue_due():
                     owner.dispatch_ready(soon=True)
                 return
@@ -305,10 +309,10 @@ class Batcher:
                 _outcomes_by_message(outcome, batch.entries),
                 [entry.promise for entry in batch.entries],
             )
-            for pending, resolved in _by_registry(promises, outcomes).items():
-                resolving = capture(pending.resolve, *resolved)
-                if isinstance(resolving, Failure):  # an error at one producer must not affect the results of others
-                    resolving.log(logger, "results could not be set")
+            for registry, promises_and_outcomes in _by_registry(promises, outcomes).items():
+                capture_result = capture(registry.resolve, *promises_and_outcomes)
+                if isinstance(capture_result, Failure):  # an error at one producer must not affect other producers
+                    capture_result.log(logger, "results could not be set")
 
         return done
 
@@ -322,20 +326,20 @@ class BatchingClient:
         self,
         batcher: Batcher,
         owner: BatchOwner,
-        pending: FutureRegistry,
-        topics: RouteCache,
+        futures: FutureRegistry,
+        routes: RouteCache,
         settings: ProducerSettings,
         encoder: MessageEncoder,
     ) -> None:
         self.batcher = batcher
-        self._routes = topics
+        self._routes = routes
         self._owner = owner
-        self._futures = pending
+        self._futures = futures
         self._encoder, self._scope = encoder, settings.scope
         self._send_timeout_s = settings.send_timeout_s
         # If a Proxy chooses queues, batches mix tags: each message has its own tag, and the messages of a group must stay in
         # order.
-        self._mixes_tags = settings.features.chooses_queues is not None
+        self._mixes_tags = settings.features.queue_choice_problem is not None
         self._max_body_bytes = settings.max_message_size
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
@@ -363,16 +367,16 @@ class BatchingClient:
         if self._mixes_tags:
             return None
         try:
-            # None if no broker has answered: treated as an ordinary topic.
+            # None if no broker has answered; then the topic counts as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
-            if storage is not None and (storage.whole or storage.is_compacted):
+            if storage is not None and (storage.as_one_message or storage.is_compacted):
                 return None
             template = self._templates.get((topic, tag, waits_for_store)) or self._template(topic, tag, waits_for_store)
         except TypeError:  # a topic or tag that is not a str
             return None
         if template is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None
-        text, size = template.text, template.size + len(body)
+        text, size = template.properties_text, template.size + len(body)
         flag = message.flag
         if message.keys or message.properties or flag or type(flag) is not int or message.priority is not None:
             encoded = encode_plain_properties(message, template)
@@ -381,7 +385,7 @@ class BatchingClient:
             text, added_bytes = encoded
             size += added_bytes
         promise = self._futures.create(callback)
-        promise.body, promise.text, promise.flag = body, text, flag
+        promise.body, promise.properties_text, promise.flag = body, text, flag
         return promise if self.batcher.add_plain(template.key, promise, len(body), size, self._owner) else None
 
     def _template(self, topic: str, tag: str | None, waits_for_store: bool) -> PlainTemplate | None:
@@ -399,15 +403,15 @@ class BatchingClient:
         flag_and_tag = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
         key = BatchKey(message.topic, queue, *flag_and_tag, sender_waits)
         item = encoding.batch_item(prepared, self._encoder, self.batcher.wall_ms())
-        result = self._futures.create(callback, prepared.msg_id)
-        entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, result)
-        return result, self.batcher.add(key, entry, self._owner)
+        promise = self._futures.create(callback, prepared.msg_id)
+        entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, promise)
+        return promise, self.batcher.add(key, entry, self._owner)
 
-    def result(self, batch: MessageBatch, result: Future[SendResult]) -> SendResult:
+    def result(self, batch: MessageBatch, future: Future[SendResult]) -> SendResult:
         """Wait for the result of a message in ``batch``."""
-        if not self.batcher.wait(batch, result, self._send_timeout_s + _BATCH_ERROR_GRACE_S):
+        if not self.batcher.wait(batch, future, self._send_timeout_s + _BATCH_ERROR_GRACE_S):
             raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
-        return result.result()
+        return future.result()
 
 
 _PromisesAndOutcomes = tuple[Sequence[Promise], Sequence[Outcome]]
@@ -419,7 +423,7 @@ def _by_registry(
     """Group promises and outcomes by producer."""
     if len(registries := {promise.registry for promise in promises}) == 1:
         return dict.fromkeys(registries, (promises, outcomes))
-    grouped: dict[FutureRegistry, tuple[list[Promise], list[Outcome]]] = {pending: ([], []) for pending in registries}
+    grouped: dict[FutureRegistry, tuple[list[Promise], list[Outcome]]] = {registry: ([], []) for registry in registries}
     for promise, outcome in zip(promises, outcomes, strict=True):
         own_promises, own_outcomes = grouped[promise.registry]
         own_promises.append(promise)
@@ -428,8 +432,8 @@ def _by_registry(
 
 
 def _may_split(outcome: Outcome, batch: MessageBatch) -> bool:
-    """Whether the batch is sent again in two halves, because a broker rejected it for one of its messages and stored nothing. Not
-    if a queue was chosen, because its order would be lost.
+    """Whether the batch is sent again in two halves, because a broker rejected it for one of its messages and stored nothing. A
+    batch for a chosen queue is not split, because the order of its messages would be lost.
     """
     is_rejected = isinstance(outcome, MessageIllegal) and not outcome.stored
     return is_rejected and len(batch.entries) > 1 and batch.key.queue is None
@@ -463,10 +467,10 @@ def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainE
 _ACCUMULATORS = "accumulators"
 
 
-def join_accumulator(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
+def join_accumulator(name: str, settings: ProducerSettings, make_timer: Callable[[], Timer]) -> Batcher:
     """Join the accumulator of ``name`` in this process. The first call creates it."""
     with process.entry_lock(_ACCUMULATORS, name):
-        batcher = process.get_or_create(_ACCUMULATORS, name, lambda: Batcher(make()))
+        batcher = process.get_or_create(_ACCUMULATORS, name, lambda: Batcher(make_timer()))
         batcher.join(settings)
         return batcher
 
@@ -477,6 +481,6 @@ def leave_accumulator(name: str, batcher: Batcher) -> None:
         batcher.leave()
     finally:
         with process.entry_lock(_ACCUMULATORS, name):
-            if batcher.members == 0:
+            if batcher.member_count == 0:
                 process.entries(_ACCUMULATORS).pop(name, None)
                 batcher.close()

@@ -29,10 +29,10 @@ class BulkProducer(RequestProducer):
         *args: Any,
         options: Options | None = None,
         row_encoder: Callable[[], Callable[..., Encoder]] | None = None,
-        **wiring: Any,
+        **base_arguments: Any,
     ) -> None:
         self._options, self._row_encoder = options, row_encoder
-        super().__init__(*args, **wiring)
+        super().__init__(*args, **base_arguments)
 
     def send_arrow(
         self,
@@ -73,13 +73,13 @@ class BulkProducer(RequestProducer):
             RouteNotFound: As for ``send``. Rows may have been sent before, as described for ``MessageRefused``.
             ClosedError: The producer was closed.
         """
-        how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        tools = self._call_tools("send_arrow", how_long)
+        send_timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
+        tools = self._call_tools("send_arrow", send_timeout_s)
         if topic is not None:
             check_text("topic", topic, "the name of a topic")
         from rocketmq_spark.producer.rows import inputs
 
-        return inputs.send_arrow(tools, rows, inputs.RowTarget(topic, selector, how_long))
+        return inputs.send_arrow(tools, rows, inputs.RowTarget(topic, selector, send_timeout_s))
 
     def send_many(
         self,
@@ -112,8 +112,8 @@ class BulkProducer(RequestProducer):
             OptionError: pyarrow is not installed, or both ``queue`` and ``key`` are given.
             RouteNotFound, ClosedError: As for ``send_arrow``.
         """
-        how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        tools = self._call_tools("send_many", how_long)
+        send_timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
+        tools = self._call_tools("send_many", send_timeout_s)
         check_instance("messages", messages, Iterable, "an iterable of messages")
         if queue is not None:
             check_instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
@@ -121,13 +121,15 @@ class BulkProducer(RequestProducer):
             check_function("key", key, "message")
         from rocketmq_spark.producer.rows import inputs
 
-        how = inputs.RowTarget(None, "hash" if key is not None else None, how_long)
-        return inputs.send_many(tools, messages, how, inputs.MessageTarget(queue, key))
+        target = inputs.RowTarget(None, "hash" if key is not None else None, send_timeout_s)
+        return inputs.send_many(tools, messages, target, inputs.MessageTarget(queue, key))
 
-    def _call_tools(self, method: str, how_long: float) -> CallTools:
-        """The tools of one call. Sends waiting batches first, because their messages come before those of the call."""
-        self._owner.check(self._closing.locked())
-        self._deadline(how_long)  # checks that the timeout is a number
+    def _call_tools(self, method: str, send_timeout_s: float) -> CallTools:
+        """Return the tools of one call. Waiting batches are sent first, because their messages precede the messages of the
+        call.
+        """
+        self._owner.check(self._close_lock.locked())
+        self._deadline(send_timeout_s)  # checks that the timeout is a number
         if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
             raise OptionError(
                 f"{method} needs pyarrow, which is not installed", remedy=extras.install_command(extras.ARROW)
@@ -137,6 +139,6 @@ class BulkProducer(RequestProducer):
 
         if self._batching is not None:
             self._batching.batcher.send_all()
-        delays, places = self._long_delays, self._destinations
-        rows = RowTools(self._options, self.settings, self._sender, self._engine, self._row_encoder(), delays)
-        return CallTools(rows, places, delays.timers, places.spool_fallback, self._closing.locked)
+        delays, destinations = self._long_delays, self._destinations
+        row_tools = RowTools(self._options, self.settings, self._sender, self._engine, self._row_encoder(), delays)
+        return CallTools(row_tools, destinations, delays.timers, destinations.spool_fallback, self._close_lock.locked)

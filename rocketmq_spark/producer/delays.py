@@ -1,7 +1,8 @@
-"""Delays that a broker's timers cannot serve: too long, timers disabled, or a broker before 5.0 (option ``longDelay``).
+"""Delayed messages that a broker's timers cannot keep (option ``longDelay``). The delay is too long, the timers are disabled, or
+the broker is older than 5.0.
 
 With ``dmq`` such a message goes to ``dmq_inner_topic`` in an envelope, and the delay service sends it when it is due. With
-``error`` it is rejected. The limits of timers, and whether a group consumes envelopes, are requested rarely and cached.
+``error`` the message is rejected. The limits of timers, and whether a group consumes envelopes, are requested rarely and cached.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# How long the limits of a broker, and the existence of a consumer, are cached: both may change.
+# How long the limits of a broker's timers, a missing answer, and the existence of a consumer are cached.
 LIMITS_VALID_S, SILENT_RETRY_S, CONSUMER_VALID_S = 600.0, 30.0, 10.0
 _UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
@@ -41,24 +42,24 @@ class BrokerTimers:
         self, sender: Sender, cache: MutableMapping[str, tuple[int | None, Deadline]], silent_s: float = SILENT_RETRY_S
     ) -> None:
         self._sender = sender
-        self._cached = cache
+        self._cache = cache
         self._silent_s = silent_s
 
     def max_delays_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
         """The maximum delay of each broker's timers, 0 for a broker without timers. If a broker does not answer, its last answer
         counts; if it never answered, it is missing from the result.
         """
-        due = [name for name in brokers if self._cached.get(name, _UNKNOWN)[1].expired]
-        if due:
-            timers = self._sender.max_timer_delays_ms(topic, sorted(due), deadline)
-            for name in due:
+        due_brokers = [name for name in brokers if self._cache.get(name, _UNKNOWN)[1].expired]
+        if due_brokers:
+            timers = self._sender.max_timer_delays_ms(topic, sorted(due_brokers), deadline)
+            for name in due_brokers:
                 if name not in timers:
                     logger.info("broker %s does not report its timers", name)
                 # A broker without timers is asked each time: its delayed messages are rejected, and it may be upgraded.
                 valid_s = self._silent_s if name not in timers else LIMITS_VALID_S if timers[name] else 0.0
-                cached, _ = self._cached.get(name, _UNKNOWN)
-                self._cached[name] = timers.get(name, cached), Deadline.after(valid_s)
-        max_delays = {name: self._cached[name][0] for name in brokers}
+                cached_ms, _ = self._cache.get(name, _UNKNOWN)
+                self._cache[name] = timers.get(name, cached_ms), Deadline.after(valid_s)
+        max_delays = {name: self._cache[name][0] for name in brokers}
         return {name: max_delay_ms for name, max_delay_ms in max_delays.items() if max_delay_ms is not None}
 
     def brokers_without_timers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> list[str]:
@@ -69,8 +70,8 @@ class BrokerTimers:
 class DelayRouter:
     """Decides whether a delayed message needs an envelope, and creates envelopes.
 
-    ``is_transient`` is given if there is a spool: it returns whether an error is temporary. After such an error an envelope is
-    created although no broker has reported a consumer of envelopes.
+    ``is_transient`` is given if there is a spool. It returns whether an error is temporary. After a temporary error an envelope
+    is created although no broker has reported a consumer of envelopes.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class DelayRouter:
         due_ms = self.envelope_due_ms(prepared.message.topic, prepared.properties, brokers, deadline, require_answers)
         if due_ms is None:
             return prepared, destination
-        chosen = destination.queue
-        if chosen is None and (destination.selection is not None or self._settings.environment is not None):
+        queue = destination.queue
+        if queue is None and (destination.selection is not None or self._settings.environment is not None):
             # The queue is chosen now, because the delay service does not know environments and selectors.
-            chosen = self._choose_queue(prepared.message.topic, destination, candidates)
-        return self.to_envelope(prepared, due_ms, chosen, deadline), DEFAULT_HOW
+            queue = self._choose_queue(prepared.message.topic, destination, candidates)
+        return self.to_envelope(prepared, due_ms, queue, deadline), DEFAULT_HOW
 
     def _choose_queue(self, topic: str, destination: How, queues: Sequence[MessageQueue]) -> MessageQueue:
         if not queues:
@@ -142,11 +143,11 @@ class DelayRouter:
         if due_ms <= now_ms:
             return None
         max_delays = self.timers.max_delays_ms(topic, brokers, deadline)
-        without_timers = sorted(name for name, ms in max_delays.items() if not ms)
-        if without_timers and self._settings.long_delay == "error":
-            raise no_timers_error(f"a delay of {(due_ms - now_ms) / 1000:g} s", without_timers, topic)
-        served_ms = min(max_delays.values(), default=1000 * TIMER_MAX_DELAY_S)
-        if due_ms - now_ms > served_ms and self._settings.long_delay == "dmq":
+        brokers_without_timers = sorted(name for name, ms in max_delays.items() if not ms)
+        if brokers_without_timers and self._settings.long_delay == "error":
+            raise no_timers_error(f"a delay of {(due_ms - now_ms) / 1000:g} s", brokers_without_timers, topic)
+        max_delay_ms = min(max_delays.values(), default=1000 * TIMER_MAX_DELAY_S)
+        if due_ms - now_ms > max_delay_ms and self._settings.long_delay == "dmq":
             return due_ms
         if require_answers and (silent_brokers := sorted(brokers - max_delays.keys())):
             raise CallTimeout(
@@ -167,23 +168,23 @@ class DelayRouter:
                 topic=message.topic,
             )
         msg_id = decode_properties(prepared.properties)[Property.UNIQ_KEY]
-        text = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
+        properties = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
         return Prepared(
-            Message(INNER_TOPIC, body), prepared.msg_id, text, True, EnvelopedMessage(message.topic, due_ms)
+            Message(INNER_TOPIC, body), prepared.msg_id, properties, True, EnvelopedMessage(message.topic, due_ms)
         )
 
     def _check_consumer(self, deadline: Deadline) -> None:
         if not self._consumed_until.expired:
             return
         try:
-            consumed = self._sender.has_online_consumer(INNER_TOPIC, deadline)
+            is_consumed = self._sender.has_online_consumer(INNER_TOPIC, deadline)
         except RocketMQError as e:
-            consumed = isinstance(e, AccessDenied) or (self._is_transient is not None and self._is_transient(e))
-            if not consumed and not isinstance(e, RouteNotFound):
+            is_consumed = isinstance(e, AccessDenied) or (self._is_transient is not None and self._is_transient(e))
+            if not is_consumed and not isinstance(e, RouteNotFound):
                 raise
-            if consumed:
+            if is_consumed:
                 logger.warning("cannot check whether a group consumes %s: %s", INNER_TOPIC, e)
-        if not consumed:
+        if not is_consumed:
             raise MessageRefused(
                 f"option 'longDelay' is 'dmq', but no member of a consumer group consumes {INNER_TOPIC}: the message would "
                 "never be delivered",
@@ -195,14 +196,14 @@ class DelayRouter:
 
 def send_to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], object]) -> None:
     """Call ``send`` for each queue, also after errors. Raises the first error at the end."""
-    failed: list[RocketMQError] = []
+    errors: list[RocketMQError] = []
     for queue in queues:
         try:
             send(queue)
         except RocketMQError as e:
-            failed.append(e)
-    if failed:
-        raise failed[0]
+            errors.append(e)
+    if errors:
+        raise errors[0]
 
 
 def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
@@ -211,7 +212,7 @@ def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
 
 
 def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
-    """The result with the recall handle of an envelope. Without it if the place of the envelope is unknown."""
+    """Return the result with the recall handle of an envelope, or unchanged if the place of the envelope is unknown."""
     envelope, queue = prepared.envelope, result.queue
     if envelope is None or queue is None or result.queue_offset is None:
         return result

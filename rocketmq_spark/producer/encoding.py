@@ -24,7 +24,7 @@ from rocketmq_spark.options.transport import SELECTORS
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, has_key, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
-from rocketmq_spark.wire.compression import smaller
+from rocketmq_spark.wire.compression import compress_if_smaller
 from rocketmq_spark.wire.names import Scope, is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import check_message, encode_properties, message_properties
 
@@ -56,7 +56,7 @@ DEFAULT_HOW = How()
 
 
 class EnvelopedMessage(NamedTuple):
-    """The topic of the message in an envelope, and when it is due."""
+    """The topic of the message in an envelope, and when the message is due."""
 
     topic: str
     due_ms: int
@@ -85,31 +85,33 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     """Check ``message`` and encode its properties. Raises ``MessageRefused`` for a message that no broker would accept."""
     check_message(message)
     check_topic(message.topic, settings.scope)
-    if (proxy_chooses := settings.features.chooses_queues) and how.queue is not None:
-        raise MessageRefused(f"the message names {how.queue}, but {proxy_chooses}", topic=message.topic)
+    if (proxy_chooses_text := settings.features.queue_choice_problem) and how.queue is not None:
+        raise MessageRefused(f"the message names {how.queue}, but {proxy_chooses_text}", topic=message.topic)
     body: object = message.body
     if isinstance(body, memoryview):  # a memoryview may have items of several bytes, or gaps
         message = dataclasses.replace(message, body=body.tobytes())
     check_body(message, settings)
-    delay = _timing_property(how)
+    delay_property = _timing_property(how)
     system_properties = {
         Property.WAIT: "true" if message.wait_store_ok else "false",
         Property.UNIQ_KEY: msg_id,
-        **delay,
+        **delay_property,
     }
     if message.priority is not None:
         system_properties[Property.PRIORITY] = _priority(message, settings)
     if isinstance(message, KeyedMessage) and message.sharding_key:
         system_properties[Property.SHARDING_KEY] = message.sharding_key
-    if proxy_chooses and how.selector is not None:
-        system_properties |= _message_group(message.topic, how, proxy_chooses)
+    if proxy_chooses_text and how.selector is not None:
+        system_properties |= _message_group(message.topic, how, proxy_chooses_text)
     try:
-        properties = encode_properties(message_properties(message, **system_properties), codes.SINGLE_MAX_PROPERTIES)
+        properties = encode_properties(
+            message_properties(message, **system_properties), codes.SINGLE_MAX_PROPERTIES_BYTES
+        )
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
     if settings.features.restricts_characters:
         _check_proxy_texts(message, properties)
-    return Prepared(message, msg_id, properties, bool(delay))
+    return Prepared(message, msg_id, properties, bool(delay_property))
 
 
 # A transport adds the property of the producer group. These are its maximum bytes.
@@ -120,9 +122,9 @@ def as_half(prepared: Prepared) -> Prepared:
     """The message as a half message."""
     properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
     size = len(properties.encode()) + _MAX_GROUP_BYTES
-    if size > codes.SINGLE_MAX_PROPERTIES:
+    if size > codes.SINGLE_MAX_PROPERTIES_BYTES:
         raise MessageRefused(
-            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES} bytes that a half message may carry",
+            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES_BYTES} bytes that a half message may carry",
             topic=prepared.message.topic,
         )
     return prepared._replace(properties=properties, half=True)
@@ -138,9 +140,9 @@ def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: 
         }
     )
     size = len(properties.encode())
-    if size > codes.SINGLE_MAX_PROPERTIES:
+    if size > codes.SINGLE_MAX_PROPERTIES_BYTES:
         raise MessageRefused(
-            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES} bytes that a request may carry",
+            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES_BYTES} bytes that a request may carry",
             topic=prepared.message.topic,
         )
     return prepared._replace(properties=properties)
@@ -158,7 +160,7 @@ def _check_proxy_texts(message: Message, properties: str) -> None:
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:
-    if not settings.features.priorities:
+    if not settings.features.supports_priorities:
         raise MessageRefused(
             "the message has a priority, which only gRPC supports", topic=message.topic, remedy="Set transport=grpc"
         )
@@ -172,8 +174,8 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
 
 
 def check_topic(topic: str, scope: Scope | None = None) -> None:
-    """Check a topic name: Java's length and characters, and no system topic to which clients cannot send. The length includes
-    ``scope``.
+    """Check the length and characters of a topic name as Java does, and reject system topics to which clients cannot send. The
+    length includes ``scope``.
     """
     if topic is not None:
         check_text("topic", topic, "the name of a topic")
@@ -211,12 +213,12 @@ def check_queue(topic: str, queue: MessageQueue) -> None:
         raise MessageRefused(f"message's topic not equal mq's topic: {topic!r} and {queue}", topic=topic)
 
 
-def _message_group(topic: str, how: How, chooses: str) -> dict[str, str]:
-    """The sharding key of selector ``hash`` over gRPC: the Proxy chooses the queues, one for each message group."""
+def _message_group(topic: str, how: How, proxy_chooses_text: str) -> dict[str, str]:
+    """Return the sharding key of selector ``hash`` over gRPC, where the Proxy chooses one queue for each message group."""
     name = how.selector.lower() if isinstance(how.selector, str) else ""
     if name not in (selector.lower() for selector in SELECTORS):
         raise MessageRefused(
-            f"selector {how.selector!r} chooses a queue, but {chooses}; expected one of {', '.join(SELECTORS)}",
+            f"selector {how.selector!r} chooses a queue, but {proxy_chooses_text}; expected one of {', '.join(SELECTORS)}",
             topic=topic,
         )
     return {Property.SHARDING_KEY: str(how.arg)} if name == "hash" else {}
@@ -266,7 +268,7 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
     body, sys_flag = bytes(prepared.message.body), 0
     compression = COMPRESSIONS[settings.compression]
     if compression is not None and len(body) >= settings.compress_above:
-        compressed = smaller(body, compression)
+        compressed = compress_if_smaller(body, compression)
         if compressed is not None:
             body, sys_flag = compressed, int(SysFlag.COMPRESSED | compression)
     return SendRequest(
@@ -283,7 +285,7 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
 def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Sized:
     """The message as an item of a batch, with all its properties, because the broker adds none."""
     message = prepared.message
-    return encoder.item(message.topic, message.body, prepared.properties, message.flag, now_ms)
+    return encoder.encode_item(message.topic, message.body, prepared.properties, message.flag, now_ms)
 
 
 def explicit_batch(
@@ -296,34 +298,38 @@ def explicit_batch(
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
-    first = prepared[0].message
-    if first.topic.startswith(codes.RETRY_PREFIX):
-        raise MessageRefused("Retry Group is not supported for batching", topic=first.topic)
-    for item in prepared:
-        if item.delayed:
-            raise MessageRefused("TimeDelayLevel is not supported for batching", topic=first.topic)
-        if item.message.topic != first.topic:
-            raise MessageRefused("The topic of the messages in one batch should be the same", topic=item.message.topic)
-        if item.message.wait_store_ok != first.wait_store_ok:
+    first_message = prepared[0].message
+    if first_message.topic.startswith(codes.RETRY_PREFIX):
+        raise MessageRefused("Retry Group is not supported for batching", topic=first_message.topic)
+    for prepared_message in prepared:
+        if prepared_message.delayed:
+            raise MessageRefused("TimeDelayLevel is not supported for batching", topic=first_message.topic)
+        if prepared_message.message.topic != first_message.topic:
             raise MessageRefused(
-                "The waitStoreMsgOK of the messages in one batch should be the same", topic=first.topic
+                "The topic of the messages in one batch should be the same", topic=prepared_message.message.topic
+            )
+        if prepared_message.message.wait_store_ok != first_message.wait_store_ok:
+            raise MessageRefused(
+                "The waitStoreMsgOK of the messages in one batch should be the same", topic=first_message.topic
             )
     items: list[Sized] = []
-    for item in prepared:
+    for prepared_message in prepared:
         try:
-            items.append(batch_item(item, encoder, now_ms))
+            items.append(batch_item(prepared_message, encoder, now_ms))
         except MessageRefused as e:
             raise MessageRefused(
                 f"Message {len(items)} of a batch: {e.message}", topic=e.topic, remedy=e.remedy
             ) from e.__cause__
-    body = encoder.batch(items)
+    body = encoder.encode_batch(items)
     if len(body) > settings.max_message_size:
         raise MessageRefused(
             f"the encoded batch has {len(body)} bytes, more than the {settings.max_message_size} allowed",
-            topic=first.topic,
+            topic=first_message.topic,
         )
     id_property = {} if batch_id is None else {Property.UNIQ_KEY: batch_id}
-    return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), **id_property}, settings, now_ms)
+    return batch_request(
+        body, {Property.WAIT: str(first_message.wait_store_ok).lower(), **id_property}, settings, now_ms
+    )
 
 
 def no_key_reason(topic: str) -> str:
@@ -337,35 +343,37 @@ def with_storage_properties(
     """Return the batch as the storage of its topic requires it.
 
     A batch that is stored as one message gets an id, the common tag, and the keys of all messages. Java's explicit batches have
-    none of these, so no filter matches them.
+    no id, tag or keys, so no filter matches them.
 
     Raises:
         MessageRefused: A message without a key, which a compaction topic would drop.
     """
     messages = [item.message for item in prepared]
-    if storage.is_compacted and (keyless := [number for number, item in enumerate(messages) if not has_key(item.keys)]):
+    if storage.is_compacted and (
+        keyless_numbers := [number for number, item in enumerate(messages) if not has_key(item.keys)]
+    ):
         topic = messages[0].topic
-        raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key_reason(topic)}", topic=topic)
-    if not storage.whole:
+        raise MessageRefused(f"Message {keyless_numbers[0]} of a batch has {no_key_reason(topic)}", topic=topic)
+    if not storage.as_one_message:
         return request
     keywords = dict.fromkeys(word for message in messages for word in key_words(message.keys))
     tag = messages[0].tags if len({message.tags or None for message in messages}) == 1 else None
     size = sum(len(word.encode()) + 1 for word in keywords) + len((tag or "").encode())
-    added: dict[str, str | None] = {
+    storage_properties: dict[str, str | None] = {
         Property.UNIQ_KEY: batch_id,
         Property.TAGS: tag or None,
         Property.KEYS: codes.KEY_SEPARATOR.join(keywords) if keywords and size <= MAX_KEYWORD_BYTES else None,
     }
-    return request._replace(properties=request.properties + encode_properties(added))
+    return request._replace(properties=request.properties + encode_properties(storage_properties))
 
 
 def accumulated_batch(
     batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
     """The request of a batch of the accumulator. With ``batch_id``, for a topic that stores a batch as one message, the batch has
-    an id, tag and keys of its own; otherwise it must not have them (``explicit_batch``).
+    an id, tag and keys of its own. Otherwise it has none, for the reason that ``explicit_batch`` names.
     """
-    properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.batch(batch.items())
+    properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.encode_batch(batch.items())
     if batch_id is None:
         return batch_request(body, properties, settings, now_ms)
     properties[Property.UNIQ_KEY] = batch_id

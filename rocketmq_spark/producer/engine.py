@@ -27,7 +27,7 @@ from rocketmq_spark.producer.fault_tolerance import FaultTable, broker_report
 from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, SendCompletion
 from rocketmq_spark.producer.retry import RetryAttempt
 from rocketmq_spark.producer.routing import QueueChooser, RouteCache
-from rocketmq_spark.producer.send_queue import SendQueue, closed
+from rocketmq_spark.producer.send_queue import SendQueue, closed_error
 from rocketmq_spark.producer.settings import Hooks, ProducerSettings, SendContext
 from rocketmq_spark.producer.spool_bridge import SpoolBridge
 
@@ -52,7 +52,7 @@ class Unsent(NamedTuple):
 class Engine:
     """Sends requests, and tracks those without an outcome. ``close`` also ends its timer.
 
-    Without ``faults`` it has its own fault table. ``in_flight`` counts submitted requests without an outcome;
+    Without ``faults``, the engine creates its own fault table. ``send_window`` counts submitted requests without an outcome;
     ``waits_for_others`` returns whether some of the given requests wait for requests of other callers.
     With a ``spool``, requests that fail for temporary reasons, and those without an outcome at the close, go to the spool and
     count as sent. ``dispatch_ready`` sends inside the context that ``batch_writes`` returns. The owner of the engine may set
@@ -68,21 +68,21 @@ class Engine:
         spool: Spool | None = None,
         batch_writes: WriteBatching = contextlib.nullcontext,
     ) -> None:
-        self.topics = RouteCache(sender, settings)
+        self.routes = RouteCache(sender, settings)
         self.faults = faults or FaultTable(settings.fault_tables, settings.send_latency_fault, settings.detector)
         self.hooks = Hooks()
         self.timer = timer
         self._sender = sender
         self._settings = settings
-        self._policy = settings.retry_policy
+        self._retry_policy = settings.retry_policy
         self._route_executor = timer.with_own_thread("route")  # starts attempts that first fetch a route
-        self._queue_chooser = QueueChooser(self.topics, self.faults, timer)
+        self._queue_chooser = QueueChooser(self.routes, self.faults, timer)
         self._rng = random.Random()  # for the pauses before retries
         self._spool_bridge = None if spool is None else SpoolBridge(spool, sender, timer)
         self.ambiguity_resolver: AmbiguousSendResolver | None = None
         self._batch_writes = batch_writes
         self._send_queue = SendQueue(settings, timer)
-        self.in_flight, self.waits_for_others = self._send_queue.in_flight, self._send_queue.waits_for_others
+        self.send_window, self.waits_for_others = self._send_queue.window, self._send_queue.waits_for_others
 
     def send(self, outgoing: OutgoingSend) -> SendResult:
         """Make all attempts on the calling thread. Returns the result or raises the error."""
@@ -108,12 +108,12 @@ class Engine:
         except RocketMQError:
             raise
         except BaseException:
-            outgoing.done(SendCompletion(outgoing, _interrupted(outgoing)))
+            outgoing.done(SendCompletion(outgoing, _interruption_error(outgoing)))
             raise
         if self.enqueue(outgoing):
             self.dispatch_ready()
         else:
-            outgoing.done(SendCompletion(outgoing, closed()))
+            outgoing.done(SendCompletion(outgoing, closed_error()))
 
     def has_room(self, size: int, ordered: bool = False) -> bool:
         """Whether ``submit`` would accept a request of ``size`` bytes without waiting."""
@@ -125,28 +125,30 @@ class Engine:
         The caller then calls ``dispatch_ready``, which sends the request.
         """
         self._start(outgoing)
-        brokers = len(self.topics.brokers()) if self.in_flight.counts_brokers else 1
+        broker_count = len(self.routes.brokers()) if self.send_window.counts_brokers else 1
         try:
-            cause = self._send_queue.put(outgoing, brokers)
+            cause = self._send_queue.put(outgoing, broker_count)
         except ClosedError:
             return False
         if cause is not None:
-            self._complete(outgoing, _failed_behind(outgoing, cause))
+            self._complete(outgoing, _follower_error(outgoing, cause))
         return True
 
     def dispatch_ready(self) -> None:
         """Send the requests that may be sent now. May block to fetch the route of a new topic, and may be interrupted then."""
         with self._batch_writes():
-            ready = deque(self._send_queue.take_ready())
+            ready_sends = deque(self._send_queue.take_ready())
             try:
-                while ready:
-                    outgoing = ready.popleft()
+                while ready_sends:
+                    outgoing = ready_sends.popleft()
                     if outgoing.refresh_route:  # on another thread, because a name server may hang
                         self._route_executor.call_soon(functools.partial(self._start_attempt, outgoing))
                     else:
                         self._start_attempt(outgoing)
             finally:
-                for outgoing in ready:  # after an interruption, the requests that were not started go back to the queue
+                for (
+                    outgoing
+                ) in ready_sends:  # after an interruption, the requests that were not started go back to the queue
                     self._apply_verdict(outgoing, RetryAttempt(0.0, outgoing.refresh_route))
 
     def oneway(self, outgoing: OutgoingSend) -> None:
@@ -165,73 +167,75 @@ class Engine:
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait for all answers until the deadline. Requests without an answer then fail and are returned.
 
-        With a spool and ``keep`` they go to the spool instead. Callers that send them again anyway pass ``keep=False``. Waits
-        up to ``wait_s`` seconds for a running call of the timer.
+        With a spool and ``keep``, these requests go to the spool instead. Callers that send the requests again anyway pass
+        ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
         """
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:
             self._spool_bridge.drain()
-        unfinished, blocking = self._send_queue.close()
+        unfinished_sends, blocking_sends = self._send_queue.close()
         self._route_executor.close(wait_s=0)
         if self.ambiguity_resolver is not None:
             self.ambiguity_resolver.close()
-        outcomes: list[Outcome] = [closed() for _ in unfinished]
+        outcomes: list[Outcome] = [closed_error() for _ in unfinished_sends]
         if self._spool_bridge is not None:
-            indexes = [i for i, outgoing in enumerate(unfinished) if keep and outgoing.spoolable]
-            spooled = self._spool_bridge.spool([(unfinished[i], None) for i in indexes])
-            for i, outcome in zip(indexes, spooled, strict=True):
+            indexes = [i for i, outgoing in enumerate(unfinished_sends) if keep and outgoing.spoolable]
+            spool_outcomes = self._spool_bridge.spool([(unfinished_sends[i], None) for i in indexes])
+            for i, outcome in zip(indexes, spool_outcomes, strict=True):
                 outcomes[i] = outcome
             self._spool_bridge.close()
-        unsent = list(blocking)
-        for outgoing, outcome in zip(unfinished, outcomes, strict=True):
+        unsent_sends = list(blocking_sends)
+        for outgoing, outcome in zip(unfinished_sends, outcomes, strict=True):
             self._complete(outgoing, outcome)
             if isinstance(outcome, RocketMQError):
-                unsent.append(outgoing)
+                unsent_sends.append(outgoing)
         self.timer.close(wait_s)
-        return [Unsent(unsent_send.topic, unsent_send.queue, unsent_send.msg_ids) for unsent_send in unsent]
+        return [Unsent(send.topic, send.queue, send.msg_ids) for send in unsent_sends]
 
     def _start(self, outgoing: OutgoingSend) -> None:
         """Begin a request."""
-        outgoing.reset_attempts(self._policy, self._rng)
+        outgoing.reset_attempts(self._retry_policy, self._rng)
 
     def _complete(self, outgoing: OutgoingSend, outcome: Outcome) -> None:
         """End a request. Called once for each request."""
         attempts = outgoing.retry_state
-        completion = SendCompletion(outgoing, outcome, attempts.count, attempts.brokers, outgoing.confirmed_count)
+        completion = SendCompletion(
+            outgoing, outcome, attempts.attempt_count, attempts.brokers, outgoing.confirmed_count
+        )
         outgoing.done(completion)
 
     def _attempt_all(self, outgoing: OutgoingSend) -> Outcome:
-        spooling = _spool_bridge_for(self._spool_bridge, outgoing)
+        spool_bridge = _spool_bridge_for(self._spool_bridge, outgoing)
         # Half messages (``at_most_once``) are not looked up, because they are not stored in their topic.
-        confirming = None if outgoing.at_most_once else self.ambiguity_resolver
-        if spooling is not None and spooling.must_follow_spool(outgoing):
-            return spooling.spool([(outgoing, None)])[0]
+        resolver = None if outgoing.at_most_once else self.ambiguity_resolver
+        if spool_bridge is not None and spool_bridge.must_follow_spool(outgoing):
+            return spool_bridge.spool([(outgoing, None)])[0]
         while True:
             queue: MessageQueue | None = None
             try:
                 queue = self._choose_queue(outgoing)
                 context, start_ms = self._call_before_hooks(outgoing, queue, "sync"), self.timer.now_ms()
-                outcome = _send_once(self._sender, confirming, outgoing, queue, self._attempt_deadline(outgoing))
+                outcome = _send_once(self._sender, resolver, outgoing, queue, self._attempt_deadline(outgoing))
                 self._report_attempt(queue, context, outcome, start_ms)
             except RocketMQError as e:
                 outcome = e
-            if confirming is not None:
-                outcome = confirming.resolve(outgoing, queue, outcome)
+            if resolver is not None:
+                outcome = resolver.resolve(outgoing, queue, outcome)
             verdict = self._judge(outgoing, queue, outcome)
             if not isinstance(verdict, RetryAttempt):
-                return verdict if spooling is None else spooling.final_outcome(outgoing, verdict)
+                return verdict if spool_bridge is None else spool_bridge.final_outcome(outgoing, verdict)
             outgoing.refresh_route = verdict.refresh
             if verdict.pause_s:
                 self.timer.pause(verdict.pause_s)
 
     def _start_attempt(self, outgoing: OutgoingSend) -> None:
         """Start an attempt whose answer arrives later."""
-        number = outgoing.retry_state.count
-        if not number:
+        attempt_number = outgoing.retry_state.attempt_count
+        if not attempt_number:
             outgoing.attempts_deadline = outgoing.deadline_from_now
-            spooling = _spool_bridge_for(self._spool_bridge, outgoing)
-            if spooling is not None and spooling.must_follow_spool(outgoing):
-                spooling.spool_async(outgoing, None, functools.partial(self._apply_verdict, outgoing))
+            spool_bridge = _spool_bridge_for(self._spool_bridge, outgoing)
+            if spool_bridge is not None and spool_bridge.must_follow_spool(outgoing):
+                spool_bridge.spool_async(outgoing, None, functools.partial(self._apply_verdict, outgoing))
                 return
         queue: MessageQueue | None = None
         try:
@@ -245,7 +249,7 @@ class Engine:
                     self._report_attempt(chosen_queue, context, outcome, start_ms)
                 except Exception:  # a failing hook must not leave the request without an outcome
                     logger.exception("the outcome of an attempt could not be reported")
-                self._on_attempt_done(outgoing, number, chosen_queue, outcome)
+                self._on_attempt_done(outgoing, attempt_number, chosen_queue, outcome)
 
             try:
                 if self.ambiguity_resolver is not None:
@@ -255,31 +259,31 @@ class Engine:
                 return
             self._sender.send_async(chosen_queue, outgoing.next_request, self._attempt_deadline(outgoing), done)
         except RocketMQError as e:
-            self._on_attempt_done(outgoing, number, None, e)
+            self._on_attempt_done(outgoing, attempt_number, None, e)
         except Exception as e:  # the request must get an outcome
             logger.exception("sending to %s failed", outgoing.topic)
-            self._on_attempt_done(outgoing, number, queue, _unexpected(e, outgoing))
+            self._on_attempt_done(outgoing, attempt_number, queue, _unexpected_error(e, outgoing))
         except BaseException:  # Ctrl-C is raised to the user, but the request still gets an outcome
-            self._on_attempt_done(outgoing, number, queue, _interrupted(outgoing))
+            self._on_attempt_done(outgoing, attempt_number, queue, _interruption_error(outgoing))
             raise
 
     def _on_attempt_done(
-        self, outgoing: OutgoingSend, number: int, queue: MessageQueue | None, outcome: Outcome
+        self, outgoing: OutgoingSend, attempt_number: int, queue: MessageQueue | None, outcome: Outcome
     ) -> None:
-        if number != outgoing.retry_state.count:  # a second outcome of one attempt
+        if attempt_number != outgoing.retry_state.attempt_count:  # a second outcome of one attempt
             return
         if self.ambiguity_resolver is not None:
-            resume = functools.partial(self._on_attempt_done, outgoing, number)
+            resume = functools.partial(self._on_attempt_done, outgoing, attempt_number)
             if not self.ambiguity_resolver.resolve_async(outgoing, queue, outcome, resume):
                 return
         try:
             verdict = self._judge(outgoing, queue, outcome)
         except Exception as e:
             logger.exception("the outcome of an attempt could not be judged")
-            verdict = _unexpected(e, outgoing)
-        spooling = _spool_bridge_for(self._spool_bridge, outgoing)
-        if spooling is not None and isinstance(verdict, RocketMQError):
-            spooling.spool_async(outgoing, verdict, functools.partial(self._apply_verdict, outgoing))
+            verdict = _unexpected_error(e, outgoing)
+        spool_bridge = _spool_bridge_for(self._spool_bridge, outgoing)
+        if spool_bridge is not None and isinstance(verdict, RocketMQError):
+            spool_bridge.spool_async(outgoing, verdict, functools.partial(self._apply_verdict, outgoing))
             return
         if self._spool_bridge is not None and isinstance(verdict, SendResult):
             self._spool_bridge.report_success(verdict)
@@ -298,7 +302,7 @@ class Engine:
         self._complete(outgoing, verdict)
         for follower in effects.followers:
             assert isinstance(verdict, RocketMQError)
-            self._complete(follower, _failed_behind(follower, verdict))
+            self._complete(follower, _follower_error(follower, verdict))
 
     def _choose_queue(self, outgoing: OutgoingSend) -> MessageQueue:
         return self._queue_chooser.choose(
@@ -308,7 +312,7 @@ class Engine:
     def _attempt_deadline(self, outgoing: OutgoingSend) -> Deadline:
         """The deadline of the next attempt. The last attempt may use all of the remaining time, unless a look-up may follow."""
         max_s = self._settings.attempt_timeout_s
-        if max_s is not None and (outgoing.retry_state.more_possible or self.ambiguity_resolver is not None):
+        if max_s is not None and (outgoing.retry_state.may_retry or self.ambiguity_resolver is not None):
             return outgoing.attempts_deadline.within(max_s)
         return outgoing.attempts_deadline
 
@@ -316,8 +320,8 @@ class Engine:
         """Call the hooks before an attempt. Returns their context; None without hooks."""
         if not self.hooks:
             return None
-        group, number = self._settings.group, outgoing.retry_state.count + 1
-        context = SendContext(group, queue, outgoing.request, mode, number, outgoing.message, outgoing.msg_ids)
+        group, attempt_number = self._settings.group, outgoing.retry_state.attempt_count + 1
+        context = SendContext(group, queue, outgoing.request, mode, attempt_number, outgoing.message, outgoing.msg_ids)
         self.hooks.before(context)
         return context
 
@@ -337,47 +341,49 @@ class Engine:
         """Return the final outcome of a request after an attempt, or that another attempt follows."""
         # The result is of the last attempt; earlier attempts may have stored messages in other queues.
         if outgoing.confirmed_count and isinstance(outcome, SendResult):
-            may_choose_queue = outgoing.queue is None and outgoing.retry_state.count > 0
+            may_choose_queue = outgoing.queue is None and outgoing.retry_state.attempt_count > 0
             outcome = outcome._replace(
                 queue=None if may_choose_queue else outcome.queue, queue_offset=None, offset_msg_id=None
             )
-        brokers: Collection[str] = ()
+        route_brokers: Collection[str] = ()
         # The message is stored, perhaps less safely than required, or may be stored: it is not sent again.
         if outgoing.at_most_once and classify(outcome, queue is not None) is not SendOutcomeKind.REJECTED:
-            outgoing.retry_state.next_action(queue, outcome, brokers, 0.0)
+            outgoing.retry_state.next_action(queue, outcome, route_brokers, 0.0)
             return outcome
         may_choose_queue = outgoing.queue is None and outgoing.filter_queues is None
         if may_choose_queue and queue is not None and isinstance(outcome, RocketMQError):
-            brokers = self.topics.brokers_of(outgoing.topic)
-        verdict = outgoing.retry_state.next_action(queue, outcome, brokers, outgoing.attempts_deadline.remaining())
+            route_brokers = self.routes.brokers_of(outgoing.topic)
+        verdict = outgoing.retry_state.next_action(
+            queue, outcome, route_brokers, outgoing.attempts_deadline.remaining()
+        )
         # Sending the whole request again would store the confirmed messages twice.
         if outgoing.confirmed_count and isinstance(verdict, RocketMQError):
             return unproved_error(verdict, SendFailed(f"{outgoing.confirmed_count} of its messages are stored"))
         return verdict
 
 
-def _spool_bridge_for(spooling: SpoolBridge | None, outgoing: OutgoingSend) -> SpoolBridge | None:
-    """The spool for a request that fails; None if the request must not be spooled."""
-    return spooling if outgoing.spoolable else None
+def _spool_bridge_for(spool_bridge: SpoolBridge | None, outgoing: OutgoingSend) -> SpoolBridge | None:
+    """Return ``spool_bridge``; None if the request must not be spooled."""
+    return spool_bridge if outgoing.spoolable else None
 
 
 def _send_once(
     sender: Sender,
-    confirming: AmbiguousSendResolver | None,
+    resolver: AmbiguousSendResolver | None,
     outgoing: OutgoingSend,
     queue: MessageQueue,
     deadline: Deadline,
 ) -> Outcome:
     """Make one attempt on the calling thread."""
     try:
-        if confirming is not None:
-            confirming.record_start(outgoing, queue)
+        if resolver is not None:
+            resolver.record_start(outgoing, queue)
         return sender.send(queue, outgoing.next_request, deadline)
     except RocketMQError as e:
         return e
 
 
-def _failed_behind(outgoing: OutgoingSend, cause: RocketMQError) -> SendFailed:
+def _follower_error(outgoing: OutgoingSend, cause: RocketMQError) -> SendFailed:
     error = SendFailed(
         f"not sent, because an earlier batch of its queue was given up: {cause.message}",
         cause.addr,
@@ -391,15 +397,15 @@ def _failed_behind(outgoing: OutgoingSend, cause: RocketMQError) -> SendFailed:
     return error
 
 
-def _interrupted(outgoing: OutgoingSend) -> SendFailed:
+def _interruption_error(outgoing: OutgoingSend) -> SendFailed:
     return SendFailed("the send was interrupted; the message may have been stored", topic=outgoing.topic)
 
 
-def _unexpected(error: Exception, outgoing: OutgoingSend) -> SendFailed:
-    failed = SendFailed(
+def _unexpected_error(error: Exception, outgoing: OutgoingSend) -> SendFailed:
+    send_error = SendFailed(
         f"sending failed in an unexpected way: {type(error).__name__}: {error}",
         topic=outgoing.topic,
         remedy="This is a bug of rocketmq-spark unless the error is of a selector; please report it with the log",
     )
-    failed.__cause__ = error
-    return failed
+    send_error.__cause__ = error
+    return send_error

@@ -35,8 +35,8 @@ class BrokerReport(NamedTuple):
 
 
 def broker_report(outcome: SendResult | RocketMQError) -> BrokerReport | None:
-    """The report for the fault table. A broker's error answer and a broken connection isolate the broker; None after a local
-    error.
+    """Return the report for the fault table. A broker's error answer or a broken connection isolates the broker. None after a
+    local error, which says nothing about the broker.
     """
     if isinstance(outcome, SendResult | BrokerNotFound):
         return BrokerReport(isolated=False, reachable=True)
@@ -44,7 +44,7 @@ def broker_report(outcome: SendResult | RocketMQError) -> BrokerReport | None:
 
 
 LATENCIES_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
-DURATIONS_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
+NOT_AVAILABLE_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class FaultTables:
     """
 
     latency_max_ms: tuple[int, ...] = LATENCIES_MS
-    not_available_ms: tuple[int, ...] = DURATIONS_MS
+    not_available_ms: tuple[int, ...] = NOT_AVAILABLE_MS
     isolated_ms: int = 10_000
 
     def __post_init__(self) -> None:
@@ -68,7 +68,9 @@ class FaultTables:
             )
 
     def duration_ms(self, latency_ms: int) -> int:
-        """The entry of the largest threshold that ``latency_ms`` reaches; 0 below the first."""
+        """For how long a broker is avoided after ``latency_ms``: the duration of the largest threshold that the latency
+        reaches.
+        """
         for threshold, duration in zip(reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True):
             if latency_ms >= threshold:
                 return duration
@@ -110,45 +112,46 @@ class FaultTable:
         """Record an attempt at ``broker``. A better report does not shorten the time for which the broker is avoided."""
         if not self.enabled:
             return
-        duration = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)
+        avoided_ms = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)
         with self._lock:
-            fault = self.faults.setdefault(broker, BrokerHealth())
-            fault.latency_ms = latency_ms
-            fault.reachable = reachable
-            if duration:
-                fault.available_at_ms = max(fault.available_at_ms, now_ms + duration)
+            health = self.faults.setdefault(broker, BrokerHealth())
+            health.latency_ms = latency_ms
+            health.reachable = reachable
+            if avoided_ms:
+                health.available_at_ms = max(health.available_at_ms, now_ms + avoided_ms)
 
     def available(self, broker: str, now_ms: int) -> bool:
-        fault = self.faults.get(broker)
-        return fault is None or now_ms >= fault.available_at_ms
+        health = self.faults.get(broker)
+        return health is None or now_ms >= health.available_at_ms
 
     def reachable(self, broker: str) -> bool:
-        fault = self.faults.get(broker)
-        return not self.detecting or fault is None or fault.reachable
+        health = self.faults.get(broker)
+        return not self.detecting or health is None or health.reachable
 
     def pick(
-        self, queues: Sequence[MessageQueue], index: RoundRobin, last_broker: str | None, now_ms: int
+        self, queues: Sequence[MessageQueue], round_robin: RoundRobin, last_broker: str | None, now_ms: int
     ) -> MessageQueue:
-        """The next queue on a broker other than ``last_broker`` that is not avoided; else on another reachable one; else any.
+        """Return the next queue on a broker other than ``last_broker`` that is not avoided. If there is none, return a queue on
+        another reachable broker; otherwise any queue.
 
         If not ``enabled``, this is the plain round robin. As in Java, all steps share one index, and each examined queue
         advances it.
         """
         if not self.enabled:
-            return index.pick(queues, last_broker)
+            return round_robin.pick(queues, last_broker)
 
         for is_good in (lambda broker: self.available(broker, now_ms), self.reachable):
-            if queue := index.first(queues, _other_than(last_broker, is_good)):
+            if queue := round_robin.first(queues, _other_than(last_broker, is_good)):
                 return queue
-        return queues[index.next() % len(queues)]
+        return queues[round_robin.next() % len(queues)]
 
     def due_probes(self, now_ms: int, interval_ms: int) -> list[str]:
         """The brokers that the detector should probe now. Each is due again after ``interval_ms``."""
         with self._lock:
-            due = [broker for broker, fault in self.faults.items() if now_ms >= fault.probe_at_ms]
-            for broker in due:
+            due_brokers = [broker for broker, health in self.faults.items() if now_ms >= health.probe_at_ms]
+            for broker in due_brokers:
                 self.faults[broker].probe_at_ms = now_ms + interval_ms
-        return due
+        return due_brokers
 
     def record_probe(self, broker: str, answered: bool) -> None:
         """Record whether ``broker`` answered a probe. An answer makes the broker reachable again, but does not shorten the time

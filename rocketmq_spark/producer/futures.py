@@ -26,9 +26,10 @@ _CONDITION_ATTRIBUTES = frozenset(("_condition", "_waiters", "_done_callbacks"))
 class Promise(Future[SendResult]):
     """The future result of one message.
 
-    Creating a condition takes several times as long as the rest, and most results exist before a caller waits for them. So
-    the first waiter creates it, under the lock under which outcomes are set. Futures do not share it, because Python
-    locks the futures of one ``wait`` in the order of their addresses, and a shared one would be locked in any order.
+    A condition takes several times as long to create as the other attributes, and most results exist before a caller waits for
+    them. So the first waiter creates the condition, under the lock under which outcomes are set. Futures do not share a
+    condition, because Python locks the conditions of
+    one ``wait`` in the order of the futures' addresses: two waits could lock shared conditions in different orders.
     """
 
     _state: str = RUNNING  # a send cannot be cancelled
@@ -43,11 +44,11 @@ class Promise(Future[SendResult]):
     callback: Callback | None = None
     msg_id = ""
     # The fields of ``accumulator.PlainEntry``: the promise of a plain message also carries the message.
-    body, text, flag = b"", "", 0
+    body, properties_text, flag = b"", "", 0
     keys: Sequence[str] = ()
 
-    def __init__(self, pending: FutureRegistry, callback: Callback | None, msg_id: str) -> None:
-        self.registry = pending
+    def __init__(self, registry: FutureRegistry, callback: Callback | None, msg_id: str) -> None:
+        self.registry = registry
         if callback is not None:
             self.callback = callback
         if msg_id:
@@ -57,9 +58,8 @@ class Promise(Future[SendResult]):
         if name not in _CONDITION_ATTRIBUTES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.registry.lock:
-            self._has_waiters = (
-                True  # set first: if Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition
-            )
+            # Set first: if Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition.
+            self._has_waiters = True
             if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
         return self.__dict__[name]
@@ -98,11 +98,11 @@ class Promise(Future[SendResult]):
 
 def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[tuple[Promise, Outcome]]:
     """Set the outcomes of promises; call with the lock. Returns the promises whose waiters must be notified."""
-    with_waiters = []
+    waited_promises = []
     batch_results = outcomes if isinstance(outcomes, BatchResults) else None
     for index, promise in enumerate(promises):
         if promise._has_waiters:
-            with_waiters.append((promise, outcomes[index]))
+            waited_promises.append((promise, outcomes[index]))
             continue
         if batch_results is not None:
             promise.msg_id, promise._offset_msg_id = batch_results.ids[index], batch_results.offset_ids[index]
@@ -112,17 +112,17 @@ def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> l
         else:
             promise._exception = outcome
         promise._state = FINISHED
-    return with_waiters
+    return waited_promises
 
 
 class FutureRegistry:
-    """Counts the promises without an outcome, and calls callbacks. Owns a lock and the callback thread."""
+    """Counts the promises without an outcome, and calls callbacks. Owns the lock of its promises, and the callback thread."""
 
-    def __init__(self, callbacks: Timer) -> None:
+    def __init__(self, callback_timer: Timer) -> None:
         self.lock = threading.RLock()
-        self._callbacks = callbacks
-        self._callbacks_started = False  # whether the callback thread has started
-        self._empty = threading.Condition(self.lock)
+        self._callback_timer = callback_timer
+        self._is_callback_timer_started = False  # whether the callback thread has started
+        self._empty_condition = threading.Condition(self.lock)
         self._count = 0
         self._failures: dict[str, RocketMQError] | None = None
 
@@ -134,9 +134,13 @@ class FutureRegistry:
 
     def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
         """Return a future that ``resolve`` completes. Starts the callback thread if ``callback`` needs it."""
-        if callback is not None and not self._callbacks_started and not isinstance(callback, NonblockingCallback):
-            self._callbacks.start()
-            self._callbacks_started = True
+        if (
+            callback is not None
+            and not self._is_callback_timer_started
+            and not isinstance(callback, NonblockingCallback)
+        ):
+            self._callback_timer.start()
+            self._is_callback_timer_started = True
         promise = Promise(self, callback, msg_id)
         with self.lock:
             self._count += 1
@@ -146,23 +150,25 @@ class FutureRegistry:
         """Set the outcomes of promises, under one lock for all messages of a batch, and call their callbacks."""
         try:
             if self._failures is not None:
-                outcome_by_promise = zip(promises, outcomes, strict=True)
+                promises_with_outcomes = zip(promises, outcomes, strict=True)
                 self._failures.update(
-                    {promise.msg_id: o for promise, o in outcome_by_promise if isinstance(o, RocketMQError)}
+                    {promise.msg_id: o for promise, o in promises_with_outcomes if isinstance(o, RocketMQError)}
                 )
             with self.lock:
-                with_waiters = _set_outcomes(promises, outcomes)
-            for promise, outcome in with_waiters:
+                waited_promises = _set_outcomes(promises, outcomes)
+            for promise, outcome in waited_promises:
                 failure = capture(promise.set_outcome, outcome)
                 if isinstance(failure, Failure):  # Python's futures do not catch BaseException of callbacks
                     failure.log(logger, "a callback of a future failed")
             callbacks = [promise.callback for promise in promises]
             if callbacks.count(None) < len(callbacks):
-                calls = [(call, o) for call, o in zip(callbacks, outcomes, strict=True) if call is not None]
-                if all(isinstance(callback, NonblockingCallback) for callback, _ in calls):
-                    _call_each(calls)
+                callback_calls = [
+                    (callback, o) for callback, o in zip(callbacks, outcomes, strict=True) if callback is not None
+                ]
+                if all(isinstance(callback, NonblockingCallback) for callback, _ in callback_calls):
+                    _call_each(callback_calls)
                 else:
-                    self._callbacks.call_later(0, functools.partial(_call_each, calls))
+                    self._callback_timer.call_later(0, functools.partial(_call_each, callback_calls))
         finally:
             self.discard(len(promises))
 
@@ -171,19 +177,19 @@ class FutureRegistry:
         with self.lock:
             self._count -= count
             if not self._count:
-                self._empty.notify_all()
+                self._empty_condition.notify_all()
 
     def wait_until_empty(self, deadline: Deadline) -> bool:
         """Wait for all promises. Returns whether all are resolved at the deadline."""
         with self.lock:
             while self._count and not deadline.expired:
-                self._callbacks.wait_notified(self._empty, deadline.remaining())
+                self._callback_timer.wait_notified(self._empty_condition, deadline.remaining())
             return not self._count
 
     def close(self) -> None:
         """Run the last callbacks, and end their thread."""
-        self._callbacks.drain(_CLOSE_CALLBACKS_S)
-        self._callbacks.close()
+        self._callback_timer.drain(_CLOSE_CALLBACKS_S)
+        self._callback_timer.close()
 
 
 def _call_each(calls: Sequence[tuple[Callback, Outcome]]) -> None:

@@ -1,7 +1,7 @@
 """The periodic work of a producer: refreshes routes, and probes brokers that failed.
 
 Mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of ``LatencyFaultToleranceImpl``. It
-runs on a timer of its own, because these calls may block and sends must not wait for them.
+runs on a separate timer, because these calls may block, and sends must not wait for them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ REFRESH_TIMEOUT_S = 3.0
 class Housekeeping:
     """The periodic work of one producer, on a timer."""
 
-    def __init__(self, sender: Sender, topics: RouteCache, faults: FaultTable, settings: ProducerSettings) -> None:
+    def __init__(self, sender: Sender, routes: RouteCache, faults: FaultTable, settings: ProducerSettings) -> None:
         self._sender = sender
-        self._topics = topics
+        self._routes = routes
         self._faults = faults
         self._settings = settings
 
@@ -43,15 +43,15 @@ class Housekeeping:
     def refresh_routes(self) -> None:
         """Refresh the routes, and forget faults of brokers that left."""
         try:
-            self._topics.refresh(Deadline.after(REFRESH_TIMEOUT_S))
+            self._routes.refresh(Deadline.after(REFRESH_TIMEOUT_S))
         except RocketMQError as e:
             logger.info("routes were not refreshed: %s", e)
             return
-        self._faults.retain(self._topics.brokers())
+        self._faults.retain(self._routes.brokers())
 
     def detect(self, now_ms: int) -> None:
         """Probe brokers with reported faults. Brokers are probed through a topic, so nothing happens before the first send."""
-        topic = self._topics.any_topic()
+        topic = self._routes.any_topic()
         if topic is None or not self._faults.detecting:
             return
         for broker in self._faults.due_probes(now_ms, self._settings.detect_interval_ms):

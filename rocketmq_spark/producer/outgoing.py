@@ -1,7 +1,8 @@
 """Requests to the engine (``OutgoingSend``), their results (``SendCompletion``), and the result of each message of a batch.
 
-These are tuples because each message that is sent alone needs one, and creating a frozen dataclass takes eight times as
-long. ``split_result`` makes one result per message of a broker's answer to a batch (``ProduceAccumulator.splitSendResults``).
+Requests and completions are tuples, because creating a frozen dataclass takes eight times as long, and each single message needs
+both. ``split_result`` makes one result for each message from a broker's answer to a batch
+(``ProduceAccumulator.splitSendResults``).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def result_in_batch(batch: SendResult, index: int, msg_id: str, offset_msg_id: s
 
 
 class BatchResults(Sequence[SendResult]):
-    """The results of the messages of a batch. A result is created when it is read: most results are never read, and the garbage
-    collector visits existing objects again and again. A result does not reference the ids of the other messages.
+    """The results of the messages of a batch. A result is created when it is read, because most results are never read, and the
+    garbage collector visits existing objects again and again. A result does not reference the ids of the other messages.
     """
 
     __slots__ = ("batch", "ids", "offset_ids")
@@ -74,10 +75,10 @@ def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
     ids = result.msg_id.split(_SEPARATOR)
     if result.status is SendStatus.SPOOLED:
         return [result._replace(msg_id=msg_id) for msg_id in ids]
-    has_no_places = result.queue is not None and result.queue.queue_id < 0
+    is_from_proxy = result.queue is not None and result.queue.queue_id < 0
     offset_ids = (
         [None] * len(ids)
-        if has_no_places or result.queue_offset is None
+        if is_from_proxy or result.queue_offset is None
         else (result.offset_msg_id or "").split(_SEPARATOR)
     )
     if len(ids) != count or len(offset_ids) != count:
@@ -127,7 +128,7 @@ class SendCompletion(NamedTuple):
     confirmed_count: int = 0
 
 
-def ignore_completion(ended: SendCompletion) -> None:
+def ignore_completion(completion: SendCompletion) -> None:
     """The ``done`` of callers that do not need the outcome."""
 
 
@@ -151,23 +152,23 @@ class _SendSpec(NamedTuple):
 class OutgoingSend(_SendSpec):
     """One request to the engine: a message or a batch. The arguments do not change; the engine keeps its state in the attributes.
 
-    ``queue`` is the queue that the caller or a selector chose. Without it, each attempt chooses a queue; if ``filter_queues``
-    is given, a random one of those that it returns. ``ordered`` requests with the same queue or ``ordering_key`` are sent one
-    after the other. ``selection`` is the name and argument of a selector that a spool applies later, because there was no route
-    yet. A request that is not ``spoolable`` would be useless later. An ``at_most_once`` request is not sent again while it may
-    be stored. The requests of one call share ``failed_queues``: ordered queues to which one of them failed, with the error;
-    later requests of the call are not sent there. ``timeout`` is a deadline, or the seconds after the first attempt, so that
-    the time behind earlier requests of the queue does not count. ``done`` is called once, on any thread, and must not block.
-    Hooks get ``message`` and ``msg_ids``.
+    ``queue`` is the queue that the caller or a selector chose. Without ``queue``, each attempt chooses a queue: with
+    ``filter_queues``, a random queue of the list that this function returns. ``ordered`` requests with the same queue or
+    ``ordering_key`` are sent one after the other. ``selection`` is the name and argument of a selector that a spool applies
+    later, because there was no route yet. A request that is not ``spoolable`` would be useless later. An ``at_most_once`` request
+    is not sent again while it may be stored. ``failed_queues`` has the ordered queues to which a request of the same call has
+    failed, with the errors. Later requests of the call are not sent to these queues. ``timeout`` is a deadline, or the seconds
+    after the first attempt; then the time behind earlier requests of the queue does not count. ``done`` is called once, on any
+    thread, and must not block. Hooks get ``message`` and ``msg_ids``.
     """
 
     attempts_deadline: Deadline
     retry_state: RetryState
     refresh_route = False  # whether the route is fetched before the next attempt
     finished = False
-    unconfirmed: SendRequest | None = None  # after a look-up, the request without the messages that are stored
+    unconfirmed_request: SendRequest | None = None  # after a look-up, the request without the messages that are stored
     confirmed_count = 0  # messages that were not acknowledged, and that a look-up found stored
-    lookup_start: QueueEnd | None = None  # an offset before all that the attempt stores, if it may be looked up
+    lookup_start: QueueEnd | None = None  # where a look-up of the attempt starts, if the request may be looked up
     checked_attempt = -1  # the number of the last attempt that was looked up
 
     __eq__ = object.__eq__  # compared by identity: equal messages are different requests
@@ -196,7 +197,7 @@ class OutgoingSend(_SendSpec):
     @property
     def next_request(self) -> SendRequest:
         """The request to send at the next attempt."""
-        return self.unconfirmed or self.request
+        return self.unconfirmed_request or self.request
 
 
 def messages_in_batch(request: SendRequest) -> Sequence[SentMessage]:
@@ -209,7 +210,7 @@ def messages_in_batch(request: SendRequest) -> Sequence[SentMessage]:
 
 
 def to_storable(request: SendRequest) -> SendRequest:
-    """The request with a body of bytes, in which form a spool can store it."""
+    """Return the request with a body of bytes, because a spool stores bytes."""
     if isinstance(request.body, bytes | memoryview):
         return request
     items = [

@@ -1,7 +1,7 @@
 """The producer without transactions and requests. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
 
-Several threads may share a producer. A forked process must create its own. The producer owns its timers, and the modules before
-it in ``ORDER`` (tests/test_house.py) decide.
+Several threads may share a producer. A forked process must create its own. The producer owns its timers. The modules before
+this module in ``ORDER`` (tests/test_house.py) make the decisions.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
 
 logger = logging.getLogger(__name__)
 
-_ids = UniqKeys()
-_numbers = itertools.count()
+_id_source = UniqKeys()
+_producer_numbers = itertools.count()
 
 
 class BaseProducer(ClosedWhenDropped):
     """Sends messages of one group. It is open after creation; ``close`` it, or use it as a context manager.
 
-    Producers with the same ``shared_as`` share an accumulator. The producer closes its ``spool``. With ``stored``, a send that
-    may be stored is looked up before it is sent again.
+    Producers with the same ``shared_as`` share an accumulator. The producer closes its ``spool``. With ``stored_ids``, a
+    send that may be stored is looked up before it is sent again.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class BaseProducer(ClosedWhenDropped):
         shared_as: str | None = None,
         make_timer: Callable[[str], Timer] = Timer,
         spool: Spool | None = None,
-        stored: StoredIds | None = None,
+        stored_ids: StoredIds | None = None,
     ) -> None:
-        name = f"rocketmq-{settings.group}-{next(_numbers)}"
+        name = f"rocketmq-{settings.group}-{next(_producer_numbers)}"
         self.settings, self._sender, self._spool = settings, sender, spool
         self.client_id = sender.client_id
         self._owner = OwnerProcess("producer")  # rejects calls in a forked process
-        self._closing = threading.Lock()  # locked from the first close on
+        self._close_lock = threading.Lock()  # locked from the first close on
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
-        if stored is not None:
-            self._engine.ambiguity_resolver = AmbiguousSendResolver(stored, self._engine.timer)
+        if stored_ids is not None:
+            self._engine.ambiguity_resolver = AmbiguousSendResolver(stored_ids, self._engine.timer)
         self._futures = FutureRegistry(make_timer(f"{name}-callback"))
         self._housekeeping_timer = make_timer(f"{name}-housekeeping")
         fallback = None if spool is None else SpoolFallback(spool, sender)
-        self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, fallback)
+        self._destinations = Destinations(self._engine.routes, self._engine.timer, settings.environment, fallback)
         is_transient = None if fallback is None else fallback.is_transient
         self._long_delays = DelayRouter(
             sender, BrokerTimers(sender, {}), settings, self._engine.timer.wall_ms, is_transient
@@ -102,14 +102,14 @@ class BaseProducer(ClosedWhenDropped):
             self._engine.timer.start()  # start the thread now, because sending a batch must not wait
             self._accumulator_name = shared_as or name
             batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
-            self._batching = BatchingClient(batcher, self, self._futures, self._engine.topics, settings, sender.encoder)
+            self._batching = BatchingClient(batcher, self, self._futures, self._engine.routes, settings, sender.encoder)
         register_at_exit(self)
-        Housekeeping(sender, self._engine.topics, self._engine.faults, settings).start(self._housekeeping_timer)
+        Housekeeping(sender, self._engine.routes, self._engine.faults, settings).start(self._housekeeping_timer)
         self._unregister = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
 
     @property
     def _is_open(self) -> bool:
-        return not self._closing.locked()
+        return not self._close_lock.locked()
 
     @property
     def faults(self) -> FaultTable:
@@ -134,7 +134,7 @@ class BaseProducer(ClosedWhenDropped):
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return the queues that accept messages of ``topic``. Raises ``RouteNotFound`` as ``send`` does."""
-        self._owner.check(self._closing.locked())
+        self._owner.check(self._close_lock.locked())
         encoding.check_topic(topic, self.settings.scope)
         return list(self._destinations.queues(topic, self._deadline(None)))
 
@@ -176,17 +176,17 @@ class BaseProducer(ClosedWhenDropped):
             MessageRefused, SelectorError: No broker would take this message, or the selector fails or chooses no queue.
             RouteNotFound: None of the topic's brokers is up, or there is no such topic. Over remoting, the default
                 ``transport``, brokers with ``autoCreateTopicEnable`` (RocketMQ's default) create a missing topic instead.
-            SendFailed: All attempts failed. If there was only one, its own error is raised, such as ``CallTimeout``. Without
-                ``confirm_ambiguous`` the message may nevertheless be stored.
+            SendFailed: All attempts failed. If there was only one attempt, its own error is raised, such as ``CallTimeout``.
+                Without ``confirm_ambiguous`` the message may nevertheless be stored.
             UnprovedError: With ``confirm_ambiguous``: the message may be stored, and its broker could not confirm it.
             ClosedError: The producer was closed.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, destination, deadline = self._check_and_resolve(message, how)
         if self._batching is not None and destination.selector is None and self._batching.is_batchable(prepared, how):
-            result, batch = self._batching.add(prepared, destination.queue, sender_waits=True)
+            promise, batch = self._batching.add(prepared, destination.queue, sender_waits=True)
             if batch is not None:
-                return self._batching.result(batch, result)
+                return self._batching.result(batch, promise)
         return caller_result(self._engine.send(self._outgoing(prepared, destination, deadline)), prepared)
 
     def send_async(
@@ -217,21 +217,21 @@ class BaseProducer(ClosedWhenDropped):
             _check_callback(callback)
         is_plain = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._batching is not None and is_plain and timeout_s is None:
-            self._owner.check(self._closing.locked())
-            if (plain := self._batching.try_add_plain(message, callback)) is not None:
-                return plain
+            self._owner.check(self._close_lock.locked())
+            if (promise := self._batching.try_add_plain(message, callback)) is not None:
+                return promise
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, destination, deadline = self._check_and_resolve(message, how)
         if self._batching is not None and destination.selector is None and self._batching.is_batchable(prepared, how):
-            result, batch = self._batching.add(prepared, destination.queue, sender_waits=False, callback=callback)
+            promise, batch = self._batching.add(prepared, destination.queue, sender_waits=False, callback=callback)
             if batch is not None:
-                return result
-        result = self._futures.create(callback, prepared.msg_id)
+                return promise
+        promise = self._futures.create(callback, prepared.msg_id)
 
         def done(completion: SendCompletion) -> None:
             outcome = completion.outcome
             self._futures.resolve(
-                [result], [caller_result(outcome, prepared) if isinstance(outcome, SendResult) else outcome]
+                [promise], [caller_result(outcome, prepared) if isinstance(outcome, SendResult) else outcome]
             )
 
         try:
@@ -242,7 +242,7 @@ class BaseProducer(ClosedWhenDropped):
         except RocketMQError:  # no room below the limits before the deadline: withdraw the promise
             self._futures.discard()
             raise
-        return result
+        return promise
 
     def send_oneway(
         self,
@@ -271,10 +271,10 @@ class BaseProducer(ClosedWhenDropped):
         ``timeout_s`` seconds replace the send timeout. ``msg_id`` of the result has all ids, with commas. Raises as ``send``,
         and ``MessageRefused`` if the batch is empty or too large, has a delayed message, or mixes topics or ``wait_store_ok``.
         """
-        self._owner.check(self._closing.locked())
+        self._owner.check(self._close_lock.locked())
         check_instance("messages", messages, Collection, "a list of messages")
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
-        ids = _ids.next_many(len(messages) + 1, now_ms)
+        ids = _id_source.next_many(len(messages) + 1, now_ms)
         prepared = [
             encoding.prepare(message, msg_id, self.settings, How(queue))
             for message, msg_id in zip(messages, ids, strict=False)
@@ -282,7 +282,7 @@ class BaseProducer(ClosedWhenDropped):
         request = encoding.explicit_batch(prepared, None, self.settings, now_ms, self._sender.encoder)
         topic = prepared[0].message.topic
         self._destinations.check_queue(topic, queue, deadline)
-        if (storage := self._engine.topics.fetch_storage(topic, deadline)) is not None:
+        if (storage := self._engine.routes.fetch_storage(topic, deadline)) is not None:
             request = encoding.with_storage_properties(request, prepared, ids[-1], storage)
         outgoing = OutgoingSend(topic, request, deadline, queue, msg_ids=ids[:-1])
         return with_message_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
@@ -313,7 +313,7 @@ class BaseProducer(ClosedWhenDropped):
             RocketMQError: With ``longDelay=dmq``, a queue of the inner topic (docs/delay.md) cannot be written. The message may
                 be delivered.
         """
-        self._owner.check(self._closing.locked())
+        self._owner.check(self._close_lock.locked())
         check_text("recall_handle", recall_handle, "the recall_handle of a result")
         encoding.check_topic(topic, self.settings.scope)
         deadline = self._deadline(None)
@@ -330,18 +330,19 @@ class BaseProducer(ClosedWhenDropped):
         of the delay service knows only its own queues.
         """
         now_ms = self._engine.timer.wall_ms()
-        request = cancel_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
+        request = cancel_request(handle, topic, _id_source.next(now_ms), self.settings, now_ms)
         envelope_queue = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
         queues = dict.fromkeys((envelope_queue, *self._destinations.queues(INNER_TOPIC, deadline)))
         # Not spooled: the cancellation could be sent too late, but the caller would count the message as cancelled.
         send_to_all(
-            queues, lambda q: self._engine.send(OutgoingSend(INNER_TOPIC, request, deadline, q, spoolable=False))
+            queues,
+            lambda queue: self._engine.send(OutgoingSend(INNER_TOPIC, request, deadline, queue, spoolable=False)),
         )
         return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
-        if not self._owner.is_current or not self._closing.acquire(blocking=False):
+        if not self._owner.is_current or not self._close_lock.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
         with contextlib.ExitStack() as cleanup:  # all calls run, even if an earlier one is interrupted
@@ -373,7 +374,7 @@ class BaseProducer(ClosedWhenDropped):
         """Internal, called when the program ends without ``close``: send lingering batches until ``deadline``. Returns the errors
         by message id.
         """
-        if not self._owner.is_current or self._closing.locked():
+        if not self._owner.is_current or self._close_lock.locked():
             return {}
         deadline, failures = deadline.within(self.settings.send_timeout_s), self._futures.collect_failures()
         if self._batching is not None:
@@ -386,9 +387,9 @@ class BaseProducer(ClosedWhenDropped):
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Internal: queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
-        batch_id = _ids.next(now_ms := self._engine.timer.wall_ms())
-        encode_batch_messages(batch, lambda count: _ids.next_many(count, now_ms), self._sender.encoder, now_ms)
-        ids, stored_whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
+        batch_id = _id_source.next(now_ms := self._engine.timer.wall_ms())
+        encode_batch_messages(batch, lambda count: _id_source.next_many(count, now_ms), self._sender.encoder, now_ms)
+        ids, stored_whole = [entry.msg_id for entry in batch.entries], self._engine.routes.stored_whole(batch.key.topic)
         outgoing = OutgoingSend(
             batch.key.topic,
             encoding.accumulated_batch(
@@ -397,7 +398,7 @@ class BaseProducer(ClosedWhenDropped):
             self._deadline(None),
             batch.key.queue,
             ordered=True,
-            done=lambda ended: done(outcome_with_ids(ended.outcome, ids, batch_id)),
+            done=lambda completion: done(outcome_with_ids(completion.outcome, ids, batch_id)),
             msg_ids=ids,
         )
         return self._engine.enqueue(outgoing)
@@ -415,9 +416,9 @@ class BaseProducer(ClosedWhenDropped):
         """Check in Java's order: the producer's state, the message, the route. Returns the prepared message and its
         destination.
         """
-        self._owner.check(self._closing.locked())
+        self._owner.check(self._close_lock.locked())
         deadline = self._deadline(how.timeout_s)
-        msg_id = _ids.next(self._engine.timer.wall_ms())
+        msg_id = _id_source.next(self._engine.timer.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)
         destination = self._destinations.resolve(message, how, deadline)
         if prepared.delayed and how.delay_level is None:
@@ -447,7 +448,7 @@ class BaseProducer(ClosedWhenDropped):
         )
         return (
             with_group_order(outgoing, self._batching is not None)
-            if self.settings.features.chooses_queues
+            if self.settings.features.queue_choice_problem
             else outgoing
         )
 

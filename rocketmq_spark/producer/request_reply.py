@@ -24,7 +24,7 @@ from rocketmq_spark.ports import Replies, Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.outgoing import SendCompletion
-from rocketmq_spark.producer.send_queue import closed
+from rocketmq_spark.producer.send_queue import closed_error
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
 from rocketmq_spark.queues.selection import Select
@@ -38,8 +38,8 @@ _ANNOUNCE_SHARE = 1 / 3
 class _PendingRequest:
     """A request that waits for its reply, an error, or its timeout; the first of them completes it.
 
-    If the send fails, its own error is the outcome. So a timeout completes the request only when the message is stored: at the
-    timeout, or when the send has its result after the timeout.
+    If the send fails, the error of the send is the outcome. So a timeout completes the request only if the message is stored. If
+    the result of the send arrives after the timeout, the request is completed then.
     """
 
     def __init__(self, topic: str, msg_id: str) -> None:
@@ -103,7 +103,7 @@ class RequestProducer(TransactionProducer):
         check: TransactionCheck | None = None,
         replies: Replies | None = None,
         make_timer: Callable[[str], Timer] = Timer,
-        **wiring: Any,
+        **base_arguments: Any,
     ) -> None:
         self._replies = replies
         self._request_timer = make_timer(f"rocketmq-{settings.group}-request")
@@ -116,7 +116,7 @@ class RequestProducer(TransactionProducer):
         self._is_closing = False  # whether new requests are rejected
         self._is_closed = False
         self._unregister_replies: Callable[[Deadline], None] | None = None
-        super().__init__(sender, settings, check, make_timer=make_timer, **wiring)
+        super().__init__(sender, settings, check, make_timer=make_timer, **base_arguments)
 
     def request(
         self,
@@ -182,7 +182,7 @@ class RequestProducer(TransactionProducer):
             if request.future.done():  # a close may have completed the request before ``unregister`` was set
                 request.unregister()
         except BaseException:  # also after Ctrl-C: the caller does not get the future
-            request.complete(closed())
+            request.complete(closed_error())
             raise
         return request.future
 
@@ -208,7 +208,7 @@ class RequestProducer(TransactionProducer):
             NotSupported: Through a Proxy, which does not forward replies. Nothing was sent.
         """
         replies = self._supported_replies()
-        self._owner.check(self._closing.locked())
+        self._owner.check(self._close_lock.locked())
         check_instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
         answer = Message(to.topic, body, properties=properties)
         replies.reply(to, answer, self.settings.group, self._deadline(timeout_s))
@@ -229,13 +229,13 @@ class RequestProducer(TransactionProducer):
         finally:
             unsent = super().close(deadline.remaining())
             for request in list(self._requests.values()):
-                request.complete(closed())
+                request.complete(closed_error())
             self._request_timer.close()
             with self._requests_lock:
                 self._is_closed = True
-                leave, self._unregister_replies = self._unregister_replies, None
-            if leave is not None:
-                leave(Deadline.after(self.settings.send_timeout_s))
+                unregister, self._unregister_replies = self._unregister_replies, None
+            if unregister is not None:
+                unregister(Deadline.after(self.settings.send_timeout_s))
         return unsent
 
     def _supported_replies(self) -> Replies:
@@ -248,12 +248,12 @@ class RequestProducer(TransactionProducer):
         with self._requests_lock:
             if self._is_announced:
                 return
-            if self._is_closed:  # closed meanwhile, and nothing would unregister the producer
-                raise closed()
+            if self._is_closed:  # meanwhile the producer was closed, so a registration would stay forever
+                raise closed_error()
             if self._unregister_replies is None:
                 self._unregister_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
         if not self._announce_lock.acquire(timeout=deadline.remaining()):
-            return  # another request announces, and waits for a broker that hangs; the other brokers know the address by now
+            return  # the thread of another request waits for a broker that hangs; the other brokers know the address already
         try:
             if not self._is_announced:
                 replies.announce(deadline)
@@ -262,7 +262,9 @@ class RequestProducer(TransactionProducer):
             self._announce_lock.release()
 
     def _expire_request(self, correlation_id: str) -> None:
-        """Expire a request. By its id, so that the timer does not keep completed requests alive."""
+        """Expire the request with this id. The timer has the id, and not the request, so that completed requests can be
+        collected.
+        """
         if (request := self._requests.get(correlation_id)) is not None:
             self._is_announced = False
             request.expire()
@@ -284,6 +286,6 @@ def has_cached_route(producer: RequestProducer, topic: str, batched: bool) -> bo
     """Whether the route of ``topic`` is cached, so that a send does not fetch it. With ``batched``, the storage of the topic
     must be cached, too, if the producer batches automatically.
     """
-    topics = producer._engine.topics
-    must_fetch_storage = batched and producer._batching is not None and topic not in topics.storage
-    return not must_fetch_storage and bool(topics.brokers_of(topic))
+    routes = producer._engine.routes
+    must_fetch_storage = batched and producer._batching is not None and topic not in routes.storage
+    return not must_fetch_storage and bool(routes.brokers_of(topic))

@@ -40,11 +40,11 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# Java's send timeout. A sink may have a long one, for which records of other queues would wait.
+# Java's send timeout. A sink may have a long send timeout, and records of other queues would wait as long.
 RESEND_TIMEOUT_S = 3.0
-# How long a broker that did not report its timers is not asked again: records are checked one after the other, and would wait.
+# How long a broker that did not report its timers is not asked again, because records wait while one record is checked.
 SILENT_RETRY_S = 1.0
-# How long a topic's storage of batches is cached: the topic may be deleted and created again with another type.
+# How long a topic's storage of batches is cached. The topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
 # How long sends are collected before they are written together.
 GATHER_S = 0.002
@@ -57,7 +57,7 @@ _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 _MISSING_ERRORS = (RouteNotFound, OptionError)
 # The text with which a broker without timers rejects a delayed message (code 1), even if the message is due.
 _NO_TIMERS = "accurate timer message is not enabled"
-_ids = UniqKeys()
+_id_source = UniqKeys()
 
 
 class EngineResender:
@@ -101,17 +101,17 @@ class EngineResender:
 
     def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
         """Send the records of these topics to these queues."""
-        self._engine.topics.pinned = queues
+        self._engine.routes.pinned_queues = queues
 
-    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
         max_messages = self._settings.features.max_single_requests or _MAX_BATCH_MESSAGES
         return _BatchBuilder(
             first, min(_MAX_BATCH_BYTES, self._max_message_size), max_messages, self._stores_keyless(first.topic)
         ).try_add
 
     def _stores_keyless(self, topic: str) -> bool:
-        """Whether a batch for the topic may contain messages without a key. Brokers drop them in a compaction topic, and until a
-        broker has answered, the topic may be one.
+        """Whether a batch for the topic may contain messages without a key. Brokers of a compaction topic drop such messages.
+        Until a broker has answered, the topic may be a compaction topic.
         """
         now_ms = self._timer.now_ms()
         if now_ms >= self._storage_due_ms.get(topic, now_ms):
@@ -119,20 +119,20 @@ class EngineResender:
             self._storage_due_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)
             # On another thread, because the spool must not wait for an answer.
             self._request_executor.call_soon(functools.partial(self._fetch_storage, topic))
-        storage = self._engine.topics.storage.get(topic)
+        storage = self._engine.routes.storage.get(topic)
         return storage is not None and not storage.is_compacted
 
     def _fetch_storage(self, topic: str) -> None:
-        if self._engine.topics.fetch_storage(topic, Deadline.after(RESEND_TIMEOUT_S)) is None:
+        if self._engine.routes.fetch_storage(topic, Deadline.after(RESEND_TIMEOUT_S)) is None:
             self._storage_due_ms[topic] = self._timer.now_ms() + round(1000 * SILENT_RETRY_S)
 
-    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+    def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         builder = _BatchBuilder(sends[0], len(sends) * self._max_message_size)
         for send in sends[1:]:
             if not builder.try_add(send):
                 raise ValueError(f"{send} does not go with {sends[0]}")
-        stored_whole = self._engine.topics.stored_whole(sends[0].topic)
-        return builder.batch(_ids.next(self._timer.wall_ms()) if stored_whole else None)
+        stored_whole = self._engine.routes.stored_whole(sends[0].topic)
+        return builder.batch(_id_source.next(self._timer.wall_ms()) if stored_whole else None)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         try:
@@ -152,24 +152,24 @@ class EngineResender:
             self._resend(send, done)
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """Resend a batch. Perhaps no broker answered when it was spooled, and brokers of a compaction topic drop messages
-        without a key.
+        """Resend a batch. Its topic may be a compaction topic, because perhaps no broker answered when the batch was spooled.
+        Such a topic drops messages without a key.
         """
-        capture(self._engine.topics.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
-        storage = self._engine.topics.storage.get(send.topic)  # None: it may be a compaction topic
+        capture(self._engine.routes.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
+        storage = self._engine.routes.storage.get(send.topic)  # None: it may be a compaction topic
         self._resend_each([send] if storage is not None and not storage.is_compacted else _split_by_key(send), done)
 
     def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue belongs to another environment, according to cached routes."""
         if queue is None:
             return False
-        if environment.by_position:
+        if environment.is_by_position:
             return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
         return not environment.owned([queue], may_be_empty=(queue.topic,))
 
     def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """Resend a delayed message. Perhaps no broker answered when it was spooled, and a broker without timers would deliver
-        it at once.
+        """Resend a delayed message, as an envelope if a broker has no timers. Perhaps no broker reported its timers when the
+        message was spooled, and a broker without timers would deliver the message at once.
         """
         try:
             send = self._enveloped_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
@@ -190,7 +190,7 @@ class EngineResender:
         message = Message(send.topic, bytes(body), flag=request.flag)
         prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)
         destination = How(send.queue, send.selector, send.arg)
-        queues = functools.partial(self._engine.topics.queues, send.topic, deadline)
+        queues = functools.partial(self._engine.routes.queues, send.topic, deadline)
         prepared, _ = self._long_delays.route(prepared, destination, queues, deadline, require_answers=True)
         if prepared.envelope is None:
             return send
@@ -215,7 +215,7 @@ class EngineResender:
                 if lacks_timers and (without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None:
                     self._resend(without_delay, done)
                     return
-                # A send that the close dropped has not failed.
+                # The close dropped the send; this is not a failure of the send.
                 retry_soon = lacks_timers or isinstance(cause, (*_MISSING_ERRORS, ClosedError))
                 done(Resent(None, str(outcome), retry_soon or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
@@ -243,23 +243,23 @@ class EngineResender:
                 raise
 
     def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
-        """Resend the parts of a batch, one after the other. A temporary failure ends this, and the whole batch is retried
-        later.
+        """Resend the parts of a batch, one after the other. After a temporary failure, no further part is sent, and the whole
+        batch is retried later.
         """
-        remaining, refused = deque(parts), []
+        remaining_parts, failed_results = deque(parts), []
 
         def on_part_done(resent: Resent) -> None:
             if resent.error is not None:
-                refused.append(resent)
-            if remaining and not resent.is_temporary:
+                failed_results.append(resent)
+            if remaining_parts and not resent.is_temporary:
                 resend_next()
             else:
-                done(resent if resent.is_temporary or not refused else refused[0])
+                done(resent if resent.is_temporary or not failed_results else failed_results[0])
 
         def resend_next() -> None:
-            started = capture(self._resend, remaining.popleft(), on_part_done)
-            if isinstance(started, Failure):  # for example, no thread can start
-                done(Resent(None, str(started), is_temporary=True))
+            capture_result = capture(self._resend, remaining_parts.popleft(), on_part_done)
+            if isinstance(capture_result, Failure):  # for example, no thread can start
+                done(Resent(None, str(capture_result), is_temporary=True))
 
         resend_next()
 
@@ -277,7 +277,9 @@ class _JoinedSend(SpooledSend):
 
 
 def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
-    """Two halves of the messages of a batch that are not stored. Empty for a single message, which is the rejected one."""
+    """Return two halves of the messages of a batch that are not stored. Empty for a single message: it is the rejected
+    message.
+    """
     if not send.request.batch or isinstance(send, _JoinedSend):
         return []
     try:
@@ -295,17 +297,17 @@ def _split_by_key(send: SpooledSend) -> list[SpooledSend]:
     without a key, but drops it from a batch.
     """
     parts: list[list[tuple[BatchItem, str]]] = []
-    keyed = False
+    is_keyed = False
     try:
         for item in decode_batch(send.request.data):
-            properties, previous_keyed = decode_properties(item.properties), keyed
-            keyed = has_key([properties.get(Property.KEYS, "")])
-            if not (previous_keyed and keyed):
+            properties, was_keyed = decode_properties(item.properties), is_keyed
+            is_keyed = has_key([properties.get(Property.KEYS, "")])
+            if not (was_keyed and is_keyed):
                 parts.append([])
             parts[-1].append((item, properties.get(Property.UNIQ_KEY, "")))
     except DecodeError:
         return [send]
-    return [_part(send, items) for items in parts] if len(parts) > 1 or not keyed else [send]
+    return [_part(send, items) for items in parts] if len(parts) > 1 or not is_keyed else [send]
 
 
 def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledSend:
@@ -313,7 +315,7 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
     if other_items:
         properties = decode_properties(request.properties)
         if Property.UNIQ_KEY in properties:  # each batch needs its own id
-            properties[Property.UNIQ_KEY] = _ids.next(request.born_timestamp_ms)
+            properties[Property.UNIQ_KEY] = _id_source.next(request.born_timestamp_ms)
         request = request._replace(
             body=encode_batch(item for item, _ in items), properties=encode_properties(properties)
         )
@@ -339,32 +341,36 @@ def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
 
 
 class _BatchBuilder:
-    """Collects single messages for one queue into a batch. All have the same tag, because a topic that stores batches as one
-    message filters a batch by its one tag.
+    """Collects single messages for one queue into a batch. All messages have the same tag, because a topic that stores a batch as
+    one message filters the batch by one tag.
     """
 
     def __init__(
-        self, first: SpooledSend, max_bytes: int, max_messages: int = _MAX_BATCH_MESSAGES, accepts_keyless: bool = True
+        self,
+        first_send: SpooledSend,
+        max_bytes: int,
+        max_messages: int = _MAX_BATCH_MESSAGES,
+        accepts_keyless: bool = True,
     ) -> None:
-        self._first = first
+        self._first_send = first_send
         self._max_messages = max_messages
         self._accepts_keyless = accepts_keyless
-        self._properties = self._properties_of(first)
+        self._properties = self._properties_of(first_send)
         self._sends: list[SpooledSend] = []
         self._items: list[bytes] = []
         self._keywords: dict[str, None] = {}
         self._keyword_bytes = 0
         self._free_bytes = max_bytes
         if self._properties is not None:
-            self._add(first, self._properties)
+            self._add(first_send, self._properties)
 
     def try_add(self, send: SpooledSend) -> bool:
         properties, first_properties = self._properties_of(send), self._properties
         if first_properties is None or properties is None or len(self._sends) >= self._max_messages:
             return False
-        first_request, request = self._first.request, send.request
+        first_request, request = self._first_send.request, send.request
         is_alike = (
-            _destination(self._first) == _destination(send)
+            _destination(self._first_send) == _destination(send)
             and (first_request.group, first_request.default_topic_queues)
             == (request.group, request.default_topic_queues)
             and all(first_properties.get(name) == properties.get(name) for name in (Property.TAGS, Property.WAIT))
@@ -396,8 +402,8 @@ class _BatchBuilder:
         return True
 
     def batch(self, batch_id: str | None) -> SpooledSend:
-        """The batch. It has an id, tag and keys of its own only if it is stored as one message: brokers before 5.5 copy them to
-        each message (``encoding.explicit_batch``).
+        """Return the batch. It has an id, tag and keys of its own only if it is stored as one message, because brokers before 5.5
+        copy the properties of a batch to each message (``encoding.explicit_batch``).
         """
         first_properties = self._properties or {}
         properties: dict[str, str | None] = {Property.WAIT: first_properties.get(Property.WAIT, "true")}
@@ -405,11 +411,18 @@ class _BatchBuilder:
             properties[Property.UNIQ_KEY] = batch_id
             properties[Property.TAGS] = first_properties.get(Property.TAGS)
             properties[Property.KEYS] = KEY_SEPARATOR.join(self._keywords) or None
-        request = self._first.request._replace(
+        request = self._first_send.request._replace(
             body=b"".join(self._items), properties=encode_properties(properties), flag=0, batch=True
         )
         ids = tuple(msg_id for send in self._sends for msg_id in send.msg_ids)
-        return _JoinedSend(self._first.topic, request, self._first.queue, ids, self._first.selector, self._first.arg)
+        return _JoinedSend(
+            self._first_send.topic,
+            request,
+            self._first_send.queue,
+            ids,
+            self._first_send.selector,
+            self._first_send.arg,
+        )
 
 
 def _destination(send: SpooledSend) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""The meaning of an attempt's outcome: the send ends, or is retried.
+"""Decides from the outcome of an attempt whether the send ends or is retried.
 
 ``RetryState`` is the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions. It is pure. Synchronous, asynchronous and
 batched sends share it, so that all of them are retried alike; in Java an asynchronous send is not retried after a broker's error
@@ -6,7 +6,7 @@ answer, and its retry keeps the queue id although another broker may have fewer 
 
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
 * After an access denial, the same queue is not tried again.
-* When time runs out, the error names the last cause, which Java's "call timeout" hides, and the first one beside it.
+* When time runs out, the error names the first and the last cause, which Java's "call timeout" hides.
 * If no name server answers, no retry is counted: nothing was sent, and the send waits until the deadline.
 """
 
@@ -90,7 +90,7 @@ class RetryState:
         self._pinned = pinned
         self._rng = rng
         self._pauses: Iterator[float] | None = None
-        self.count = 0  # attempts, also those that failed before a queue was chosen
+        self.attempt_count = 0  # attempts, also those that failed before a queue was chosen
         self.last_broker: str | None = None
         self.brokers: list[str] = []
         self._uncertain_retries = 0  # retries after errors that are often permanent
@@ -99,10 +99,10 @@ class RetryState:
         self._degraded_result: SendResult | None = None  # the message is stored, less safely than required
 
     @property
-    def more_possible(self) -> bool:
+    def may_retry(self) -> bool:
         """Whether another attempt may follow the next one."""
         limit = self._policy.pinned_retries if self._pinned else self._policy.retries
-        return limit is None or self.count - self._route_failures < limit
+        return limit is None or self.attempt_count - self._route_failures < limit
 
     def next_action(
         self,
@@ -117,8 +117,8 @@ class RetryState:
         ``brokers`` are the brokers with queues of the topic, ``remaining_s`` the seconds until the deadline.
         """
         route_failed = _is_route_failure(queue, outcome)
-        may_retry = self.more_possible or route_failed
-        self.count += 1
+        may_retry = self.may_retry or route_failed
+        self.attempt_count += 1
         self._route_failures += route_failed
         if queue is not None:
             self.last_broker = queue.broker_name
@@ -135,7 +135,7 @@ class RetryState:
             self._first_error = self._first_error or outcome
         pause = self._next_pause(brokers)
         if not may_retry or remaining_s <= pause:
-            return self._give_up(outcome, late=may_retry)
+            return self._give_up(outcome, is_late=may_retry)
         return RetryAttempt(pause, refresh)
 
     def _is_retriable(self, error: RocketMQError) -> bool:
@@ -164,25 +164,27 @@ class RetryState:
             self._pauses = backoff(self._policy.first_pause_s, self._policy.max_pause_s, self._rng)
         return next(self._pauses)
 
-    def _give_up(self, outcome: SendResult | RocketMQError, late: bool) -> SendResult | RocketMQError:
+    def _give_up(self, outcome: SendResult | RocketMQError, is_late: bool) -> SendResult | RocketMQError:
         if self._degraded_result is not None:
             return self._degraded_result
         assert isinstance(outcome, RocketMQError)
         assert self._first_error is not None
-        if self.count == 1 and not late:
+        if self.attempt_count == 1 and not is_late:
             return outcome
         attempts = len(self.brokers)
-        summary = "the send timeout expired" if late else "all retries failed"
+        summary = "the send timeout expired" if is_late else "all retries failed"
         count_text = (
             f"after {attempts} attempt{'' if attempts == 1 else 's'}" if attempts else "before the first attempt"
         )
         brokers_text = f"; brokers tried: {', '.join(self.brokers)}" if attempts else ""
         if isinstance(outcome, OutOfTime):  # the first error has the cause
             outcome = self._first_error
-        differ = self._first_error.message != outcome.message
-        errors = f"the first error: {self._first_error.message}; the last error: " if differ else "the error: "
-        failed = SendFailed(
-            f"{summary} {count_text}{brokers_text}; {errors}{outcome.message}",
+        errors_differ = self._first_error.message != outcome.message
+        errors_text = (
+            f"the first error: {self._first_error.message}; the last error: " if errors_differ else "the error: "
+        )
+        final_error = SendFailed(
+            f"{summary} {count_text}{brokers_text}; {errors_text}{outcome.message}",
             outcome.addr,
             outcome.broker_code,
             outcome.topic,
@@ -190,8 +192,8 @@ class RetryState:
             outcome.remark,
             outcome.remedy,
         )
-        failed.__cause__, failed.stored = outcome, outcome.stored
-        return failed
+        final_error.__cause__, final_error.stored = outcome, outcome.stored
+        return final_error
 
 
 def _is_route_failure(queue: MessageQueue | None, outcome: SendResult | RocketMQError) -> bool:

@@ -1,11 +1,11 @@
 """The routes of a producer, and the queue that each message goes to.
 
-``RouteCache`` mirrors ``tryToFindTopicPublishInfo``: a topic without a route is published through the route of the template
-topic, and the broker creates it with the first message. The cache keeps a route until it is refreshed. Several threads share a
-cache without a lock, because each change replaces one whole entry.
+``RouteCache`` mirrors ``tryToFindTopicPublishInfo``: messages of a topic without a route are sent by the route of the template
+topic, and the broker creates the topic with the first message. The cache keeps a route until it is refreshed. Several threads
+share a cache without a lock, because each change replaces one whole entry.
 
 ``Destinations`` resolves the queue that the caller named or that a selector chooses. It requests routes, and waits while no name
-server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved one, or the next one on a good broker. Each
+server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved queue, or the next queue on a good broker. Each
 thread has its own round robin. The selectors are in ``queues/selection``, those for rows in ``rows/routing``.
 """
 
@@ -55,8 +55,9 @@ _ENVIRONMENT_QUEUES = "queues of environments"
 
 
 def queues_of_environment(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues, by topic, of an environment whose queues have positions. All senders to this cluster in this process share
-    them, even if a later route differs: when a broker leaves, other queues take the positions of its queues.
+    """The queues, by topic, of an environment that owns the queues at certain positions. All senders to this cluster in this
+    process use the same queues, even if a later route differs: when a broker leaves, other queues get the positions of its
+    queues.
     """
     queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.get_or_create(
         _ENVIRONMENT_QUEUES, (sender, environment), dict
@@ -65,13 +66,13 @@ def queues_of_environment(sender: Sender, environment: Environment) -> dict[str,
 
 
 def set_environment_queues(
-    sender: Sender, environment: Environment, positions: Mapping[str, tuple[MessageQueue, ...]]
+    sender: Sender, environment: Environment, counted_queues: Mapping[str, tuple[MessageQueue, ...]]
 ) -> None:
-    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses other queues, because a spool
-    has records for them.
+    """Use the queues that the driver counted. Raises ``SpoolError`` if a spool of this process has records for other queues,
+    which the process therefore uses already.
     """
     queues_by_topic = queues_of_environment(sender, environment)
-    for topic, queues in positions.items():
+    for topic, queues in counted_queues.items():
         if queues_by_topic.setdefault(topic, queues) != queues:
             raise SpoolError(
                 f"a spool that this process sends is for {', '.join(map(str, queues_by_topic[topic]))}, and the driver counted "
@@ -90,11 +91,11 @@ class RouteCache:
     def __init__(self, sender: Sender, settings: ProducerSettings) -> None:
         self._sender = sender
         self._settings = settings
-        self._cached: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
+        self._queues_by_topic: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
         # Topics that do not exist yet and are published through the template topic.
-        self._auto_created: set[str] = set()
+        self._auto_created_topics: set[str] = set()
         self.storage: dict[str, BatchStorage | None] = {}  # how topics store batches; None without an answer so far
-        self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the queues of the environment
+        self.pinned_queues: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the queues of the environment
         self._refresh_pause = Deadline(0.0)
         self._missing_remedies: dict[str, tuple[Deadline, str | None]] = {}
 
@@ -104,18 +105,18 @@ class RouteCache:
         With ``refresh`` the route is fetched again. If that fails, the cached route is used, and it is not fetched again for
         ``REFRESH_PAUSE_S``, because many requests may need a refresh at once.
         """
-        cached = self._cached.get(topic)
-        if cached is not None and (not refresh or not self._refresh_pause.expired):
-            return cached[1]
+        cached_queues = self._queues_by_topic.get(topic)
+        if cached_queues is not None and (not refresh or not self._refresh_pause.expired):
+            return cached_queues[1]
         try:
             return self._update(topic, self._fetch_queues(topic, deadline, refresh), deadline)
         except RocketMQError as e:
-            if cached is None:
+            if cached_queues is None:
                 raise self._with_remedy(topic, e) from e.__cause__
             logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             if not isinstance(e, RouteNotFound):
                 self._refresh_pause = Deadline.after(REFRESH_PAUSE_S)
-            return cached[1]
+            return cached_queues[1]
 
     def _with_remedy(self, topic: str, error: RocketMQError) -> RocketMQError:
         """Return ``error``, with the nearest names as remedy if the topic does not exist. One search serves many sends."""
@@ -125,7 +126,7 @@ class RouteCache:
         if cached is None or cached[0].expired:
             if len(self._missing_remedies) >= _MAX_REMEDIES:
                 self._missing_remedies.clear()
-            remedy = self._sender.missing_topic(error).remedy
+            remedy = self._sender.with_similar_topics(error).remedy
             cached = self._missing_remedies[topic] = Deadline.after(REFRESH_PAUSE_S), remedy
         error.remedy = cached[1]
         return error
@@ -149,7 +150,7 @@ class RouteCache:
         restarts has no routes at first, and a broker rejects sends to a deleted topic itself.
         """
         self._sender.refresh_routes(deadline)
-        for topic in list(self._cached):
+        for topic in list(self._queues_by_topic):
             try:
                 self._update(topic, self._fetch_queues(topic, deadline, False), deadline)
             except RocketMQError as e:
@@ -159,11 +160,11 @@ class RouteCache:
 
     def brokers(self) -> set[str]:
         """All brokers with queues of a cached topic."""
-        return {queue.broker_name for queues, _ in list(self._cached.values()) for queue in queues}
+        return {queue.broker_name for queues, _ in list(self._queues_by_topic.values()) for queue in queues}
 
     def brokers_of(self, topic: str) -> set[str]:
         """The brokers in the cached route of one topic."""
-        cached = self._cached.get(topic)
+        cached = self._queues_by_topic.get(topic)
         return {queue.broker_name for queue in cached[1]} if cached is not None else set()
 
     def fetch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
@@ -174,14 +175,14 @@ class RouteCache:
 
     def stored_whole(self, topic: str) -> bool:
         """Whether batches are stored as one message, according to the last answer; each refresh of routes renews it."""
-        return (storage := self.storage.get(topic)) is not None and storage.whole
+        return (storage := self.storage.get(topic)) is not None and storage.as_one_message
 
     def stored_by_key(self, topic: str) -> bool:
         """Whether the topic is a compaction topic, according to the last answer."""
         return (storage := self.storage.get(topic)) is not None and storage.is_compacted
 
     def any_topic(self) -> str | None:
-        return next(iter(self._cached), None)
+        return next(iter(self._queues_by_topic), None)
 
     def _fetch_queues(self, topic: str, deadline: Deadline, refresh: bool) -> Sequence[MessageQueue]:
         try:
@@ -193,23 +194,23 @@ class RouteCache:
                 if refresh:
                     raise
                 return self._sender.publish_queues(topic, deadline, True)
-            cached = self._cached.get(topic)
-            if not self._settings.auto_create_topics or (cached is not None and topic not in self._auto_created):
+            cached = self._queues_by_topic.get(topic)
+            if not self._settings.auto_create_topics or (cached is not None and topic not in self._auto_created_topics):
                 raise  # a topic that had a route must not be created again on other brokers
             if self._has_positions(topic):
                 raise  # positions among the queues of the template would be wrong
             template_queues = self._template_queues(topic, deadline)
             if not template_queues:
                 raise
-            self._auto_created.add(topic)
+            self._auto_created_topics.add(topic)
             return cached[0] if cached is not None and cached[0] == template_queues else template_queues
-        self._auto_created.discard(topic)
+        self._auto_created_topics.discard(topic)
         return queues
 
     def _has_positions(self, topic: str) -> bool:
         """Whether the environment owns the queues at its positions among all queues."""
         environment = self._settings.environment
-        return environment is not None and environment.by_position and topic != INNER_TOPIC
+        return environment is not None and environment.is_by_position and topic != INNER_TOPIC
 
     def _template_queues(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
         try:
@@ -220,11 +221,11 @@ class RouteCache:
         return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < max_queues)
 
     def _update(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
-        cached = self._cached.get(topic)
+        cached = self._queues_by_topic.get(topic)
         if cached is not None and cached[0] is queues:
             return cached[1]
         own_queues = self._environment_queues(topic, queues, deadline)
-        self._cached[topic] = (queues, own_queues)
+        self._queues_by_topic[topic] = (queues, own_queues)
         return own_queues
 
     def _environment_queues(
@@ -234,22 +235,22 @@ class RouteCache:
         environment = self._settings.environment
         if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
             return queues
-        if topic in self.pinned:
-            return self.pinned[topic]
-        numbered = queues_of_environment(self._sender, environment) if environment.by_position else {}
-        if topic in numbered:
-            return numbered[topic]
+        if topic in self.pinned_queues:
+            return self.pinned_queues[topic]
+        counted_queues = queues_of_environment(self._sender, environment) if environment.is_by_position else {}
+        if topic in counted_queues:
+            return counted_queues[topic]
         # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.
-        readable = queues if topic in self._auto_created else self._sender.all_queues(topic, deadline)
-        own_queues = tuple(environment.writable(readable, queues))
-        return numbered.setdefault(topic, own_queues)
+        readable_queues = queues if topic in self._auto_created_topics else self._sender.all_queues(topic, deadline)
+        own_queues = tuple(environment.writable_queues(readable_queues, queues))
+        return counted_queues.setdefault(topic, own_queues)
 
 
 class QueueChooser:
     """Chooses the queue of each attempt of an engine."""
 
-    def __init__(self, topics: RouteCache, faults: FaultTable, timer: Timer) -> None:
-        self._topics = topics
+    def __init__(self, routes: RouteCache, faults: FaultTable, timer: Timer) -> None:
+        self._routes = routes
         self._faults = faults
         self._timer = timer
         self._round_robins = threading.local()
@@ -261,22 +262,22 @@ class QueueChooser:
         if outgoing.queue is not None:
             self._ensure_address(outgoing.topic, deadline, refresh)
             return outgoing.queue
-        queues = self._topics.queues(outgoing.topic, deadline, refresh)
+        queues = self._routes.queues(outgoing.topic, deadline, refresh)
         if outgoing.filter_queues is not None:
             queues, round_robin = outgoing.filter_queues(queues), RoundRobin()
         else:
             round_robin = self._round_robin(outgoing.topic, queues)
-        if attempts.count and self._faults.enabled:
+        if attempts.attempt_count and self._faults.enabled:
             round_robin.reset()
         return self._pick(queues, round_robin, attempts.last_broker)
 
     def _ensure_address(self, topic: str, deadline: Deadline, refresh: bool) -> None:
         """Fetch a route if needed: the addresses of brokers come with it."""
         if refresh:
-            self._topics.queues(topic, deadline, refresh=True)
-        elif self._topics.any_topic() is None:  # perhaps no route was fetched yet
+            self._routes.queues(topic, deadline, refresh=True)
+        elif self._routes.any_topic() is None:  # perhaps no route was fetched yet
             with contextlib.suppress(RouteNotFound):
-                self._topics.queues(topic, deadline)
+                self._routes.queues(topic, deadline)
 
     def _pick(self, queues: Queues, round_robin: RoundRobin, last_broker: str | None) -> MessageQueue:
         try:
@@ -286,7 +287,7 @@ class QueueChooser:
             return round_robin.pick(queues, last_broker)
 
     def _round_robin(self, topic: str, queues: Queues) -> RoundRobin:
-        """This thread's round robin for ``queues``. A new list gets a new one, as a new publish info does in Java."""
+        """This thread's round robin for ``queues``. A new list gets a new round robin, as a new publish info does in Java."""
         round_robins: dict[str, tuple[Queues, RoundRobin]] = self._round_robins.__dict__
         cached = round_robins.get(topic)
         if cached is None or cached[0] is not queues:
@@ -302,7 +303,7 @@ class SpoolFallback(NamedTuple):
 
     def holds_earlier(self, topic: str, selector: str, arg: object) -> bool:
         """Whether the spool holds messages of the same selector and argument, which must be sent first."""
-        return self.spool.holds(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
+        return self.spool.has_earlier_record(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
 
     def is_transient(self, error: RocketMQError) -> bool:
         return is_transient(error, self.sender)
@@ -317,16 +318,16 @@ class Destinations:
     """
 
     def __init__(
-        self, topics: RouteCache, timer: Timer, environment: Environment | None, later: SpoolFallback | None = None
+        self, routes: RouteCache, timer: Timer, environment: Environment | None, fallback: SpoolFallback | None = None
     ) -> None:
-        self.spool_fallback = later
-        self._topics = topics
+        self.spool_fallback = fallback
+        self._routes = routes
         self._timer = timer
         self._environment = environment
 
     def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """The queues to which messages of ``topic`` can go."""
-        return self._topics.wait_for_queues(topic, deadline, self._timer.pause)
+        return self._routes.wait_for_queues(topic, deadline, self._timer.pause)
 
     def queues_or_empty(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """As ``queues``, but empty if there is no route and the spool accepts the message."""
@@ -356,7 +357,7 @@ class Destinations:
         if queue is None:
             return
         encoding.check_queue(topic, queue)
-        if self._topics.any_topic() is None:  # perhaps no route was fetched yet
+        if self._routes.any_topic() is None:  # perhaps no route was fetched yet
             try:
                 self.queues(topic, deadline)
             except RouteNotFound:
@@ -371,7 +372,7 @@ class Destinations:
     def _apply_selector(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> How:
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
-            return DEFAULT_HOW  # which avoids bad brokers, may be retried elsewhere, and stays in the environment
+            return DEFAULT_HOW  # any queue of the environment: bad brokers are avoided, and a retry may go to another broker
         fallback = self.spool_fallback
         if fallback is None or not isinstance(selector, str) or not is_storable_selector(selector, arg):
             if fallback is not None and isinstance(selector, str):

@@ -1,8 +1,8 @@
 """The sends of an engine that have no outcome: the limits of their number, and the order in which they are sent.
 
 ``SendWindow`` limits requests, their bytes, and the requests at each broker. It is pure. The limit per broker adapts unless the
-user set one: every batch that waits in a broker adds to the latency by which slow brokers are recognised. So the limit grows
-while few requests are in flight, and halves when a request is retried.
+user set one. It must not be large without need, because every batch that waits in a broker adds to the latency by which slow
+brokers are recognised. So the limit grows while few bytes are in flight, and halves when a request is retried.
 
 ``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight, and a retried send stays
 first: its queue is muted until the next attempt, so nothing overtakes the retry. Sends without a queue have no order. Kafka's
@@ -39,12 +39,14 @@ INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES = 4, 64, 8 << 20
 
 
 class SendWindow:
-    """Counts requests without an outcome, and limits them. ``brokers`` is the number of brokers that the producer sends to."""
+    """Counts requests without an outcome, and limits them. ``broker_count`` is the number of brokers that the producer sends
+    to.
+    """
 
     def __init__(self, settings: ProducerSettings) -> None:
-        self.requests = self.bytes = 0
-        self.brokers = 1
-        self.per_broker = settings.max_in_flight_per_broker or INITIAL_PER_BROKER
+        self.request_count = self.byte_count = 0
+        self.broker_count = 1
+        self.max_per_broker = settings.max_in_flight_per_broker or INITIAL_PER_BROKER
         self._adapts = settings.max_in_flight is None and settings.max_in_flight_per_broker is None
         self._max_in_flight = settings.max_in_flight
         self._max_requests = settings.max_async_messages
@@ -58,7 +60,9 @@ class SendWindow:
     @property
     def max_concurrent(self) -> int:
         """The maximum number of requests at brokers at once."""
-        return self._max_in_flight if self._max_in_flight is not None else self.per_broker * max(1, self.brokers)
+        return (
+            self._max_in_flight if self._max_in_flight is not None else self.max_per_broker * max(1, self.broker_count)
+        )
 
     def has_room(self, size: int, ordered: bool) -> bool:
         """Whether a request of ``size`` bytes is within the limits; a single request always is.
@@ -66,33 +70,33 @@ class SendWindow:
         With a limit per broker, requests that may go to any queue wait in the caller, where they cost nothing. Ordered
         requests wait inside for their queue, so that a slow or muted queue does not delay the others.
         """
-        if not self.requests:
+        if not self.request_count:
             return True
-        if self.bytes + size > self._max_bytes:
+        if self.byte_count + size > self._max_bytes:
             return False
-        if self._max_requests is not None and self.requests >= self._max_requests:
+        if self._max_requests is not None and self.request_count >= self._max_requests:
             return False
-        return ordered or not self.counts_brokers or self.requests < self.max_concurrent
+        return ordered or not self.counts_brokers or self.request_count < self.max_concurrent
 
     def add(self, size: int) -> None:
-        self.requests += 1
-        self.bytes += size
+        self.request_count += 1
+        self.byte_count += size
 
     def remove(self, size: int) -> None:
-        self.requests -= 1
-        self.bytes -= size
+        self.request_count -= 1
+        self.byte_count -= size
 
     def clear(self) -> None:
-        self.requests = self.bytes = 0
+        self.request_count = self.byte_count = 0
 
     def record_acknowledged(self, size: int, first_attempt: bool) -> None:
         """Record the acknowledgement of a request of ``size`` bytes, at its ``first_attempt`` or a later one."""
         if not self._adapts:
             return
         if not first_attempt:
-            self.per_broker = max(1, self.per_broker // 2)
-        elif size * (self.per_broker + 1) <= TARGET_BYTES:
-            self.per_broker = min(MAX_PER_BROKER, self.per_broker + 1)
+            self.max_per_broker = max(1, self.max_per_broker // 2)
+        elif size * (self.max_per_broker + 1) <= TARGET_BYTES:
+            self.max_per_broker = min(MAX_PER_BROKER, self.max_per_broker + 1)
 
 
 T = TypeVar("T", bound=Hashable)
@@ -101,8 +105,8 @@ T = TypeVar("T", bound=Hashable)
 class OrderedQueues(Generic[T]):
     """The items that wait, by queue, and the items in flight, of which there are at most ``max_concurrent``."""
 
-    def __init__(self, max_out: int) -> None:
-        self.max_concurrent = max_out
+    def __init__(self, max_concurrent: int) -> None:
+        self.max_concurrent = max_concurrent
         self._waiting: dict[Hashable, deque[T]] = {}
         self._in_flight: dict[T, Hashable] = {}
         self._ready_queues: deque[Hashable] = deque()
@@ -125,13 +129,13 @@ class OrderedQueues(Generic[T]):
         """The items to send now, in the order in which their queues became ready. They are in flight from now on."""
         while self._muted_queues and self._muted_queues[0][0] <= now_ms:
             self._ready_queues.append(heapq.heappop(self._muted_queues)[2])
-        ready = []
+        ready_items = []
         while self._ready_queues and len(self._in_flight) < self.max_concurrent:
             queue = self._ready_queues.popleft()
             item = self._waiting[queue].popleft()
             self._in_flight[item] = queue
-            ready.append(item)
-        return ready
+            ready_items.append(item)
+        return ready_items
 
     def complete(self, item: T) -> None:
         """Remove ``item``, which has its answer. The next item of its queue becomes ready."""
@@ -151,12 +155,12 @@ class OrderedQueues(Generic[T]):
         self._waiting[queue].appendleft(item)
         heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence), queue))
 
-    def waits_for_others(self, mine: Collection[T]) -> bool:
-        """Whether some of ``mine`` wait for items of other callers: in a queue, or because ``max_concurrent`` is reached."""
-        queues_of_others = {queue for item, queue in self._in_flight.items() if item not in mine}
+    def waits_for_others(self, own_items: Collection[T]) -> bool:
+        """Whether some of ``own_items`` wait for items of other callers: in a queue, or because ``max_concurrent`` is reached."""
+        queues_of_others = {queue for item, queue in self._in_flight.items() if item not in own_items}
         if queues_of_others and self._ready_queues and len(self._in_flight) >= self.max_concurrent:
             return True
-        return any(item in mine for queue in queues_of_others for item in self._waiting[queue])
+        return any(item in own_items for queue in queues_of_others for item in self._waiting[queue])
 
     @property
     def is_limited(self) -> bool:
@@ -165,12 +169,12 @@ class OrderedQueues(Generic[T]):
 
     def clear(self) -> list[T]:
         """Remove all items and return them, those in flight first."""
-        dropped = [*self._in_flight, *(item for items in self._waiting.values() for item in items)]
+        dropped_items = [*self._in_flight, *(item for items in self._waiting.values() for item in items)]
         self._in_flight.clear()
         self._waiting.clear()
         self._ready_queues.clear()
         self._muted_queues.clear()
-        return dropped
+        return dropped_items
 
 
 class CompletionEffects(NamedTuple):
@@ -181,17 +185,17 @@ class CompletionEffects(NamedTuple):
 
 
 class SendQueue:
-    """The requests of an engine without an outcome. Guarded by its one lock."""
+    """The requests of an engine without an outcome. One lock guards them."""
 
     def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
-        self.in_flight = SendWindow(settings)
+        self.window = SendWindow(settings)
         self._failed_queues_stay_closed = settings.failed_queues_stay_closed
         # Over gRPC, where an ordered queue is a lane of many message groups.
-        self._uses_lanes = bool(settings.features.chooses_queues) and not self._failed_queues_stay_closed
+        self._uses_lanes = bool(settings.features.queue_choice_problem) and not self._failed_queues_stay_closed
         self._timer = timer
-        self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.in_flight.max_concurrent)
+        self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.window.max_concurrent)
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # only if failed queues stay closed
-        self._lock = threading.RLock()  # apart from the condition, because entering a plain lock costs less
+        self._lock = threading.RLock()  # separate from the condition, because entering a lock directly costs less
         self._changed = threading.Condition(self._lock)  # notified when a request has its outcome
         self._blocking_sends: set[OutgoingSend] = set()  # sent by threads of callers
         self._closed = False
@@ -199,11 +203,11 @@ class SendQueue:
     def has_room(self, size: int, ordered: bool) -> bool:
         """Whether a request is within the limits. True after ``close``, so that no caller waits."""
         with self._lock:
-            return self._closed or self.in_flight.has_room(size, ordered)
+            return self._closed or self.window.has_room(size, ordered)
 
     def wait_for_room(self, outgoing: OutgoingSend) -> None:
         """Wait until the request is within the limits. Raises ``SendFailed`` at its deadline, or if the thread for retries
-        cannot start: later, the thread that reads the answer could not handle this.
+        cannot start, because the thread that reads the answer could not handle this error later.
         """
         try:
             self._timer.start()
@@ -214,30 +218,32 @@ class SendQueue:
             # A caller that may not wait has called ``has_room`` for the body, so only properties may exceed the limit.
             while may_block() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
-                    window = self.in_flight
-                    problem = f"{window.requests} asynchronous sends with {window.bytes} bytes are not answered yet"
+                    window = self.window
+                    problem = (
+                        f"{window.request_count} asynchronous sends with {window.byte_count} bytes are not answered yet"
+                    )
                     raise SendFailed(problem, remedy="Send more slowly, or wait for results")
                 self._timer.wait_notified(self._changed, deadline.remaining())
 
-    def put(self, outgoing: OutgoingSend, brokers: int) -> RocketMQError | None:
+    def put(self, outgoing: OutgoingSend, broker_count: int) -> RocketMQError | None:
         """Add the request at the end of its ordered queue. If the queue has failed, returns the error instead. Raises
         ``ClosedError``.
         """
         queue = outgoing.ordered_queue
         with self._lock:
             if self._closed:
-                raise closed()
-            self.in_flight.brokers = brokers
-            self._queues.max_concurrent = self.in_flight.max_concurrent
+                raise closed_error()
+            self.window.broker_count = broker_count
+            self._queues.max_concurrent = self.window.max_concurrent
             if queue in (failed_queues := self._failed_queues_of(outgoing)):
                 return failed_queues[queue]
             self._queues.put(outgoing, queue)
-            self.in_flight.add(outgoing.size)
+            self.window.add(outgoing.size)
             return None
 
-    def waits_for_others(self, mine: Collection[OutgoingSend]) -> bool:
+    def waits_for_others(self, own_sends: Collection[OutgoingSend]) -> bool:
         with self._lock:
-            return self._queues.waits_for_others(mine)
+            return self._queues.waits_for_others(own_sends)
 
     def take_ready(self) -> list[OutgoingSend]:
         """The requests that may be sent now."""
@@ -271,20 +277,20 @@ class SendQueue:
     def wait_until_idle(self, deadline: Deadline) -> bool:
         """Wait for all outcomes. Returns whether all requests have one at the deadline."""
         with self._lock:
-            while (self.in_flight.requests or self._blocking_sends) and not deadline.expired:
+            while (self.window.request_count or self._blocking_sends) and not deadline.expired:
                 self._timer.wait_notified(self._changed, deadline.remaining())
-            return not self.in_flight.requests and not self._blocking_sends
+            return not self.window.request_count and not self._blocking_sends
 
     def close(self) -> tuple[list[OutgoingSend], list[OutgoingSend]]:
         """Drop all requests and accept no more. Returns the dropped requests, and those that callers' threads still send."""
         with self._lock:
             self._closed = True
-            unfinished = self._queues.clear()
-            for outgoing in unfinished:
+            unfinished_sends = self._queues.clear()
+            for outgoing in unfinished_sends:
                 outgoing.finished = True
-            self.in_flight.clear()
+            self.window.clear()
             self._changed.notify_all()
-            return unfinished, list(self._blocking_sends)
+            return unfinished_sends, list(self._blocking_sends)
 
     def _failed_queues_of(self, outgoing: OutgoingSend) -> dict[Hashable, RocketMQError]:
         """The failed queues of the request's call or task, with the errors; an empty dict if failures are not remembered."""
@@ -296,25 +302,25 @@ class SendQueue:
         """Remove a request with its outcome. Returns the requests that fail with it, because they would overtake it."""
         followers: list[OutgoingSend] = []
         queue = outgoing.ordered_queue
-        # Over gRPC an ordered queue is a lane of many message groups: if one message is rejected, those behind it may belong to
-        # others.
+        # Over gRPC an ordered queue is a lane of many message groups. If one message is rejected, the messages behind it may
+        # belong to other groups.
         fails_alone = self._uses_lanes and isinstance(outcome, MessageIllegal) and outgoing.ordering_key is None
         if queue is not None and isinstance(outcome, RocketMQError) and not fails_alone:
             followers = self._queues.fail(outgoing)
-            for failed in (outgoing, *followers):
-                self._failed_queues_of(failed)[queue] = outcome
+            for send in (outgoing, *followers):
+                self._failed_queues_of(send)[queue] = outcome
         else:
             self._queues.complete(outgoing)
-        for failed in (outgoing, *followers):
-            failed.finished = True
-            self.in_flight.remove(failed.size)
+        for send in (outgoing, *followers):
+            send.finished = True
+            self.window.remove(send.size)
         if isinstance(outcome, SendResult):
-            first_attempt = outgoing.retry_state.count == 1 and outcome.status is not SendStatus.SPOOLED
-            self.in_flight.record_acknowledged(outgoing.size, first_attempt)
-            self._queues.max_concurrent = self.in_flight.max_concurrent
+            is_first_attempt = outgoing.retry_state.attempt_count == 1 and outcome.status is not SendStatus.SPOOLED
+            self.window.record_acknowledged(outgoing.size, is_first_attempt)
+            self._queues.max_concurrent = self.window.max_concurrent
         self._changed.notify_all()
         return followers
 
 
-def closed() -> ClosedError:
+def closed_error() -> ClosedError:
     return ClosedError("the producer was closed before the message was acknowledged; it may have been stored")

@@ -76,9 +76,9 @@ class Hooks:
 
     def _call(self, hooks: Sequence[Hook], context: SendContext) -> None:
         for hook in hooks:
-            called = capture(hook, context)
-            if isinstance(called, Failure):
-                called.log(logger, "a send hook failed")
+            capture_result = capture(hook, context)
+            if isinstance(capture_result, Failure):
+                capture_result.log(logger, "a send hook failed")
 
 
 COMPRESSIONS = {"none": None, "zlib": codes.SysFlag.ZLIB, "lz4": codes.SysFlag.LZ4, "zstd": codes.SysFlag.ZSTD}
@@ -91,8 +91,8 @@ class ProducerSettings:
 
     If ``retries`` or ``pinned_retries`` is None, a send is retried until its timeout; ``attempt_timeout_s`` then limits one
     attempt. If ``batch_*`` is None, the limit of a shared accumulator does not change. 0 for ``heartbeat_s`` or
-    ``route_refresh_s`` means never, for producers that live shorter. Sends that wait behind a failed send of their ordered
-    queue fail with it; with ``failed_queues_stay_closed``, later sends to the queue fail, too. ``max_in_flight`` limits the
+    ``route_refresh_s`` means never, for producers with a short life. If a send fails, sends that wait behind it in its
+    ordered queue fail, too; with ``failed_queues_stay_closed``, also all later sends to the queue. ``max_in_flight`` limits the
     requests at brokers; None limits them per broker instead, by ``max_in_flight_per_broker`` or adaptively.
     ``max_async_messages``, if not None, and ``max_async_bytes`` limit the sends without an outcome. ``features`` are those of
     the transport. ``scope`` converts the topic in a recall handle, which is the name on the wire; all other names here are the
@@ -136,7 +136,7 @@ class ProducerSettings:
     @classmethod
     def of(cls, options: Options) -> ProducerSettings:
         """Return the settings of a producer with these options."""
-        transport = features(options)
+        transport_features = features(options)
         return cls(
             group=options.group,
             send_timeout_s=options.send_timeout,
@@ -144,9 +144,9 @@ class ProducerSettings:
             store_must_be_ok=options.require_store_ok == "ok",
             max_message_size=options.max_message_size,
             compress_above=options.compress_above,
-            compression=options.compression if transport.accepts_compressed else "none",
-            auto_create_topics=transport.creates_topics,
-            features=transport,
+            compression=options.compression if transport_features.accepts_compressed else "none",
+            auto_create_topics=transport_features.creates_topics,
+            features=transport_features,
             send_latency_fault=bool(options.send_latency_fault),
             fault_tables=fault_tables(
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration
@@ -170,11 +170,11 @@ class ProducerSettings:
             raise OptionError.of(problems)
 
     def _problems(self) -> list[tuple[str, object, str]]:
-        group = group_problem(self.group, self.scope)
-        if not group and self.group in _TEMPLATE_GROUPS:
-            group = f"The specified group: {self.group} is a template"
+        problem = group_problem(self.group, self.scope)
+        if not problem and self.group in _TEMPLATE_GROUPS:
+            problem = f"The specified group: {self.group} is a template"
         checks: tuple[tuple[str, object, bool, str], ...] = (
-            ("option 'group'", self.group, group is None, f"the name of a producer group ({group})"),
+            ("option 'group'", self.group, problem is None, f"the name of a producer group ({problem})"),
             ("option 'sendTimeout'", self.send_timeout_s, self.send_timeout_s > 0, "a duration above zero"),
             (
                 "setting 'attempt_timeout_s'",
@@ -204,16 +204,18 @@ class ProducerSettings:
     def retry_policy(self) -> RetryPolicy:
         # Over gRPC an ordered queue is a lane and not a broker's queue, so ordered sends may be retried at another endpoint.
         pinned = (
-            self.retries if self.features.chooses_queues and self.pinned_retries is not None else self.pinned_retries
+            self.retries
+            if self.features.queue_choice_problem and self.pinned_retries is not None
+            else self.pinned_retries
         )
         return RetryPolicy(self.retries, pinned, self.retry_codes, self.store_must_be_ok)
 
-    def batch_limits(self, shared: BatchLimits) -> BatchLimits:
+    def batch_limits(self, shared_limits: BatchLimits) -> BatchLimits:
         """The limits of a shared accumulator after this producer joined it: the producer's own limits override the others."""
         return BatchLimits(
-            shared.max_bytes if self.batch_max_bytes is None else self.batch_max_bytes,
-            shared.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
-            shared.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
-            min(shared.max_encoded_bytes, self.max_message_size),
+            shared_limits.max_bytes if self.batch_max_bytes is None else self.batch_max_bytes,
+            shared_limits.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
+            shared_limits.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
+            min(shared_limits.max_encoded_bytes, self.max_message_size),
             max_messages_per_queue=self.features.max_single_requests,
         )

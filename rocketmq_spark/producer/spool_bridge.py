@@ -40,28 +40,28 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-_TRANSIENT = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
+_TRANSIENT_ERRORS = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
 _DRAIN_S = 60.0
 _RELATIVE_DELAYS = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
 # Seconds for one request about a topic that seems to be missing.
 TOPIC_REQUEST_S = 3.0
-# A lane is named by topic, selector and argument, in at most 65,535 bytes.
+# The name of a lane has the topic, selector and argument, and at most 65,535 bytes.
 _MAX_ARG_BYTES = 60_000
 
 
 def is_transient(error: RocketMQError, sender: Sender) -> bool:
     """Whether the same send may succeed later: timeout, lost connection, busy broker, no name server, no master.
 
-    A topic without a route is missing if any broker has a master. Checking this sends a request; without an answer, the error
-    counts as temporary.
+    A topic without a route counts as missing if any broker has a master, and the topic still has no route. To check this, the
+    function sends requests. Without an answer, the error counts as temporary.
     """
     error = cause_of(error)
     if not isinstance(error, RouteNotFound):
-        return isinstance(error, _TRANSIENT) and error.retriable
+        return isinstance(error, _TRANSIENT_ERRORS) and error.retriable
     if error.broker_code is None:
         return False
     try:
-        if not sender.any_master():
+        if not sender.has_master():
             return True
         # The topic may have been registered meanwhile.
         sender.publish_queues(error.topic or "", Deadline.after(TOPIC_REQUEST_S), refresh=True)
@@ -103,43 +103,46 @@ class SpoolBridge:
         self._sender = sender
         self._timer = timer.with_own_thread("spool")
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[OutgoingSend, RocketMQError | None, Callable[[Outcome], None]]] = deque()
+        self._waiting_sends: deque[tuple[OutgoingSend, RocketMQError | None, Callable[[Outcome], None]]] = deque()
 
     def must_follow_spool(self, outgoing: OutgoingSend) -> bool:
         """Whether the spool holds earlier records of the request's queue, so that the request must go to the spool, too."""
         if outgoing.queue is None and outgoing.selection is None:
             return False
-        return self._spool.holds(_lane_send(outgoing))
+        return self._spool.has_earlier_record(_lane_send(outgoing))
 
     def final_outcome(self, outgoing: OutgoingSend, outcome: Outcome) -> Outcome:
         """The outcome for the caller after the last attempt. Waits for the disk if the request is spooled."""
         if isinstance(outcome, SendResult):
-            if self._spool.listens:
+            if self._spool.needs_answers:
                 self.report_success(outcome)
             return outcome
         return self.spool([(outgoing, outcome)])[0]
 
     def report_success(self, result: SendResult) -> None:
         """Tell the spool that a broker has accepted a message."""
-        if self._spool.listens and result.queue is not None:
-            self._spool.answered(result.queue)
+        if self._spool.needs_answers and result.queue is not None:
+            self._spool.note_accepted_send(result.queue)
 
-    def spool(self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]]) -> list[Outcome]:
+    def spool(self, sends_and_errors: Sequence[tuple[OutgoingSend, RocketMQError | None]]) -> list[Outcome]:
         """Spool requests that were not sent or failed for a temporary reason. Returns the outcome of each request."""
         outcomes: list[Outcome | None] = [
-            error if error is not None and not is_transient(error, self._sender) else None for _, error in failed
+            error if error is not None and not is_transient(error, self._sender) else None
+            for _, error in sends_and_errors
         ]
-        to_spool = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        error_of_all = self._write(failed, to_spool)
-        for i in to_spool:  # if the spool has no room for all, it may have room for some
-            spool_error = error_of_all if error_of_all is None or len(to_spool) == 1 else self._write(failed, [i])
-            outcomes[i] = _outcome(*failed[i], spool_error)
+        spool_indexes = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        error_of_all = self._write(sends_and_errors, spool_indexes)
+        for i in spool_indexes:  # if the spool has no room for all, it may have room for some
+            spool_error = (
+                error_of_all if error_of_all is None or len(spool_indexes) == 1 else self._write(sends_and_errors, [i])
+            )
+            outcomes[i] = _outcome_after_spooling(*sends_and_errors[i], spool_error)
         return [outcome for outcome in outcomes if outcome is not None]
 
     def spool_async(self, outgoing: OutgoingSend, error: RocketMQError | None, done: Callable[[Outcome], None]) -> None:
         """As ``spool`` for one request, without blocking. ``done`` receives the outcome."""
         with self._lock:
-            self._waiting.append((outgoing, error, done))
+            self._waiting_sends.append((outgoing, error, done))
         self._timer.call_soon(self._spool_waiting)
 
     def drain(self) -> None:
@@ -151,19 +154,19 @@ class SpoolBridge:
 
     def _spool_waiting(self) -> None:
         with self._lock:
-            waiting = list(self._waiting)
-            self._waiting.clear()
+            waiting = list(self._waiting_sends)
+            self._waiting_sends.clear()
         outcomes = self.spool([(outgoing, error) for outgoing, error, _ in waiting])
         for (_, _, done), outcome in zip(waiting, outcomes, strict=True):
             done(outcome)
 
     def _write(
-        self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]], indexes: Sequence[int]
+        self, sends_and_errors: Sequence[tuple[OutgoingSend, RocketMQError | None]], indexes: Sequence[int]
     ) -> RocketMQError | None:
-        """Write the sends at these ``indexes`` of ``failed``. Returns the error if that fails."""
+        """Write the sends at these ``indexes`` of ``sends_and_errors``. Returns the error if that fails."""
         try:
             if indexes:
-                self._spool.keep([_spooled_send(failed[i][0]) for i in indexes])
+                self._spool.keep([_spooled_send(sends_and_errors[i][0]) for i in indexes])
         except RocketMQError as e:
             return e
         except Exception as e:  # each send must get an outcome
@@ -201,7 +204,9 @@ def spooled_result(queue: MessageQueue | None) -> SendResult:
     return SendResult(SendStatus.SPOOLED, "", queue, None)
 
 
-def _outcome(outgoing: OutgoingSend, error: RocketMQError | None, spool_error: RocketMQError | None) -> Outcome:
+def _outcome_after_spooling(
+    outgoing: OutgoingSend, error: RocketMQError | None, spool_error: RocketMQError | None
+) -> Outcome:
     if spool_error is None:
         return spooled_result(outgoing.queue)
     if not isinstance(spool_error, ClosedError):

@@ -29,15 +29,15 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire import traces
 from rocketmq_spark.wire.identifiers import OffsetMessageId
 from rocketmq_spark.wire.properties import decode_properties
-from rocketmq_spark.wire.traces import Acknowledged, MessageKind, TracedMessage, TraceRecord
+from rocketmq_spark.wire.traces import Acknowledgement, MessageKind, TracedMessage, TraceRecord
 
 logger = logging.getLogger(__name__)
 
-_numbers = itertools.count()
+_producer_numbers = itertools.count()
 _MAX_GROUP_CHARACTERS = 80  # of the traced group's name, in the name of the group that sends its traces
 
-# Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first. As in Java, records that are not stored are
-# limited.
+# Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first record. As in Java, the number of records that
+# are not stored yet is limited.
 FLUSH_RECORDS = traces.MAX_RECORDS
 FLUSH_S = 1.0
 MAX_BUFFERED_RECORDS = 20_480
@@ -57,15 +57,15 @@ _STATES = {
 
 
 class Records(Protocol):
-    """Records that may be created late. There are at most ``len`` records."""
+    """Records that may be created when they are read. ``len`` is their maximum number."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[TraceRecord]: ...
 
 
 class _BatchRecords:
-    """The records of a batch, created by the thread that sends them: for thousands of messages this would delay the thread that
-    reads answers.
+    """The records of a batch. The thread that sends the records creates them, because creating thousands of records would delay
+    the thread that reads answers.
     """
 
     def __init__(self, size: int, make: Callable[[], Iterable[TraceRecord]]) -> None:
@@ -109,7 +109,7 @@ class TraceProducer(BaseProducer):
     def __init__(
         self, sender: Sender, group: str, kind: str, topic: str, make_timer: Callable[[str], Timer] = Timer
     ) -> None:
-        name = f"_INNER_TRACE_PRODUCER-{group[:_MAX_GROUP_CHARACTERS]}-{kind}-{next(_numbers)}"
+        name = f"_INNER_TRACE_PRODUCER-{group[:_MAX_GROUP_CHARACTERS]}-{kind}-{next(_producer_numbers)}"
         self.topic = topic
         self._flush_timer = make_timer(f"{name}-flush")
         self._records: list[Records] = []  # collected and not sent yet
@@ -141,16 +141,16 @@ class TraceProducer(BaseProducer):
                 self._records.append(records)
                 self._buffered_count += count
                 self._new_count += count
-            flush_now = self._new_count >= FLUSH_RECORDS
-            schedule = not is_full and not self._scheduled
-            self._scheduled = self._scheduled or schedule
+            must_flush = self._new_count >= FLUSH_RECORDS
+            must_schedule = not is_full and not self._scheduled
+            self._scheduled = self._scheduled or must_schedule
         if is_full:
             self._count_lost(
                 count, ClosedError(f"records are added faster than they are sent, {MAX_BUFFERED_RECORDS} records wait")
             )
-        elif flush_now:
+        elif must_flush:
             self._flush_timer.call_soon(self._send_records)
-        elif schedule:
+        elif must_schedule:
             self._flush_timer.call_later(FLUSH_S, self._send_records)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
@@ -186,22 +186,24 @@ class TraceProducer(BaseProducer):
         """Send the collected records until ``deadline``: each message may have to wait for a route or for the limits."""
         with self._records_lock:
             records, self._records, self._new_count, self._scheduled = self._records, [], 0, False
-        for body, keys, count in traces.trace_messages(itertools.chain.from_iterable(map(self._materialize, records))):
+        for body, keys, count in traces.trace_messages(
+            itertools.chain.from_iterable(map(self._create_records, records))
+        ):
             on_sent = functools.partial(self._on_sent, count)
             if deadline is not None and deadline.expired:
                 on_sent(CallTimeout("there was no time to send them before the close", topic=self.topic))
                 continue
             timeout_s = SEND_TIMEOUT_S if deadline is None else deadline.remaining()
             message = Message(self.topic, body.encode(), keys=keys)
-            sent = capture(self.send_async, message, NonblockingCallback(on_sent), timeout_s=timeout_s)
-            if isinstance(sent, Failure):
-                on_sent(sent.error)
+            capture_result = capture(self.send_async, message, NonblockingCallback(on_sent), timeout_s=timeout_s)
+            if isinstance(capture_result, Failure):
+                on_sent(capture_result.error)
 
-    def _materialize(self, records: Records) -> Sequence[TraceRecord]:
-        materialized = tuple(records)
+    def _create_records(self, records: Records) -> Sequence[TraceRecord]:
+        created_records = tuple(records)
         with self._records_lock:
-            self._buffered_count -= len(records) - len(materialized)
-        return materialized
+            self._buffered_count -= len(records) - len(created_records)
+        return created_records
 
     def _on_sent(self, count: int, outcome: Outcome | BaseException) -> None:
         with self._records_lock:
@@ -214,10 +216,10 @@ class TraceProducer(BaseProducer):
             self._lost_count += count
             lost_count, due = self._lost_count, self._loss_log_limit.due()
         if due:
-            needs = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
+            hint = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
             logger.warning(
                 "%d trace records of %s are lost so far; the messages themselves are not affected. %s%s",
-                lost_count, self.settings.group, "" if isinstance(error, ClosedError) else needs, error,
+                lost_count, self.settings.group, "" if isinstance(error, ClosedError) else hint, error,
             )  # fmt: skip
 
 
@@ -283,10 +285,10 @@ class TracedSender:
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         """Send a decision. Traced when the broker has answered."""
-        proved = self._sender.end_transaction(place, decision, deadline)
+        is_proved = self._sender.end_transaction(place, decision, deadline)
         traced = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
         self._trace(lambda: [self._decision_record(traced, place, decision, from_check=False)])
-        return proved
+        return is_proved
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         """Register the group. Checks of half messages are traced with their answers."""
@@ -344,14 +346,14 @@ class TracedSender:
         for i, (properties, size) in enumerate(_messages_of(request)):
             traced = TracedMessage.of(queue.topic, properties, result.region_id)
             offset_id = offset_ids[min(i, len(offset_ids) - 1)] or None
-            acknowledged = Acknowledged(size, MessageKind.of(properties), host, offset_id, ok)
+            acknowledged = Acknowledgement(size, MessageKind.of(properties), host, offset_id, ok)
             yield traces.publish_record(traced, self._group, start_ms, cost_ms, acknowledged)
 
     def _trace(self, records: Callable[[], Records]) -> None:
         """Append records. An error is logged and does not fail the send."""
-        appended = capture(lambda: self._append(records()))
-        if isinstance(appended, Failure):
-            appended.log(logger, "a trace record could not be created")
+        capture_result = capture(lambda: self._append(records()))
+        if isinstance(capture_result, Failure):
+            capture_result.log(logger, "a trace record could not be created")
 
 
 def _messages_of(request: SendRequest) -> Iterable[tuple[Mapping[str, str], int]]:

@@ -4,12 +4,12 @@ Mirrors ``TransactionMQProducer``: a broker asks a producer of the group about a
 times at most (``checkTransactionState``). Deliberate differences:
 
 * A decision is a request with an answer, so that the caller learns whether it has arrived; Java's is one-way.
-* A half message that may be stored is not sent again: only the check could decide the second one.
+* A half message that may be stored is not sent again, because only the check could decide the second half message.
 * A broker writes a half message again before it asks, and a decision about the first copy leaves the second copy undecided. So
-  while this process has not decided, it answers ``UNKNOWN`` and records the place of the copy. A copy has the same content; a
-  message of another client with the same id has other content, and its place is not recorded. A check that arrives during a
-  commit concerns such a copy: it is rolled back, because the first copy is delivered. The user's function decides about all
-  other messages.
+  while this process has not decided, it answers ``UNKNOWN`` and records the place of the second copy. Copies have the same
+  content. A message of another client with the same id has other content, and its place is not recorded. A check that arrives
+  during a commit is about a second copy. This copy is rolled back, because the first copy is delivered. The user's function
+  decides about all other messages.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _CheckedMessage = ReceivedMessage | PoppedMessage
 # With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. After a send without an
 # answer the broker may have died. It asks when it is restarted, unless the message is older than 72 hours (fileReservedTime).
 REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED = 900.0, 72 * 3600.0, 100_000
-# If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. But an
-# idle process does not collect garbage, so a check starts a collection, at most at this interval.
+# If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. An idle
+# process does not collect garbage. So a check starts a collection, at most once in this interval.
 COLLECTION_INTERVAL_S = 20.0
 
 
@@ -84,14 +84,14 @@ class HalfFate:
 
     While the program references the half message, the program may decide: ``owner_ref`` is a weak reference to it. The decision
     is sent to the place of the stored message, or of the last copy that the broker made. Another message with the same id has
-    other ``content`` (``model.send.content_digest``).
+    other ``digest`` (``model.send.content_digest``).
     """
 
-    __slots__ = ("_crossing_until", "_lock", "_place", "content", "last_decision", "owner_ref", "state")
+    __slots__ = ("_crossing_until", "_lock", "_place", "digest", "last_decision", "owner_ref", "state")
 
     def __init__(self, place: HalfPlace, content: bytes, state: HalfState = HalfState.PREPARED) -> None:
         self._place = place
-        self.content = content
+        self.digest = content
         self._lock = threading.Lock()
         self._crossing_until: Deadline | None = None
         self.state = state
@@ -104,22 +104,22 @@ class HalfFate:
         return self._lock.locked()
 
     def on_check(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
-        """The answer to a broker's check of the message at ``place``. None if the user's function must decide: the program can no
-        longer decide, or the message is another one with the same id. While the program may decide, the answer about both is
-        ``UNKNOWN``.
+        """The answer to a broker's check of the message at ``place``. None if the user's function must decide, because the
+        program can no longer decide, or because the message is another message with the same id. While the program may decide,
+        the answer about both messages is ``UNKNOWN``.
         """
         if not self._lock.acquire(timeout=patience_s):
             return TransactionState.UNKNOWN
         try:
             if self.state is HalfState.PREPARED:
-                if place.content == self.content:  # brokers before 5.1 do not send their name
+                if place.digest == self.digest:  # a copy; brokers before 5.1 do not send their name
                     self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
                 return None if self.owner_ref() is None else TransactionState.UNKNOWN
-            if place.content != self.content:
+            if place.digest != self.digest:
                 return None
             if self.state is HalfState.COMMITTED:
-                crossing = self._crossing_until is not None and not self._crossing_until.expired
-                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
+                is_crossing = self._crossing_until is not None and not self._crossing_until.expired
+                return TransactionState.ROLLBACK if is_crossing else TransactionState.COMMIT
             return TransactionState.ROLLBACK if self.state is HalfState.ROLLED_BACK else None
         finally:
             self._lock.release()
@@ -127,29 +127,31 @@ class HalfFate:
     def record_place(self, place: HalfPlace) -> None:
         """Record the place from the send, unless a broker has already asked about a copy at another place."""
         with self._lock:
-            current = self._place
-            was_checked = current.broker_name or current.half_offset is not None
+            current_place = self._place
+            was_checked = current_place.broker_name or current_place.half_offset is not None
             self._place = (
-                current._replace(broker_name=current.broker_name or place.broker_name) if was_checked else place
+                current_place._replace(broker_name=current_place.broker_name or place.broker_name)
+                if was_checked
+                else place
             )
 
     def decide(self, decision: TransactionState, timeout_s: float, send: SendDecision) -> bool:
         """Send a decision. Returns False if the state does not allow it. Raises errors of the request."""
-        timeout = Deadline.after(timeout_s)
-        with self._decision_lock(timeout):
+        deadline = Deadline.after(timeout_s)
+        with self._decision_lock(deadline):
             next_state = _TRANSITIONS.get((self.state, decision))
             if next_state is None:
                 return False
             self.last_decision = decision
             self.state = HalfState.UNKNOWN  # in case this is interrupted
             try:
-                proved = send(self._place._replace(content=self.content), decision, timeout)
+                is_proved = send(self._place._replace(digest=self.digest), decision, deadline)
             except RocketMQError as e:
                 if e.unsent:
                     self.state = HalfState.PREPARED
                 raise
             self.state = next_state
-            self._crossing_until = Deadline.after(RACE_WINDOW_S) if proved else None
+            self._crossing_until = Deadline.after(RACE_WINDOW_S) if is_proved else None
             return True
 
     def abandon(self) -> bool:
@@ -164,11 +166,11 @@ class HalfFate:
 
     @contextlib.contextmanager
     def _decision_lock(self, deadline: Deadline) -> Iterator[None]:
-        """Hold the lock of decisions, with a timeout: after a fork a thread of the parent may own it and never release it."""
+        """Hold the lock of decisions. Has a timeout, because after a fork a thread of the parent may own the lock forever."""
         if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
-            late = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
-            late.unsent = True
-            raise late
+            error = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
+            error.unsent = True
+            raise error
         try:
             yield
         finally:
@@ -247,7 +249,7 @@ class HalfMessage:
         _registry.add(self.result.msg_id, self._fate, self)
 
     def _abandon(self) -> None:
-        """The program can no longer decide: an undecided message is left to ``transaction_check``."""
+        """Leave an undecided message to ``transaction_check``, because the program can no longer decide."""
         if self._fate.abandon():
             self._send = None
 
@@ -270,10 +272,10 @@ class _TransactionRegistry:
         self._abandoned: _States = OrderedDict()  # separate, so that later messages do not displace them
         self._referenced: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
-    def add(self, msg_id: str, fate: HalfFate, half: HalfMessage | None = None) -> None:
+    def add(self, msg_id: str, fate: HalfFate, half_message: HalfMessage | None = None) -> None:
         with self._lock:
-            if half is not None:
-                self._referenced[msg_id] = half
+            if half_message is not None:
+                self._referenced[msg_id] = half_message
             self._remember(self._recent, msg_id, fate, REMEMBERED_S)
 
     def abandon(self, msg_id: str, fate: HalfFate) -> None:
@@ -290,10 +292,10 @@ class _TransactionRegistry:
 
     def get(self, msg_id: str) -> HalfFate | None:
         with self._lock:
-            entry, half = self._recent.get(msg_id) or self._abandoned.get(msg_id), self._referenced.get(msg_id)
+            entry, half_message = self._recent.get(msg_id) or self._abandoned.get(msg_id), self._referenced.get(msg_id)
         if entry is not None:
             return entry[1]
-        return None if half is None else half._fate
+        return None if half_message is None else half_message._fate
 
 
 # One per process, because a broker may ask any producer of the group. Ids are unique.
@@ -369,7 +371,7 @@ class TransactionProducer(BaseProducer):
     """A producer that can send transactional messages if it has a ``check``, which decides about undecided ones."""
 
     def __init__(
-        self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **wiring: Any
+        self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **base_arguments: Any
     ) -> None:
         if check is not None:
             check_function("transaction_check", check, "message")
@@ -379,7 +381,7 @@ class TransactionProducer(BaseProducer):
             settings = replace(
                 settings, group=group, transaction_check=functools.partial(answer_check, weakly_bound(check))
             )
-        super().__init__(sender, settings, **wiring)
+        super().__init__(sender, settings, **base_arguments)
 
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
@@ -419,10 +421,12 @@ class TransactionProducer(BaseProducer):
             assert result.queue is not None
             fate.record_place(HalfPlace.of(result, self.settings.group, message.topic, msg_id))
             half_result = result._replace(msg_id=msg_id, queue_offset=None)
-            half = HalfMessage(prepared.message, half_result, fate, self._send_decision, self.settings.send_timeout_s)
-            _registry.add(msg_id, fate, half)
+            half_message = HalfMessage(
+                prepared.message, half_result, fate, self._send_decision, self.settings.send_timeout_s
+            )
+            _registry.add(msg_id, fate, half_message)
             if result.status is not SendStatus.SEND_OK:
-                self._reject_unsafe_store(half, result)
+                self._reject_unsafe_store(half_message, result)
         except BaseException as e:  # a new attempt would send another message, so this one must not be delivered
             if getattr(e, "unsent", False):
                 fate.state = HalfState.UNKNOWN
@@ -430,15 +434,15 @@ class TransactionProducer(BaseProducer):
                 fate.state = HalfState.ROLLED_BACK
                 _registry.abandon(msg_id, fate)
             raise
-        return half
+        return half_message
 
-    def _reject_unsafe_store(self, half: HalfMessage, result: SendResult) -> None:
-        self._decide_at_end(half, TransactionState.ROLLBACK)
-        is_rolled_back = half.state is HalfState.ROLLED_BACK
+    def _reject_unsafe_store(self, half_message: HalfMessage, result: SendResult) -> None:
+        self._decide_at_end(half_message, TransactionState.ROLLBACK)
+        is_rolled_back = half_message.state is HalfState.ROLLED_BACK
         raise SendFailed(
             f"the half message was stored with {result.status.value}, and "
             + ("was rolled back" if is_rolled_back else "its rollback may not have arrived"),
-            topic=half.message.topic,
+            topic=half_message.message.topic,
             queue=str(result.queue),
             remedy="Check whether the broker's disk and slaves keep up",
         )
@@ -453,32 +457,32 @@ class TransactionProducer(BaseProducer):
         If your own decision in the block could not be sent, it still counts. After ``rollback``, the end of the block rolls
         back. After ``commit``, the end of the block commits; but if the block raises, ``transaction_check`` decides.
         """
-        half = self.send_half(message, timeout_s=timeout_s)
+        half_message = self.send_half(message, timeout_s=timeout_s)
         try:
-            yield half
+            yield half_message
         except BaseException:
-            self._decide_at_end(half, TransactionState.ROLLBACK)
+            self._decide_at_end(half_message, TransactionState.ROLLBACK)
             raise
-        self._decide_at_end(half, TransactionState.COMMIT)
+        self._decide_at_end(half_message, TransactionState.COMMIT)
 
-    def _decide_at_end(self, half: HalfMessage, decision: TransactionState) -> None:
+    def _decide_at_end(self, half_message: HalfMessage, decision: TransactionState) -> None:
         """Apply the ``decision`` of the end of a block, unless the user has decided in it."""
-        if half.state is not HalfState.PREPARED or deferred_by_collection(
-            functools.partial(self._decide_at_end, half, decision)
+        if half_message.state is not HalfState.PREPARED or deferred_by_collection(
+            functools.partial(self._decide_at_end, half_message, decision)
         ):
             return
-        own_decision = half._fate.last_decision
+        own_decision = half_message._fate.last_decision
         try:
             if own_decision is TransactionState.COMMIT is not decision:
                 raise SendFailed("its commit could not be sent, and the block raised after it")
-            half._decide(own_decision or decision, None)
+            half_message._decide(own_decision or decision, None)
         except RocketMQError as e:
             logger.warning(
                 "the decision on half message %s of %s may not have arrived; its broker will ask for it: %s",
-                half.result.msg_id, half.message.topic, e,
+                half_message.result.msg_id, half_message.message.topic, e,
             )  # fmt: skip
         finally:
-            half._abandon()
+            half_message._abandon()
 
     def _send_decision(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         try:

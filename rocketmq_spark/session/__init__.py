@@ -1,7 +1,7 @@
 """Creates the implementations of the ports for given options. Only this package chooses a transport.
 
-All readers, writers and tasks of a process that have the same connection options share a client, which ``base.process`` keeps:
-a forked worker creates its own connections and never uses those of its parent.
+All readers, writers and tasks of a process that have the same connection options share a client. ``base.process`` keeps the
+clients of a process: a forked worker creates its own clients, and never uses the connections of its parent.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ logger = logging.getLogger(__name__)
 class Client:
     """Implements the ports for one set of connection options. Other packages use only the ports; commands and tests use more."""
 
-    calls: RpcClient
+    rpc_client: RpcClient
     routes: Routes
-    brokers: RemotingOffsetReader
+    offset_reader: RemotingOffsetReader
     instance: ClientInstance
     sender: RemotingSender
     committer: RemotingCommitter
@@ -129,25 +129,25 @@ def _create_client(options: Options) -> Client:
     awaited_replies = AwaitedReplies()
     registry = MemberRegistry(awaited_replies.on_reply)
     pool = Pool(_connect_options(options), registry.on_request)
-    calls = RpcClient(pool, options.request_timeout, credentials_of(options), scope_of(options))
-    routes = Routes(NameServers(calls, options.name_server))
-    instance = ClientInstance(registry, calls, routes)
-    broker_client, admin = BrokerClient(calls, routes), BaseAdmin(options.name_server, calls)
-    topic_attributes = TopicAttributesCache(calls, routes)
-    sender_ = RemotingSender(calls, routes, instance, topic_attributes)
-    polls = LongPolls(calls, routes, topic_attributes)
+    rpc_client = RpcClient(pool, options.request_timeout, credentials_of(options), scope_of(options))
+    routes = Routes(NameServers(rpc_client, options.name_server))
+    instance = ClientInstance(registry, rpc_client, routes)
+    broker_client, admin = BrokerClient(rpc_client, routes), BaseAdmin(options.name_server, rpc_client)
+    topic_attributes = TopicAttributesCache(rpc_client, routes)
+    sender_ = RemotingSender(rpc_client, routes, instance, topic_attributes)
+    polls = LongPolls(rpc_client, routes, topic_attributes)
     retry = Retry(options.num_retries, options.retry_interval)
     return Client(
-        calls=calls,
+        rpc_client=rpc_client,
         routes=routes,
-        brokers=RemotingOffsetReader(broker_client),
+        offset_reader=RemotingOffsetReader(broker_client),
         instance=instance,
         sender=sender_,
         committer=RemotingCommitter(broker_client, admin, polls),
         member=RemotingMember(broker_client, routes, instance, sender_, polls),
-        pulls=RemotingPulls(calls, routes, topic_attributes, retry),
+        pulls=RemotingPulls(rpc_client, routes, topic_attributes, retry),
         topic_attributes=topic_attributes,
-        replies=RemotingReplies(calls, routes, instance, awaited_replies),
+        replies=RemotingReplies(rpc_client, routes, instance, awaited_replies),
         admin=admin,
         retry=retry,
     )
@@ -180,12 +180,12 @@ def routes(options: Options) -> RouteReader:
 
 
 def offsets(options: Options) -> OffsetReader:
-    return client(options).brokers
+    return client(options).offset_reader
 
 
 def source_ports(options: Options) -> SourcePorts:
-    of_options = client(options)
-    return SourcePorts(of_options.routes, of_options.brokers)
+    remoting_client = client(options)
+    return SourcePorts(remoting_client.routes, remoting_client.offset_reader)
 
 
 def committer(options: Options) -> OffsetCommitter:
@@ -215,7 +215,7 @@ def _connect_options(options: Options) -> ConnectOptions:
         _allows_plain_text(options),
         max_pushed := pushed_limit(options.max_message_size),
         options.max_connections,
-        waiting=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
+        waiting_budget=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
     )
 
 
@@ -233,7 +233,8 @@ def _address_map(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
 
 def _undelivered_policy(options: Options) -> UndeliveredPolicy:
     """Return the policy that limits how long a request may be in the network. A scan of stored ids waits longer than this limit
-    for earlier requests. The limit must hold after the sending process has died: the sink's next attempt runs in another process.
+    for earlier requests. The limit must also hold after the sending process has died, because the sink's next attempt runs in
+    another process.
     """
     exactly_once = options.delivery_guarantee == "exactly-once"
     if not exactly_once and not options.confirm_ambiguous:
@@ -280,14 +281,14 @@ def retention_ms(options: Options, broker_name: str) -> int | None:
 
 
 def puller(options: Options, read_from: str | None = None) -> Puller:
-    """Return the object that opens reads with these options; ``read_from`` overrides theirs."""
+    """Return the object that opens reads with these options; ``read_from`` overrides the option."""
     from rocketmq_spark.pull.pacing import PullSettings
     from rocketmq_spark.pull.puller import Puller
 
     settings = PullSettings.of(options)
     client_ = client(options)
-    # Reads and answers of a client share one budget of memory, ``ConnectOptions.arriving``.
-    connect_options = client_.calls.pool.connect_options
+    # Reads and answers of a client share one budget of memory, ``ConnectOptions.receive_budget``.
+    connect_options = client_.rpc_client.pool.connect_options
     return Puller(client_.pulls, connect_options, options.group, settings, read_from or options.read_from)
 
 
@@ -309,10 +310,10 @@ def instrumentation(options: Options, client_id: str) -> Instrumentation | None:
         return None
     from rocketmq_spark.session import telemetry
 
-    instance = telemetry.instrumentation(options.group, client_id, options.namespace)
-    if instance is not None:
-        instance.uses_proxy = options.transport == transport.GRPC
-    return instance
+    instruments = telemetry.instrumentation(options.group, client_id, options.namespace)
+    if instruments is not None:
+        instruments.uses_proxy = options.transport == transport.GRPC
+    return instruments
 
 
 def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | None:
@@ -339,4 +340,4 @@ def close_all() -> None:
     clients: dict[object, Client] = entries.get(_CLIENTS, {})
     for client in clients.values():
         client.instance.close()
-        client.calls.pool.close()
+        client.rpc_client.pool.close()

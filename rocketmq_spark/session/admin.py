@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from rocketmq_spark.options.typed import AdminOptions
 
 
-_TOPICS = "a list of names of topics"
+_EXPECTED_TOPICS = "a list of names of topics"
 
 
 class AdminBase(Closeable):
-    """Has the options, and is closed with ``close``."""
+    """The common part of the classes below: the options, and ``close``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -113,8 +113,8 @@ class TopicAdmin(AdminBase):
         Raises:
             OptionError: The topic is on one of these brokers, or its name is not allowed.
             BrokerNotFound: One of ``brokers`` has no master now.
-            NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. It has created the topic
-                without attributes.
+            NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. This broker has
+                created the topic without attributes.
         """
         return topics.create(
             self._tools, self._checked_topic(topic, brokers, queues), queues, brokers, attributes or {}, batch
@@ -137,9 +137,9 @@ class TopicAdmin(AdminBase):
             queues: The new number of queues on each broker, as for ``widen_topic``; ``shrink_topic`` removes queues.
             brokers: Only on these brokers (default: all that have it).
             permission: ``RW``, ``R`` (brokers reject new messages) or ``W`` (brokers reject readers).
-            order: The topic's order flag on brokers. With it, a broker rejects messages of the topic while its own
-                ``brokerPermission`` forbids writing. It does not affect the order of messages. The ``orderTopicConf`` of
-                name servers, which ``mqadmin updateTopic -o true`` also sets, does not change.
+            order: The topic's order flag on brokers. If the flag is set, a broker rejects messages of the topic while the
+                broker's ``brokerPermission`` forbids writing. The flag does not affect the order of messages. The
+                ``orderTopicConf`` of name servers, which ``mqadmin updateTopic -o true`` also sets, does not change.
             attributes: Attributes to set, such as ``{"message.type": "FIFO"}``; others stay.
 
         Returns:
@@ -256,7 +256,7 @@ class GroupAdmin(AdminBase):
         groups.delete(self._tools, self._environment_group(group), topics, force)
 
     def offsets(self, group: str, topics: Sequence[str] = ()) -> dict[MessageQueue, int | None]:
-        """Return the committed offset of each queue: the offset that the group reads next, None without one.
+        """Return the committed offset of each queue, at which the group continues; None for a queue without a committed offset.
 
         Args:
             group: The consumer group.
@@ -265,7 +265,7 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: The group has no offsets in these topics.
         """
-        arguments.check_texts("topics", topics, _TOPICS)
+        arguments.check_texts("topics", topics, _EXPECTED_TOPICS)
         return groups.committed_offsets(self._tools, self._environment_group(group), topics)
 
     def set_offsets(
@@ -299,7 +299,8 @@ class GroupAdmin(AdminBase):
     ) -> list[OffsetChange]:
         """Set committed offsets to the beginning, to the end, or to the first message stored at or after a time.
 
-        ``mqadmin resetOffsetByTime`` makes running members seek. This method sets the offsets on brokers: stop the members first.
+        ``mqadmin resetOffsetByTime`` makes running members seek. This method sets the offsets on brokers, so stop the members
+        first.
 
         Args:
             group: The consumer group.
@@ -320,7 +321,7 @@ class GroupAdmin(AdminBase):
             if to.tzinfo is None:
                 raise OptionError(f"to is {to!r}; expected a datetime with a zone")
             to = max(0, int(to.timestamp() * 1000))  # negative numbers mean earliest and latest; no message is that old
-        arguments.check_texts("topics", topics, _TOPICS)
+        arguments.check_texts("topics", topics, _EXPECTED_TOPICS)
         return self._change_offsets(group, topics, to, preview, force)
 
     def _change_offsets(
@@ -344,8 +345,9 @@ class BrokerAdmin(AdminBase):
         """Return one stored message (``mqadmin queryMsgById`` and ``queryMsgByUniqueKey``).
 
         Args:
-            message_id: The id that its broker gave it (``SendResult.offset_msg_id``). If ``topic`` is given, also the id that
-                its producer gave it (``SendResult.msg_id``). Of several messages with the same id, the oldest is returned.
+            message_id: The id that the broker gave the message (``SendResult.offset_msg_id``), or, if ``topic`` is given, the
+                id that the producer gave it (``SendResult.msg_id``). Of several messages with the same id, the oldest is
+                returned.
             topic: The topic of the message. Brokers with ACL require it.
 
         Raises:
@@ -414,21 +416,24 @@ class BrokerAdmin(AdminBase):
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
         """Change settings of a broker's master while it runs, and return all of them (``mqadmin updateBrokerConfig``).
 
-        The broker also writes them to its configuration file. Without TLS, this method does not request the settings of a
-        broker on another machine, because they include passwords: it sends the values unchecked and returns an empty dict.
+        The broker also writes the settings to its configuration file. Without TLS, this method does not request the settings of
+        a broker on another machine, because they include passwords. Then it sends the values unchecked, and returns an empty
+        dict.
 
         Args:
             broker: The broker's name.
             values: The new values, by the names of the settings.
 
         Raises:
-            OptionError: The broker has no such setting (nothing was changed), or kept the old value of one (the others changed).
+            OptionError: The broker does not have one of the settings, and nothing was changed. Or it kept the old value of a
+                setting, and changed the other settings.
         """
         return brokers.update_config(self._tools, broker, values)
 
 
 class AccessAdmin(AdminBase):
-    """Users and policies of ACL 2.0 (RocketMQ 5.3 and newer). Each broker stores its own, so requests go to all masters."""
+    """Users and policies of ACL 2.0 (RocketMQ 5.3 and newer). Each broker stores its own users and policies, so requests
+    go to all masters."""
 
     def users(self) -> list[UserAccount]:
         """Return all users, without their passwords (``mqadmin listUser``).
@@ -446,12 +451,12 @@ class AccessAdmin(AdminBase):
         Args:
             name: The user name.
             password: The password. Required to create a user.
-            is_super: Whether the user may do everything; by default a new one may not.
-            enabled: Whether the user may connect; by default a new one may.
+            is_super: Whether the user may do everything; by default, a new user may not.
+            enabled: Whether the user may connect; by default, a new user may.
 
         Returns:
-            The user as brokers have it now. A property that was not given is None if it is unknown: with ``tls=false`` it is not
-            requested, because the answer would contain the stored password.
+            The user as brokers have it now. With ``tls=false``, a property that was not given is None: the user is not requested
+            from the brokers, because their answers would contain the stored password.
 
         Raises:
             OptionError: The user does not exist on a broker, and ``password`` is None; ``password`` is empty; or the network
@@ -462,7 +467,7 @@ class AccessAdmin(AdminBase):
 
     def delete_user(self, name: str) -> None:
         """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user,
-        and without TLS as ``users`` does.
+        and, as ``users`` does, if the network could read passwords.
         """
         brokers.delete_user(self._tools, name)
 
@@ -509,5 +514,5 @@ class Admin(TopicAdmin, GroupAdmin, BrokerAdmin, AccessAdmin):
     """
 
     def __init__(self, name_server: str | None = None, **options: Unpack[AdminOptions]) -> None:
-        given: dict[str, Any] = {"name_server": name_server, **options}
-        super().__init__(options_table.parse(given, keywords=True).for_role("cluster admin"))
+        keywords: dict[str, Any] = {"name_server": name_server, **options}
+        super().__init__(options_table.parse(keywords, keywords=True).for_role("cluster admin"))

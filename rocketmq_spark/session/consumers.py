@@ -138,6 +138,9 @@ def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
 
 
 def _arrow_batch(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
+    """Return a record batch of ``parts``. If the batch lacks messages of the first part, also returns the offset at which the
+    missing messages begin.
+    """
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers  # here, because only ``poll_arrow`` needs Arrow
 
     skip_counts = {
@@ -156,8 +159,8 @@ def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
     """Return the decoder of answers to record batches. Raises ``OptionError`` if pyarrow or numpy is not installed."""
     for package in ("pyarrow", "numpy"):
         if not extras.installed(package):
-            text = f"option 'arrow' needs {package}, which is not installed"
-            raise OptionError(text, remedy=extras.install_command(extras.ARROW))
+            problem = f"option 'arrow' needs {package}, which is not installed"
+            raise OptionError(problem, remedy=extras.install_command(extras.ARROW))
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers
     from rocketmq_spark.columnar.decode.rows import batch_of_messages
 
@@ -170,39 +173,44 @@ def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
             return None
         return batch if has_all else None
 
-    # For its first array, pyarrow imports pandas, which takes a second. The first call of the listener must not wait for it.
+    # For its first array, pyarrow imports pandas, which takes a second. The first call of the listener must not wait for
+    # that import.
     batch_of_messages(())
     return RowsDecoder(settings.consume_batch_max_size, decode_answers, batch_of_messages)
 
 
-def _offset_after(part: FetchedPart, rows: int) -> int:
-    """Return the offset after the first ``rows``. Raises ``DecodeError`` if the offset is uncertain: ``poll`` decodes a batch
-    with impossible offsets as one message, but here it is decoded as rows.
+def _offset_after(part: FetchedPart, row_count: int) -> int:
+    """Return the offset after the first ``row_count`` rows. Raises ``DecodeError`` if the offset is uncertain: a stored batch
+    with impossible offsets is several rows here, but one message for ``poll``.
     """
-    for number, message in enumerate(part.read()):
-        if number == rows:
+    for index, message in enumerate(part.read()):
+        if index == row_count:
             return message.queue_offset
         if message.decode_error is not None:
             raise DecodeError(message.decode_error, topic=part.queue.topic, queue=str(part.queue))
-    raise DecodeError(f"an answer of {rows} rows has fewer messages", topic=part.queue.topic, queue=str(part.queue))
+    raise DecodeError(
+        f"an answer of {row_count} rows has fewer messages", topic=part.queue.topic, queue=str(part.queue)
+    )
 
 
 def _replier(options: Options, group: str) -> Replier | None:
     """Return the object by which listeners answer requests."""
-    if (port := replies(options)) is None:
+    if (replies_port := replies(options)) is None:
         return None
     owner = OwnerProcess("consumer")
 
     def reply(to: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
         owner.check(False)
         answer = Message(to.topic, body, properties=properties)
-        port.reply(to, answer, group, Deadline.after(options.request_timeout))
+        replies_port.reply(to, answer, group, Deadline.after(options.request_timeout))
 
     return reply
 
 
 def _backlog_reader(options: Options, group: str) -> BacklogReader | None:
-    """Return the reader of backlogs; None without numpy, which is imported at the first backlog, because it needs 13 MiB."""
+    """Return the reader of backlogs; None if numpy is not installed. The reader imports numpy, which needs 13 MiB, at the first
+    backlog.
+    """
     if not extras.installed("numpy"):
         return None
     scope = scope_of(options)

@@ -53,26 +53,28 @@ class Producer(BulkProducer):
         parsed = parse_options("producer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
-        settings, spool = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
-        stored_ids, resender = _stored_ids(parsed), None
+        settings, spool_settings = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
+        stored_ids, send_spool = _stored_ids(parsed), None
         sender_, self._traces = _traced_sender(parsed)
         try:
-            if spool is not None:
-                resender = open_send_spool(open_store(spool.folder, parsed, spool), sender_, settings)
-            encoder = functools.partial(row_encoder, parsed)
+            if spool_settings is not None:
+                send_spool = open_send_spool(
+                    open_store(spool_settings.folder, parsed, spool_settings), sender_, settings
+                )
+            get_row_encoder = functools.partial(row_encoder, parsed)
             super().__init__(
                 sender_,
                 settings,
                 transaction_check,
                 replies(parsed),
                 options=parsed,
-                row_encoder=encoder,
-                spool=resender,
-                stored=stored_ids,
+                row_encoder=get_row_encoder,
+                spool=send_spool,
+                stored_ids=stored_ids,
             )
         except BaseException:
-            if resender is not None:
-                resender.close(Deadline.after(0))
+            if send_spool is not None:
+                send_spool.close(Deadline.after(0))
             if self._traces is not None:
                 self._traces.close(0)
             raise

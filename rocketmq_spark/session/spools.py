@@ -54,7 +54,7 @@ SPOOL_OPTIONS = ("on_send_failure", *_SPOOL_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """The folder of a spool, the durability of ``add``, and the limit of bytes."""
+    """The folder of a spool, the durability of added records, and the limit of their bytes."""
 
     folder: Path
     sync: str
@@ -63,9 +63,9 @@ class SpoolSettings:
     @classmethod
     def of(cls, options: Options) -> SpoolSettings | None:
         """None without a spool. One ``OptionError`` lists all problems."""
-        found = option_problems(options)
-        if found:
-            raise OptionError.of(found)
+        problems = option_problems(options)
+        if problems:
+            raise OptionError.of(problems)
         if options.on_send_failure != "spool":
             return None
         assert options.spool_dir is not None
@@ -81,13 +81,15 @@ def option_problems(options: Options) -> list[str]:
             for field in _SPOOL_FIELDS
             if field in options.given
         ]
-    found = []
+    problems = []
     if options.spool_dir is None:
-        found.append("option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays")
+        problems.append(
+            "option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays"
+        )
     if not extras.installed("rocksdict"):
         command = extras.install_command(extras.SPOOL)
-        found.append(f"option 'onSendFailure' is 'spool', which needs the package rocksdict: {command}")
-    return found
+        problems.append(f"option 'onSendFailure' is 'spool', which needs the package rocksdict: {command}")
+    return problems
 
 
 def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
@@ -107,7 +109,7 @@ def spools_in(folder: Path) -> list[Path]:
     this user may not read the folder.
     """
     candidates = sorted(folder / name for name in _list_names(folder) if name.startswith(WORKER_PREFIX))
-    worker_spools = [each for each in candidates if is_database(each)]
+    worker_spools = [path for path in candidates if is_database(path)]
     return [folder, *worker_spools] if is_database(folder) else worker_spools
 
 
@@ -123,47 +125,47 @@ def _list_names(folder: Path) -> list[str]:
         ) from e
 
 
-class _Listing(NamedTuple):
+class _EntriesByOwner(NamedTuple):
     """The entries of a folder with a prefix: those of this user, and those of other users, by user."""
 
     own: list[Path]
     foreign: dict[int, list[str]]
 
 
-def _listing(folder: Path, prefix: str) -> _Listing:
+def _entries_by_owner(folder: Path, prefix: str) -> _EntriesByOwner:
     """List the entries of a folder by owner. Opens nothing of another user, and follows no link of another user."""
-    found = _Listing([], {})
+    entries = _EntriesByOwner([], {})
     for name in _list_names(folder):
         if name.startswith(prefix):
             with contextlib.suppress(OSError):  # it no longer exists, or this user may not read its status
                 uid = folders.owner_uid(os.lstat(f"{folder}/{name}"))
                 if uid == os.geteuid():
-                    found.own.append(folder / name)
+                    entries.own.append(folder / name)
                 else:  # perhaps very many
-                    found.foreign.setdefault(uid, []).append(name)
-    found.own.sort()
-    return found
+                    entries.foreign.setdefault(uid, []).append(name)
+    entries.own.sort()
+    return entries
 
 
-def _adoptable(folder: Path) -> list[Path]:
+def _adoptable_spools(folder: Path) -> list[Path]:
     """Return the spools that no running process uses. Spools of other users are left out, with one warning for each user.
 
-    ``folder`` itself is a spool only where others may put nothing.
+    ``folder`` itself counts as a spool only if no other user may put files into it.
     """
-    listing, found = _listing(folder, WORKER_PREFIX), []
-    for uid, names in listing.foreign.items():
-        other = folders.ForeignFile(folder / min(names), uid)
-        warn = functools.partial(_warn_of_foreign, other.path, other, len(names))
+    entries, adoptable = _entries_by_owner(folder, WORKER_PREFIX), []
+    for uid, names in entries.foreign.items():
+        foreign_file = folders.ForeignFile(folder / min(names), uid)
+        warn = functools.partial(_warn_of_foreign, foreign_file.path, foreign_file, len(names))
         process.get_or_create("foreign spools", (folder, uid), warn)
-    for path in filter(is_database, (folder, *listing.own)):
-        reason: object = folders.foreign_in(path, SPOOL_PREFIXES, root_may=path == folder)
+    for path in filter(is_database, (folder, *entries.own)):
+        reason: object = folders.foreign_file_in(path, SPOOL_PREFIXES, root_may_own=path == folder)
         if reason is None and path == folder:
             reason = next(folders.exposures_of(folder, ()), None)
         if reason is not None:
             process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
         elif not in_use(path):
-            found.append(path)
-    return found
+            adoptable.append(path)
+    return adoptable
 
 
 def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
@@ -173,9 +175,9 @@ def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
     )
 
 
-def _open_left(folder: Path, path: Path, make: Callable[[Path], Store]) -> Store:
+def _open_abandoned(folder: Path, path: Path, make_store: Callable[[Path], Store]) -> Store:
     """Open the store of a dead process: ``folder``, which is never removed, or a worker's folder in it."""
-    store = make(path)
+    store = make_store(path)
     try:
         if path != folder:
             _remove_mark(path)
@@ -192,9 +194,9 @@ def _remove_mark(path: Path) -> None:
     While the mark is there, a user who may rename the folder could make this package delete the records in it.
     """
     try:
-        with folders.open_subfolder(path.parent, (path.name,)) as at:
-            if _EMPTIED_MARK in os.listdir(at):
-                os.unlink(_EMPTIED_MARK, dir_fd=at)
+        with folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
+            if _EMPTIED_MARK in os.listdir(folder_fd):
+                os.unlink(_EMPTIED_MARK, dir_fd=folder_fd)
     except OSError as e:
         raise SpoolError(
             f"{path / _EMPTIED_MARK} cannot be removed: {e.strerror}",
@@ -202,63 +204,65 @@ def _remove_mark(path: Path) -> None:
         ) from e
 
 
-def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
+def claim(folder: Path, make_store: Callable[[Path], Store]) -> Store:
     """Open a store for this process: that of a dead process, or a new one."""
-    for path in _adoptable(folder):
+    for path in _adoptable_spools(folder):
         try:
-            return _open_left(folder, path, make)
+            return _open_abandoned(folder, path, make_store)
         except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged, or not safe
             logger.warning("skipping the spool in %s: %s", path, e)
-    return make(folder / f"{WORKER_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
+    return make_store(folder / f"{WORKER_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
-def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int) -> int:
-    """Move the records of dead processes into a store of this process. Returns the number of records.
+def adopt(folder: Path, into: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
+    """Move the records of dead processes into a store of this process. Returns the number of moved records.
 
     Records are added to ``into`` before they are deleted from the other store, so a kill may duplicate records but loses none.
     Dead letters stay in their folder, and so do records for which ``into`` has no room; neither is an error here. If the
     other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
-    moved = 0
-    for emptied in _listing(folder, EMPTIED_PREFIX).own:  # left by a process that was killed while it removed one
-        _remove_emptied(emptied)
-    for path in _adoptable(folder):
+    moved_count = 0
+    # Left by processes that were killed while they removed an empty folder.
+    for emptied_folder in _entries_by_owner(folder, EMPTIED_PREFIX).own:
+        _remove_emptied(emptied_folder)
+    for path in _adoptable_spools(folder):
         try:
-            store = _open_left(folder, path, make)
+            store = _open_abandoned(folder, path, make_store)
             try:
                 for count in _move_records(store, into, max(0, store.totals.last_ms - now_ms)):
-                    moved += count
-                empty = store.totals.all_bytes == 0
+                    moved_count += count
+                is_empty = store.totals.all_bytes == 0
             finally:
                 store.close()
-            if empty and path != folder and not any(path.glob(f"{DAMAGED}-*")):
+            if is_empty and path != folder and not any(path.glob(f"{DAMAGED}-*")):
                 _remove_folder(path)
         except SpoolFull as e:
             logger.warning("the records of the spool in %s stay there for now: %s", path, e)
             break
         except (SpoolError, OptionError) as e:
             logger.warning("skipping the spool in %s: %s", path, e)
-    return moved
+    return moved_count
 
 
 def _remove_folder(path: Path) -> None:
     """Remove an empty store's folder.
 
-    The store must be closed: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of a process
-    that has created the folder again. The folder is renamed first, under the lock, so another process finds all of it or nothing.
+    The store must be closed before. When RocksDB closes a store, it deletes unknown files in the folder of this name, even the
+    log of another process that has created the folder again. The folder is renamed first, under the lock, so another process
+    finds the whole folder or none.
     """
-    emptied = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
-    with locked(path), folders.open_subfolder(path.parent, (path.name,)) as at:
+    emptied_folder = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
+    with locked(path), folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
         db = Database(path, read_only=True)
         try:
-            left = next(db.scan(RECORD, area_end(RECORD)), None) or db.gaps or db.damage
+            contents = next(db.scan(RECORD, area_end(RECORD)), None) or db.gaps or db.damage
         finally:
             db.close()
-        if left:  # another process has used it meanwhile
+        if contents:  # another process has used it meanwhile
             return
-        path.rename(emptied)
-        os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=at))
-    _remove_emptied(emptied)
+        path.rename(emptied_folder)
+        os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd))
+    _remove_emptied(emptied_folder)
 
 
 # The file that marks a folder without records. Users who may rename the folders of others in a ``spoolDir`` cannot create a file
@@ -270,61 +274,71 @@ def _remove_emptied(path: Path) -> None:
     """Remove a folder that a process of this user has marked as emptied. The mark is removed last. Another process may remove the
     folder at the same time, so errors of the file system are ignored.
     """
-    with contextlib.suppress(OSError), folders.open_subfolder(path.parent, (path.name,)) as at:
-        entries = os.listdir(at)
+    with contextlib.suppress(OSError), folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
+        entries = os.listdir(folder_fd)
         if entries and _EMPTIED_MARK not in entries:
             text = "%s is left alone: no process has marked it as empty. If it may have messages, rename it to %s…"
             process.get_or_create("unmarked spools", path, lambda: logger.warning(text, path, WORKER_PREFIX))
             return
         for name in sorted(entries, key=_EMPTIED_MARK.__eq__):
-            if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-                shutil.rmtree(name, dir_fd=at)
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, dir_fd=folder_fd)
             else:
-                os.unlink(name, dir_fd=at)
+                os.unlink(name, dir_fd=folder_fd)
         path.rmdir()
 
 
-def _move_records(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
+def _move_records(store: Store, into: Store, clock_ahead_ms: int) -> Iterator[int]:
     while store.next_due_ms() is not None:  # a page may be empty: a record that cannot be read becomes a dead letter
         page = store.take(_END_OF_TIME_MS, _PAGE, _PAGE_BYTES, _page_predicate())
         notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
-        moved, states = [], []
+        records_and_due_times, states = [], []
         for leased in page:
-            due_ms = max(0, leased.due.due_ms - ahead_ms)
-            moved += [(leased.record, due_ms), *((follower.record, due_ms) for follower in leased.batched)]
+            due_ms = max(0, leased.due.due_ms - clock_ahead_ms)
+            records_and_due_times += [
+                (leased.record, due_ms),
+                *((follower.record, due_ms) for follower in leased.batched),
+            ]
             states += [leased.state, *(follower.state for follower in leased.batched)]
-        into.add(moved, notes, states)
+        into.add(records_and_due_times, notes, states)
         store.settle([(leased, Done()) for leased in page], 0)
-        yield len(moved)
+        yield len(records_and_due_times)
 
 
 def _page_predicate() -> BatchPredicate:
-    """Accepts records behind the first ones of their lanes, up to a page for all lanes, because moving one by one takes a write
-    for each record."""
-    count, size = 0, 0
+    """Accepts records behind the first ones of their lanes, up to a page for all lanes, because moving records one by one takes a
+    write for each record.
+    """
+    added_count, added_bytes = 0, 0
 
-    def fits(record: Record) -> bool:
-        nonlocal count, size
-        count, size = count + 1, size + len(record.payload)
-        return count <= _PAGE and size <= _PAGE_BYTES
+    def has_room(record: Record) -> bool:
+        nonlocal added_count, added_bytes
+        added_count, added_bytes = added_count + 1, added_bytes + len(record.payload)
+        return added_count <= _PAGE and added_bytes <= _PAGE_BYTES
 
-    return lambda first: fits
+    return lambda first: has_room
 
 
-def open_store(path: Path, options: Options, spool: SpoolSettings | None = None, keep_owner: bool = False) -> Store:
+def open_store(
+    path: Path, options: Options, spool_settings: SpoolSettings | None = None, keep_owner: bool = False
+) -> Store:
     """Open the store of a folder, whose records must belong to the options' cluster, namespace and environment. With
     ``keep_owner``, the caller adds no records, the folder may belong to another user, and the stored owner stays, so that its
     process can open the store again.
     """
-    if spool is not None:
+    if spool_settings is not None:
         check_safe(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
-    store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=keep_owner)
+    store = (
+        Store(path, spool_settings.sync, spool_settings.max_bytes)
+        if spool_settings is not None
+        else Store(path, any_owner=keep_owner)
+    )
     try:
         environment, noted_queues = environment_of(options), _noted_queues(store)
-        if environment is not None and not environment.by_position:
-            _check_noted_queues(store, noted_queues, environment)  # before these options become its owner
+        if environment is not None and not environment.is_by_position:
+            _check_noted_queues(store, noted_queues, environment)  # before these options become the store's owner
         store.set_owner(owner_of(options), keep_owner=keep_owner)
-        if environment is not None and environment.by_position:
+        if environment is not None and environment.is_by_position:
             _use_noted_queues(store, noted_queues, queues_of_environment(sender(options), environment))
     except BaseException:
         store.close()
@@ -332,8 +346,8 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     return store
 
 
-# Prefix of the notes with the queues that an environment has by its number, one note per topic. Without these notes, records
-# that were spooled while a broker was down would later go to other queues.
+# Prefix of the notes with an environment's queues, one note per topic, if the number of the environment determines its queues.
+# Without these notes, records that were spooled while a broker was down would later go to other queues.
 _QUEUES_PREFIX = LASTING_PREFIX + b"queues of "
 _QueuesByTopic = dict[str, tuple[MessageQueue, ...]]
 
@@ -358,15 +372,15 @@ def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tupl
         queues = [(str(broker), int(queue_id)) for broker, queue_id in json.loads(value)]
     except (ValueError, TypeError, RecursionError) as e:
         raise SpoolError(
-            f"in the spool in {path}, the note about the queues of its environment cannot be read, so nothing of it is sent",
+            f"in the spool in {path}, the note about the queues of its environment cannot be read, so no message is sent",
             remedy=f"Read its messages with: rocketmq-spark spool export {shlex.quote(str(path))}",
         ) from e
-    return topic, tuple(MessageQueue(topic, *place) for place in queues)
+    return topic, tuple(MessageQueue(topic, *broker_and_id) for broker_and_id in queues)
 
 
-def _check_noted_queues(store: Store, noted: _QueuesByTopic, environment: Environment) -> None:
+def _check_noted_queues(store: Store, noted_queues: _QueuesByTopic, environment: Environment) -> None:
     """Raises ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
-    for topic, queues in noted.items():
+    for topic, queues in noted_queues.items():
         if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
@@ -379,30 +393,30 @@ def _sample_option(environment: Environment, queues: Sequence[MessageQueue]) -> 
     return json.dumps({environment.name: {queue.broker_name: [queue.queue_id] for queue in queues}})
 
 
-def _use_noted_queues(store: Store, noted: _QueuesByTopic, counted: _QueuesByTopic) -> None:
+def _use_noted_queues(store: Store, noted_queues: _QueuesByTopic, counted_queues: _QueuesByTopic) -> None:
     """Use the queues in the store's notes. Raises ``SpoolError`` if this process counted others."""
-    for topic, queues in noted.items():
-        if counted.setdefault(topic, queues) != queues:
+    for topic, queues in noted_queues.items():
+        if counted_queues.setdefault(topic, queues) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process counted "
-                f"{', '.join(map(str, counted[topic]))} as the queues of the same environment",
+                f"{', '.join(map(str, counted_queues[topic]))} as the queues of the same environment",
                 remedy="Set option 'environments' to the number of environments, or to their queues",
             )
 
 
-def _queues_notes(counted: _QueuesByTopic, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
+def _queues_notes(counted_queues: _QueuesByTopic, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
     """The notes for records of ``sends``."""
     return {
         _QUEUES_PREFIX + topic.encode(): json.dumps(
-            [(queue.broker_name, queue.queue_id) for queue in counted[topic]]
+            [(queue.broker_name, queue.queue_id) for queue in counted_queues[topic]]
         ).encode()
-        for topic in {send.topic for send in sends} & counted.keys()
+        for topic in {send.topic for send in sends} & counted_queues.keys()
     }
 
 
 def open_send_spool(
     store: Store,
-    send: Sender,
+    sender_: Sender,
     settings: ProducerSettings,
     clock: Callable[[], int] | None = None,
     policy: RedeliveryPolicy | None = None,
@@ -412,14 +426,16 @@ def open_send_spool(
         from rocketmq_spark.producer.resender import EngineResender
         from rocketmq_spark.spool.spool import SEND_POLICY, SendSpool
 
-        name = f"rocketmq-{settings.group}-spool"
-        resender = EngineResender(send, settings, Timer(f"{name}-send"), batch_writes)
+        timer_name = f"rocketmq-{settings.group}-spool"
+        resender = EngineResender(sender_, settings, Timer(f"{timer_name}-send"), batch_writes)
         policy, environment = policy or SEND_POLICY, settings.environment
-        if environment is not None and not environment.by_position:
+        if environment is not None and not environment.is_by_position:
             resender.pin(_noted_queues(store))
         elif environment is not None:
-            policy = policy._replace(notes=functools.partial(_queues_notes, queues_of_environment(send, environment)))
-        return SendSpool(store, resender, Timer(name), clock, policy=policy)
+            policy = policy._replace(
+                notes=functools.partial(_queues_notes, queues_of_environment(sender_, environment))
+            )
+        return SendSpool(store, resender, Timer(timer_name), clock, policy=policy)
     except BaseException:
         store.close()
         raise
@@ -430,28 +446,28 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     The spool lives as long as the process, across tasks, and continues to send.
     """
-    spool = SpoolSettings.of(options)
-    if spool is None:
+    spool_settings = SpoolSettings.of(options)
+    if spool_settings is None:
         return None
 
-    def make(path: Path) -> Store:
-        return open_store(path, options, spool)
+    def make_store(path: Path) -> Store:
+        return open_store(path, options, spool_settings)
 
-    def left(path: Path) -> Store:
-        store = make(path)
+    def make_adopted_store(path: Path) -> Store:
+        store = make_store(path)
         if not is_by_position(options) and _noted_queues(store):  # the running sender does not know these queues
             store.close()
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
 
-    key = (spool, owner_of(options), options.environments, connection_key(options), settings)
-    with process.entry_lock(SPOOLS, spool.folder):
+    key = (spool_settings, owner_of(options), options.environments, connection_key(options), settings)
+    with process.entry_lock(SPOOLS, spool_settings.folder):
         spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS)
         if key not in spools_by_key:
-            send = sender(options)  # first: if it fails, no store is open
-            spools_by_key[key] = open_send_spool(claim(spool.folder, make), send, settings)
+            sender_ = sender(options)  # first: if it fails, no store is open
+            spools_by_key[key] = open_send_spool(claim(spool_settings.folder, make_store), sender_, settings)
         own_spool = spools_by_key[key]
-        if adopt(spool.folder, own_spool.store, left, own_spool.now_ms()):
+        if adopt(spool_settings.folder, own_spool.store, make_adopted_store, own_spool.now_ms()):
             own_spool.redelivery.retry_earlier_records()
     return own_spool
 
@@ -462,12 +478,13 @@ _PREPARE_S = 5.0
 
 
 def preload(options: Options, paths: Sequence[Path]) -> None:
-    """Read modules, TLS files and keys, which only root may be able to read, before root takes the rights of spools' owners.
+    """Read modules, TLS files and keys, which only root may be able to read, before root changes to the owners
+    of the spools.
 
     A request to the name server makes the client read the files; the answer is ignored. Raises ``OptionError`` if a file cannot
     be used.
     """
-    if os.geteuid() != folders.ROOT or not any(map(folders.foreign_owner, paths)):
+    if os.geteuid() != folders.ROOT or not any(map(folders.foreign_file, paths)):
         return
     for module in _LAZY_IMPORTS:
         with contextlib.suppress(ImportError):  # an optional module; if it is needed, its import raises later
@@ -482,5 +499,5 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
 
 def open_drainer(path: Path, options: Options) -> SendSpool:
     """Return a spool that sends all records of a folder, for commands."""
-    send, settings = sender(options), ProducerSettings.of(options)  # first: if one fails, no store is open
-    return open_send_spool(open_store(path, options, keep_owner=True), send, settings)
+    sender_, settings = sender(options), ProducerSettings.of(options)  # first: if one fails, no store is open
+    return open_send_spool(open_store(path, options, keep_owner=True), sender_, settings)

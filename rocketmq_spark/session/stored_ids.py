@@ -22,8 +22,8 @@ def scan_tools(
     clock: Clock | None = None,
     on_ranges: Callable[[Sequence[OffsetRange]], None] = lambda parts: None,
 ) -> ScanTools:
-    """Return the parts of a scan. It waits ``timeout_s`` for a broker (default: the send timeout), and calls ``on_ranges`` with
-    the ranges of ids before it reads them.
+    """Return the parts of a scan. The scan waits ``timeout_s`` for a broker (default: the send timeout), and calls ``on_ranges``
+    with each list of ranges before it reads the ids in these ranges.
     """
     read_options = dataclasses.replace(
         options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
@@ -47,7 +47,7 @@ def noted_stored_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
 
 def close_connections(options: Options) -> None:
     """Close the connections of this process. The operating system then drops bytes that it has not sent yet."""
-    client(options).calls.pool.close_connections()
+    client(options).rpc_client.pool.close_connections()
 
 
 def live_stored_ids(options: Options) -> LiveStoredIds:

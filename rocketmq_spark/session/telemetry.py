@@ -47,16 +47,16 @@ logger = logging.getLogger(__name__)
 _SCOPE, _ID = "rocketmq_spark", "messaging.message.id"
 # Spans of asynchronous sends end on a separate thread, because an exporter may block. At most this many spans wait for it.
 _END_KEY, MAX_WAITING_ENDS = "spans", 10_000
-END_TIMEOUT_S = 1.0  # for which ``flush`` and ``close`` wait for these spans
-LOG_PERIOD_S = 60.0  # between two warnings of lost spans
+END_SPANS_TIMEOUT_S = 1.0  # how long ``flush`` and ``close`` wait for the ends of these spans
+LOG_PERIOD_S = 60.0  # the least time between two warnings of lost spans
 _STATUS_LABELS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
 MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16_384  # limits of a Proxy for a message's user properties, by default
 Attributes = dict[str, Any]
 
 
-def _call_safely(code: Callable[..., Any], *args: Any) -> Any:
-    """Call ``code``. A failure is logged, and None is returned, because OpenTelemetry must not affect messages."""
-    outcome = capture(code, *args)
+def _call_safely(function: Callable[..., Any], *args: Any) -> Any:
+    """Call ``function``. A failure is logged, and None is returned, because OpenTelemetry must not affect messages."""
+    outcome = capture(function, *args)
     if isinstance(outcome, Failure):
         outcome.log(logger, "OpenTelemetry failed")
         return None
@@ -93,7 +93,7 @@ class Instrumentation:
         if namespace:
             self._common_attributes["messaging.rocketmq.namespace"] = namespace
         histogram = self._meter.create_histogram
-        self._end_executor, self._loss_log = KeyedExecutor(MAX_WAITING_ENDS), RateLimit(LOG_PERIOD_S)
+        self._end_executor, self._loss_log_limit = KeyedExecutor(MAX_WAITING_ENDS), RateLimit(LOG_PERIOD_S)
         self._owner = OwnerProcess("producer")
         self._send_cost_time = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
         self._delivery_latency = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
@@ -109,25 +109,25 @@ class Instrumentation:
         producer.request_async = self._traced_send_async(producer.request_async)
         producer.flush, producer.close = self._after_span_ends(producer.flush), self._after_span_ends(producer.close)
 
-    def _after_span_ends(self, code: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``code`` with a wait after it: for the spans whose ends wait for the thread."""
+    def _after_span_ends(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls ``method``, and then waits until the thread has ended the spans of asynchronous sends."""
 
-        @functools.wraps(code)
-        def waiting(*args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(method)
+        def call_and_wait(*args: Any, **kwargs: Any) -> Any:
             try:
-                return code(*args, **kwargs)
+                return method(*args, **kwargs)
             finally:
                 if self._owner.is_current:  # in a forked process, a thread that does not exist there may hold the lock
-                    self._end_executor.wait(_END_KEY, END_TIMEOUT_S)
+                    self._end_executor.wait(_END_KEY, END_SPANS_TIMEOUT_S)
 
-        return waiting
+        return call_and_wait
 
     def _traced_send(self, send: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(send)
         def traced(message: Message, *args: Any, **kwargs: Any) -> Any:
-            sending = _SendInProgress(self, (message,))
-            result = sending.send(lambda messages: send(messages[0], *args, **kwargs))
-            sending.end(getattr(result, "result", result))  # a half message contains its send result
+            send_in_progress = _SendInProgress(self, (message,))
+            result = send_in_progress.send(lambda messages: send(messages[0], *args, **kwargs))
+            send_in_progress.end(getattr(result, "result", result))  # a half message contains its send result
             return result
 
         return traced
@@ -135,9 +135,9 @@ class Instrumentation:
     def _traced_send_batch(self, send: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(send)
         def traced(messages: Iterable[Message], *args: Any, **kwargs: Any) -> Any:
-            sending = _SendInProgress(self, tuple(messages))
-            result = sending.send(lambda messages: send(messages, *args, **kwargs))
-            sending.end(result)
+            send_in_progress = _SendInProgress(self, tuple(messages))
+            result = send_in_progress.send(lambda messages: send(messages, *args, **kwargs))
+            send_in_progress.end(result)
             return result
 
         return traced
@@ -145,9 +145,11 @@ class Instrumentation:
     def _traced_send_async(self, send: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
         @functools.wraps(send)
         def traced(message: Message, *args: Any, **kwargs: Any) -> Future[Any]:
-            sending = _SendInProgress(self, (message,))
-            future: Future[Any] = sending.send(lambda messages: send(messages[0], *args, **kwargs))
-            future.add_done_callback(lambda done: sending.end(_outcome(done), on_thread=True))
+            send_in_progress = _SendInProgress(self, (message,))
+            future: Future[Any] = send_in_progress.send(lambda messages: send(messages[0], *args, **kwargs))
+            future.add_done_callback(
+                lambda done_future: send_in_progress.end(_outcome(done_future), on_other_thread=True)
+            )
             return future
 
         return traced
@@ -162,29 +164,33 @@ class Instrumentation:
         """Record the metrics of a send."""
         self._send_cost_time.record(cost_ms, {"topic": topic, "client_id": self._client_id, **_STATUS_LABELS[ok]})
 
-    def end_later(self, end: Callable[[], None]) -> None:
-        """Run ``end`` on another thread, because this thread may read answers. If too many ends wait, the span is dropped."""
-        outcome = capture(self._end_executor.run, _END_KEY, end)
-        if isinstance(outcome, Failure) and self._loss_log.due():
+    def end_later(self, end_span: Callable[[], None]) -> None:
+        """Run ``end_span`` on another thread, because this thread may read answers. If too many ends wait, the span is
+        dropped.
+        """
+        outcome = capture(self._end_executor.run, _END_KEY, end_span)
+        if isinstance(outcome, Failure) and self._loss_log_limit.due():
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", outcome)
 
-    def instrument_consumer(self, consumer: Any, name: str) -> None:
-        """Wrap the listener that is passed to the consumer's method ``name``, and observe the number of cached messages.
+    def instrument_consumer(self, consumer: Any, method_name: str) -> None:
+        """Wrap the listener that is passed to the consumer's method ``method_name``, and observe the number of cached messages.
 
         Calls with record batches have no spans, because record batches have no trace context.
         """
-        start = getattr(consumer, name)
+        start_consumer = getattr(consumer, method_name)
         model = "clustering" if consumer.settings.clustering else "broadcasting"
-        common = {"messaging.rocketmq.consumption_model": model}
+        consumer_attributes = {"messaging.rocketmq.consumption_model": model}
 
-        @functools.wraps(start)
+        @functools.wraps(start_consumer)
         def traced(listener: Listener) -> Any:
             if isinstance(listener, DeferredListener):
-                return start(observed_listener(listener, functools.partial(self._begin_coroutine_call, common)))
-            return start(functools.partial(self._call_listener, listener, common))
+                return start_consumer(
+                    observed_listener(listener, functools.partial(self._begin_coroutine_call, consumer_attributes))
+                )
+            return start_consumer(functools.partial(self._call_listener, listener, consumer_attributes))
 
         if not consumer.settings.arrow:
-            setattr(consumer, name, traced)
+            setattr(consumer, method_name, traced)
         _observed_consumers[consumer] = self._group_labels()
         _call_safely(
             self._meter.create_observable_gauge,
@@ -193,35 +199,45 @@ class Instrumentation:
             "{message}",
         )
 
-    def _begin_coroutine_call(self, common: Mapping[str, Any], messages: Any, context: Any) -> OutcomeCallback:
-        """Start the span of a coroutine's call, and set its context: the coroutine's task has the context of an earlier call."""
-        call = _call_safely(_ProcessSpan, self, messages, context, common)
-        _call_safely(contexts.attach, Context() if call is None else call.context)
-        return (lambda outcome: None) if call is None else call.end
+    def _begin_coroutine_call(
+        self, consumer_attributes: Mapping[str, Any], messages: Any, context: Any
+    ) -> OutcomeCallback:
+        """Start the span of a coroutine's call, and make the span's context the current one, because the coroutine's task has the
+        context of an earlier call.
+        """
+        process_span = _call_safely(_ProcessSpan, self, messages, context, consumer_attributes)
+        _call_safely(contexts.attach, Context() if process_span is None else process_span.context)
+        return (lambda outcome: None) if process_span is None else process_span.end
 
-    def _call_listener(self, listener: Listener, common: Mapping[str, Any], messages: Any, context: Any) -> object:
-        call = _call_safely(_ProcessSpan, self, messages, context, common)
-        if call is None:
+    def _call_listener(
+        self, listener: Listener, consumer_attributes: Mapping[str, Any], messages: Any, context: Any
+    ) -> object:
+        process_span = _call_safely(_ProcessSpan, self, messages, context, consumer_attributes)
+        if process_span is None:
             return listener(messages, context)
-        token = contexts.attach(call.context)
+        token = contexts.attach(process_span.context)
         try:
             outcome = listener(messages, context)
         except BaseException as e:
-            call.end(e)
+            process_span.end(e)
             raise
         finally:
             contexts.detach(token)
-        call.end(outcome)
+        process_span.end(outcome)
         return outcome
 
     def start_process_span(
-        self, messages: Sequence[ReceivedMessage], common: Mapping[str, Any]
+        self, messages: Sequence[ReceivedMessage], consumer_attributes: Mapping[str, Any]
     ) -> tuple[Span, Context]:
         """Start the span of a listener's call: in the trace of a single message, or linked to the traces of several messages."""
         topic = messages[0].topic
         origins = _contexts_of(messages)
         parent, links = (origins[0], []) if len(messages) == 1 else (Context(), _links(origins))
-        attributes = {**self._group_attributes("process", topic), **common, **_received_attributes(messages)}
+        attributes = {
+            **self._group_attributes("process", topic),
+            **consumer_attributes,
+            **_received_attributes(messages),
+        }
         span = self._tracer.start_span(f"process {topic}", parent, SpanKind.CONSUMER, attributes, links)
         _call_safely(self._record_delivery, topic, messages)
         return span, trace.set_span_in_context(span, parent)
@@ -231,10 +247,13 @@ class Instrumentation:
         self._process_time.record(cost_ms, {"topic": topic, **self._group_labels(), **_STATUS_LABELS[ok]})
 
     def instrument_receives(
-        self, consumer: Any, name: str, messages_of: Callable[[Any], Sequence[ReceivedMessage]] = lambda answer: answer
+        self,
+        consumer: Any,
+        method_name: str,
+        messages_of: Callable[[Any], Sequence[ReceivedMessage]] = lambda answer: answer,
     ) -> None:
-        """Wrap the method ``name``, which receives messages. ``messages_of`` returns the messages of its result."""
-        receive = getattr(consumer, name)
+        """Wrap the method ``method_name``, which receives messages. ``messages_of`` returns the messages of its result."""
+        receive = getattr(consumer, method_name)
 
         @functools.wraps(receive)
         def traced(*args: Any, **kwargs: Any) -> Any:
@@ -244,7 +263,7 @@ class Instrumentation:
                 _call_safely(self._trace_receive, messages, started_ns)
             return answer
 
-        setattr(consumer, name, traced)
+        setattr(consumer, method_name, traced)
 
     def _trace_receive(self, messages: Sequence[ReceivedMessage], started_ns: int) -> None:
         topic = messages[0].topic
@@ -297,22 +316,24 @@ class _SendInProgress:
             self.end(e)
             raise
 
-    def end(self, outcome: object, on_thread: bool = False) -> None:
+    def end(self, outcome: object, on_other_thread: bool = False) -> None:
         cost_ms = 1000 * (time.monotonic() - self._started)
         _call_safely(self._telemetry.record_send, self._topic, not isinstance(outcome, BaseException), cost_ms)
         if self._span is not None:
             end = functools.partial(_call_safely, _end_send_span, self._span, outcome, time.time_ns())
-            self._telemetry.end_later(end) if on_thread else end()
+            self._telemetry.end_later(end) if on_other_thread else end()
 
 
 class _ProcessSpan:
     """A listener's call in progress. ``context`` is the context in which the listener runs."""
 
-    def __init__(self, telemetry: Instrumentation, messages: Any, context: Any, common: Mapping[str, Any]) -> None:
+    def __init__(
+        self, telemetry: Instrumentation, messages: Any, context: Any, consumer_attributes: Mapping[str, Any]
+    ) -> None:
         self._telemetry = telemetry
         self._context, self._count, self._topic = context, len(messages), messages[0].topic
         self._started = time.monotonic()
-        self._span, self.context = telemetry.start_process_span(messages, common)
+        self._span, self.context = telemetry.start_process_span(messages, consumer_attributes)
 
     def end(self, outcome: object) -> None:
         _call_safely(self._finish, outcome)
@@ -410,8 +431,10 @@ def _received_attributes(messages: Sequence[ReceivedMessage]) -> Attributes:
 
 
 def _batch_attributes(messages: Sequence[Any], attributes_of: Callable[[Any], Attributes]) -> Attributes:
-    more = {"messaging.batch.message_count": len(messages)} if len(messages) > 1 else attributes_of(messages[0])
-    return {"messaging.message.body.size": sum(len(message.body) for message in messages), **more}
+    further_attributes = (
+        {"messaging.batch.message_count": len(messages)} if len(messages) > 1 else attributes_of(messages[0])
+    )
+    return {"messaging.message.body.size": sum(len(message.body) for message in messages), **further_attributes}
 
 
 def _message_attributes(tag: str | None, keys: Sequence[str] | None, group: str | None) -> Attributes:

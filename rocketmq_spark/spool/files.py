@@ -326,7 +326,7 @@ def check_owner(path: Path, use: CopyUse = COPY_TO_SEND) -> None:
     """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it: that user could choose what this
     process sends with its rights, and which files it opens. The error recommends a copy, and names the ``use`` of the copy.
     """
-    if (foreign := folders.foreign_in(path, SPOOL_PREFIXES)) is not None:
+    if (foreign := folders.foreign_file_in(path, SPOOL_PREFIXES)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {foreign}",
             remedy=f"Name a new folder in it, which this process creates for itself alone: {path / 'spool'}. If the folder has "

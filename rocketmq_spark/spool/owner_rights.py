@@ -50,7 +50,7 @@ def become_owner(path: Path) -> None:
             f"rights of {folders.user_text(os.geteuid())} until it ends, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
-    if folders.error_reader() != folders.ROOT and (foreign := folders.foreign_owner(path)) is not None:
+    if folders.error_reader() != folders.ROOT and (foreign := folders.foreign_file(path)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {foreign}, and RocksDB would follow links of that user with the rights of "
             f"{folders.user_text(os.geteuid())}",
@@ -66,7 +66,7 @@ def become_owner(path: Path) -> None:
             remedy=f"Let {folders.user_text(owner)} run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above "
             "keeps that user out, let its owner open it",
         )
-    if (problem := folders.irregular_in(path, SPOOL_PREFIXES)) is not None:
+    if (problem := folders.irregularity_in(path, SPOOL_PREFIXES)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
             remedy=f"A spool has only files and folders: let {folders.user_text(owner)} remove it, not root",

@@ -106,7 +106,7 @@ class Redelivery:
     ) -> None:
         self.delivered = 0
         self.trouble: str | None = None  # the store's error, while it lasts
-        self.listens = False  # whether calls of ``on_answer`` can have an effect
+        self.needs_answers = False  # whether calls of ``on_answer`` can have an effect
         self._store = store
         self._handlers = handlers
         self._dead_letters = dead_letters
@@ -157,7 +157,7 @@ class Redelivery:
         """Send records of an earlier process: they may wait for any target that answers from now on."""
         with self._lock:
             self._unreachable.assume_all_failed(self._timer.now_ms())
-            self.listens = True
+            self.needs_answers = True
         self.wake()
 
     def on_send_failed(self, target: str) -> None:
@@ -165,7 +165,7 @@ class Redelivery:
         with self._lock:
             self._unreachable.record_failure(target, self._timer.now_ms())
             self._targets.record_other_failure(target)
-            self.listens = True
+            self.needs_answers = True
 
     def on_answer(self, targets: Collection[str]) -> None:
         """Note that targets answer: records that wait for them become due."""
@@ -344,7 +344,7 @@ class Redelivery:
                 if not len(self._store):
                     self._unreachable.forget()
                     self._targets.forget_failures()
-                self.listens = bool(self._unreachable)
+                self.needs_answers = bool(self._unreachable)
             for leased, verdict in to_log:
                 self._log_verdict(leased, verdict)
 

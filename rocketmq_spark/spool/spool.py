@@ -355,14 +355,14 @@ class SendSpool:
         return self.store.path
 
     @property
-    def listens(self) -> bool:
-        return self.redelivery.listens
+    def needs_answers(self) -> bool:
+        return self.redelivery.needs_answers
 
     def now_ms(self) -> int:
         """The time of the clock to which due times refer."""
         return self._clock()
 
-    def holds(self, send: SpooledSend) -> bool:
+    def has_earlier_record(self, send: SpooledSend) -> bool:
         lane = lane_of(send)
         return bool(lane) and self.store.holds(lane)
 
@@ -372,13 +372,13 @@ class SendSpool:
         assert due_ms is not None
         notes = None if self._notes is None else self._notes(sends)
         # A send behind another one of its lane has not been tried.
-        tried = [send for send in sends if not self.holds(send)]
+        tried = [send for send in sends if not self.has_earlier_record(send)]
         self.store.add([(record_of(send, now_ms), due_ms) for send in sends], notes)
         for target in {target_of(send) for send in tried}:
             self.redelivery.on_send_failed(target)
         self.redelivery.wake()
 
-    def answered(self, queue: MessageQueue) -> None:
+    def note_accepted_send(self, queue: MessageQueue) -> None:
         self.redelivery.on_answer((broker_target(queue), topic_target(queue.topic)))
 
     def metrics(self) -> SpoolMetrics:
@@ -443,7 +443,7 @@ class SendSpool:
         if decode is None:
             return lambda record: False
         try:
-            fits = self._resender.joins(decode(first))
+            fits = self._resender.batch_predicate(decode(first))
         except (RocketMQError, ValueError):
             return lambda record: False
 
@@ -465,11 +465,11 @@ class SendSpool:
             return None
         if (target := target_of(sends[0])) != records[0].target:
             return target
-        send = sends[0] if len(sends) == 1 else self._resender.joined(sends)
+        send = sends[0] if len(sends) == 1 else self._resender.join_sends(sends)
         self._resender.resend(send, functools.partial(self._on_resent, done))
         return None
 
     def _on_resent(self, done: Callable[[Resent], None], resent: Resent) -> None:
         done(resent)
         if resent.error is None and resent.queue is not None:
-            self.answered(resent.queue)
+            self.note_accepted_send(resent.queue)

@@ -1,7 +1,8 @@
 """The ends of queues, noted before anything is sent, and the ids of the messages that were stored after them.
 
-If a queue ends before its noted end, its broker lost messages, and nothing is inferred: messages stored since may have taken the
-offsets of the lost ones. Only the ids of messages are decoded, and only ids with the prefix of the writer (``scope``) are kept.
+If a queue ends before its noted end, its broker lost messages, and nothing is inferred, because messages stored later may have
+taken the offsets of the lost messages. Only the ids of messages are decoded, and only ids with the prefix of the writer
+(``scope``) are kept.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 class QueueEnds:
     """The end of each queue, and the address of each broker's master.
 
-    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. It distinguishes a queue from
-    one of the same name after its topic was deleted and created again. Queues with an unknown time are not in ``stored_ms``.
+    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. This time distinguishes a
+    queue from the queue of the same name after its topic was deleted and created again. Queues with an unknown time are not in
+    ``stored_ms``.
     """
 
     queues: Mapping[MessageQueue, int]
@@ -59,14 +61,14 @@ class QueueEnds:
 
     def of_topics(self, topics: Iterable[str]) -> QueueEnds:
         """The ends of these topics."""
-        wanted = set(topics)
-        return self.of_queues(queue for queue in self.queues if queue.topic in wanted)
+        kept_topics = set(topics)
+        return self.of_queues(queue for queue in self.queues if queue.topic in kept_topics)
 
     def with_further_queues(self, other: QueueEnds) -> QueueEnds:
         """These ends, and the ends of ``other`` for further queues."""
-        times = {queue: at for queue, at in other.stored_ms.items() if queue not in self.queues}
+        further_times = {queue: time_ms for queue, time_ms in other.stored_ms.items() if queue not in self.queues}
         return QueueEnds(
-            {**other.queues, **self.queues}, {**other.masters, **self.masters}, {**times, **self.stored_ms}
+            {**other.queues, **self.queues}, {**other.masters, **self.masters}, {**further_times, **self.stored_ms}
         )
 
     def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
@@ -75,12 +77,12 @@ class QueueEnds:
 
     def of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
         """The ends of these queues; queues without a noted end are omitted."""
-        wanted = {queue for queue in queues if queue in self.queues}
-        names = {queue.broker_name for queue in wanted}
+        kept_queues = {queue for queue in queues if queue in self.queues}
+        broker_names = {queue.broker_name for queue in kept_queues}
         return QueueEnds(
-            {queue: end for queue, end in self.queues.items() if queue in wanted},
-            {name: address for name, address in self.masters.items() if name in names},
-            {queue: at for queue, at in self.stored_ms.items() if queue in wanted},
+            {queue: end for queue, end in self.queues.items() if queue in kept_queues},
+            {name: address for name, address in self.masters.items() if name in broker_names},
+            {queue: time_ms for queue, time_ms in self.stored_ms.items() if queue in kept_queues},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -93,49 +95,49 @@ class QueueEnds:
         masters = {name: str(data["master"]) for name, data in value["brokers"].items()}
         return cls(_by_queue(value["topics"]), masters, _by_queue(value.get("stored", {})))
 
-    def ranges(self, until: Mapping[MessageQueue, int]) -> list[OffsetRange]:
+    def ranges(self, later_ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
         """The ranges from these ends to later ends, without empty ranges, broker by broker."""
         order = sorted(self.queues, key=lambda queue: (queue.broker_name, queue))
-        return [OffsetRange(q, self.queues[q], until[q]) for q in order if self.queues[q] < until[q]]
+        return [OffsetRange(q, self.queues[q], later_ends[q]) for q in order if self.queues[q] < later_ends[q]]
 
     def check_bounds(self, bounds: Mapping[MessageQueue, QueueBounds]) -> None:
         """Raises ``UnprovedError`` if messages after a noted end are missing."""
         for queue, end in sorted(self.queues.items()):
-            now = bounds.get(queue)
-            if now is None:
-                why = "its broker does not report it any more"
-            elif now.max_offset < end:
-                why = f"it ends at offset {now.max_offset} now, and ended at {end} before"
-            elif now.min_offset > end:
-                why = f"retention deleted offsets {end} to {now.min_offset}, which may be of this batch"
+            current_bounds = bounds.get(queue)
+            if current_bounds is None:
+                problem = "its broker does not report it any more"
+            elif current_bounds.max_offset < end:
+                problem = f"it ends at offset {current_bounds.max_offset} now, and ended at {end} before"
+            elif current_bounds.min_offset > end:
+                problem = f"retention deleted offsets {end} to {current_bounds.min_offset}, which may be of this batch"
             else:
                 continue
-            raise _unproved(queue, why)
+            raise _unproved(queue, problem)
 
     @property
     def last_offsets(self) -> dict[MessageQueue, int]:
         """The offset of the last message before each end, for queues in ``stored_ms``."""
         return {queue: self.queues[queue] - 1 for queue in sorted(self.stored_ms)}
 
-    def check_store_times(self, now: Mapping[MessageQueue, int]) -> None:
+    def check_store_times(self, current_times: Mapping[MessageQueue, int]) -> None:
         """Raises ``UnprovedError`` if the message before an end has another store time than noted. Messages that retention has
         deleted since are not checked.
         """
-        for queue, stored_ms in sorted(now.items()):
-            before = self.stored_ms.get(queue, stored_ms)
-            if before == stored_ms:
+        for queue, stored_ms in sorted(current_times.items()):
+            noted_ms = self.stored_ms.get(queue, stored_ms)
+            if noted_ms == stored_ms:
                 continue
-            there = f"stored at {utc_text(before)}" if before else "not kept any more"
+            previous_state = f"stored at {utc_text(noted_ms)}" if noted_ms else "not kept any more"
             raise _unproved(
                 queue,
-                f"the message before offset {self.queues[queue]} was {there}, and now there is one stored at "
+                f"the message before offset {self.queues[queue]} was {previous_state}, and now there is one stored at "
                 f"{utc_text(stored_ms)}: the topic was made again, or its broker lost what it had",
             )
 
 
-def _unproved(queue: MessageQueue, why: str) -> UnprovedError:
+def _unproved(queue: MessageQueue, problem: str) -> UnprovedError:
     return UnprovedError(
-        f"what is stored in {queue} cannot be proved: {why}", topic=queue.topic, queue=str(queue),
+        f"what is stored in {queue} cannot be proved: {problem}", topic=queue.topic, queue=str(queue),
         remedy=f"Give the topic back what it had, {OR_AT_LEAST_ONCE}",
     )  # fmt: skip
 
@@ -150,10 +152,10 @@ def _by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[s
 
 def _by_queue(topics: Mapping[str, Any]) -> dict[MessageQueue, int]:
     return {
-        MessageQueue(topic, name, int(number)): int(value)
+        MessageQueue(topic, broker_name, int(queue_id)): int(value)
         for topic, brokers in topics.items()
-        for name, values in brokers.items()
-        for number, value in values.items()
+        for broker_name, values in brokers.items()
+        for queue_id, value in values.items()
     }
 
 
@@ -163,7 +165,7 @@ def fetch_ends(
     topics: Sequence[str],
     deadline: Deadline,
     request_timeout_s: float,
-    check_queues: CheckQueues = lambda route, with_master: None,
+    check_queues: CheckQueues = lambda route, queues_with_master: None,
 ) -> QueueEnds:
     """The ends of the queues of ``topics`` whose brokers have masters. Retries until ``deadline``, then raises the error of a
     broker that does not answer, or of ``check_queues`` if the queues do not suffice.
@@ -172,10 +174,11 @@ def fetch_ends(
     for pause in backoff(0.1, 1.0):
         has_full_time = deadline.remaining() >= request_timeout_s
         try:
-            within = Deadline.after(request_timeout_s).within(deadline.remaining())
-            return _fetch_ends_once(routes, offsets, topics, within, check_queues)
+            request_deadline = Deadline.after(request_timeout_s).within(deadline.remaining())
+            return _fetch_ends_once(routes, offsets, topics, request_deadline, check_queues)
         except RocketMQError as e:
-            # The last attempt may have less time than a request needs. Then its timeout hides the error of the previous attempt.
+            # The last attempt may have less time than a request needs. Its timeout would then hide the error of the previous
+            # attempt.
             if error is None or has_full_time or not isinstance(e, CallTimeout):
                 error = e
             if not e.retriable or deadline.expired:
@@ -190,22 +193,24 @@ def _fetch_ends_once(
     queues: list[MessageQueue] = []
     for topic in topics:
         route = routes.get(topic, 0.0, deadline)
-        named = {*route.readable(), *route.writable()}
-        # Tasks send to brokers with a master only. A slave that acts as master does not count: it stops doing so when the master
-        # returns.
-        with_master = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}
-        if not with_master:
+        route_queues = {*route.readable_queues(), *route.writable_queues()}
+        # Tasks send only to brokers with a master. A slave that acts as master does not count, because it stops acting when the
+        # master returns.
+        queues_with_master = {
+            queue for queue in route_queues if (data := route.brokers.get(queue.broker_name)) and data.own_master
+        }
+        if not queues_with_master:
             raise BrokerNotFound("no broker of the topic has a master of its own now", topic=topic)
-        check_queues(route, with_master)
-        queues += with_master
-    names = sorted({queue.broker_name for queue in queues})
-    masters = {name: routes.address(name) for name in names}
+        check_queues(route, queues_with_master)
+        queues += queues_with_master
+    broker_names = sorted({queue.broker_name for queue in queues})
+    masters = {name: routes.address(name) for name in broker_names}
     bounds = offsets.bounds(queues, deadline)
-    lacking = [queue for queue in queues if queue not in bounds]
-    if lacking:
+    unreported_queues = [queue for queue in queues if queue not in bounds]
+    if unreported_queues:
         raise UnprovedError(
-            f"broker {lacking[0].broker_name} reports no end of {lacking[0]}",
-            topic=lacking[0].topic,
+            f"broker {unreported_queues[0].broker_name} reports no end of {unreported_queues[0]}",
+            topic=unreported_queues[0].topic,
             remedy="Give the topic as many queues for reading as for writing",
         )
     return QueueEnds({queue: bounds[queue].max_offset for queue in sorted(queues)}, masters, last_store_times(bounds))
@@ -214,44 +219,49 @@ def _fetch_ends_once(
 def last_store_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     """The store time of the last message of each queue, for ``QueueEnds``."""
     return {
-        queue: max(0, each.last_update_ms)
-        for queue, each in sorted(bounds.items())
-        if each.max_offset > 0 and (each.last_update_ms > 0 or each.min_offset == each.max_offset)
+        queue: max(0, queue_bounds.last_update_ms)
+        for queue, queue_bounds in sorted(bounds.items())
+        if queue_bounds.max_offset > 0
+        and (queue_bounds.last_update_ms > 0 or queue_bounds.min_offset == queue_bounds.max_offset)
     }
 
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-_ID = tuple(column for column in BASIC if column.name == "msgId")
-_DIGITS = np.zeros(256, np.uint8)
+_ID_COLUMNS = tuple(column for column in BASIC if column.name == "msgId")
+_VALUE_BY_DIGIT = np.zeros(256, np.uint8)
 for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
-    _DIGITS[_digit] = _value
+    _VALUE_BY_DIGIT[_digit] = _value
 
 
-# Batches are decoded with the bodies of their messages, also those of other producers.
+# How many bytes are decoded at once. Messages are decoded with their bodies, also those of other producers.
 _PORTION_BYTES = 16 << 20
 
 
 def id_reader(
     open_puller: Callable[[], Puller], on_ranges: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
 ) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
-    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``on_ranges`` with
-    the ranges of the next ids before it yields these.
+    """Returns a function that reads the ids of all messages in ranges, one broker after the other. Before the function yields
+    ids, it calls ``on_ranges`` with the ranges of these ids.
 
-    It raises ``UnprovedError`` for missing messages, and ``DecodeError`` for a message that cannot be decoded.
+    The function raises ``UnprovedError`` for missing messages, and ``DecodeError`` for a message that cannot be decoded.
     """
 
     def read(ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
         puller = open_puller()
-        for _, group in groupby(ranges, key=lambda part: part.queue.broker_name):
-            pulls = reading.read(puller, list(group), _raise_on_loss)
-            decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, BadMessages())
+        for _, broker_ranges in groupby(ranges, key=lambda part: part.queue.broker_name):
+            pulls = reading.read(puller, list(broker_ranges), _raise_on_loss)
+            decoder = Decoder(
+                pulls.queues, _ID_COLUMNS, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, BadMessages()
+            )
             for fetched in pulls.fetch():
                 on_ranges(
                     [
-                        OffsetRange(pulls.queues[p.range_number], p.start, min(p.next_offset, p.limit))
-                        for p in fetched.answers
+                        OffsetRange(
+                            pulls.queues[answer.range_number], answer.start, min(answer.next_offset, answer.limit)
+                        )
+                        for answer in fetched.answers
                     ]
                 )
                 for batch in decoder.batches(fetched, _PORTION_BYTES):
@@ -262,42 +272,43 @@ def id_reader(
 
 def with_scope(ids: pa.Array, scope: bytes) -> pa.Array:
     """The content ids (ids computed from a row's content) that begin with ``scope``."""
-    mine = pc.and_(pc.starts_with(ids, scope.hex().upper()), pc.equal(pc.binary_length(ids), ID_DIGITS))
-    return ids.filter(pc.fill_null(mine, False))
+    is_in_scope = pc.and_(pc.starts_with(ids, scope.hex().upper()), pc.equal(pc.binary_length(ids), ID_DIGITS))
+    return ids.filter(pc.fill_null(is_in_scope, False))
 
 
 def compared_bytes(ids: pa.Array, scope_bytes: int) -> Bytes:
     """The part of content ids that is compared, without the first ``scope_bytes`` bytes: one row per id."""
     data, ends = arrow.data_and_offsets(ids)
     digits = np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])].reshape(len(ids), ID_DIGITS)
-    values = _DIGITS[digits[:, 2 * scope_bytes : COMPARED_DIGITS]]
-    made: Bytes = values[:, ::2] * np.uint8(16) + values[:, 1::2]
-    return made
+    values = _VALUE_BY_DIGIT[digits[:, 2 * scope_bytes : COMPARED_DIGITS]]
+    compared: Bytes = values[:, ::2] * np.uint8(16) + values[:, 1::2]
+    return compared
 
 
 class ScopedHashes:
-    """Collects the compared parts of the ids that begin with ``scope``."""
+    """Collects the compared parts of the ids that begin with ``scope`` (``compared_bytes``)."""
 
     def __init__(self, scope: bytes) -> None:
         self._scope = scope
-        self._parts: list[Bytes] = []
+        self._row_blocks: list[Bytes] = []
         self.count = 0
 
     def __call__(self, ids: pa.Array) -> None:
-        mine = with_scope(ids, self._scope)
-        if len(mine):
-            self.count += len(mine)
-            self._keep(compared_bytes(mine, len(self._scope)))
+        scoped_ids = with_scope(ids, self._scope)
+        if len(scoped_ids):
+            self.count += len(scoped_ids)
+            self._keep(compared_bytes(scoped_ids, len(self._scope)))
 
     def _keep(self, rows: Bytes) -> None:
-        self._parts.append(rows)
+        self._row_blocks.append(rows)
 
     def rows(self) -> Bytes:
         """The compared parts of all ids, one row per id."""
-        return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._parts])
+        return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._row_blocks])
 
 
-# Up to this number, ranges are kept for each task and queue; beyond it, one range per queue covers the messages of all tasks.
+# Up to this number of ranges, each task has its range of each queue. Above it, one range per queue covers the messages of all
+# tasks.
 MAX_TASK_RANGES = 200_000
 # Tasks from this number on share their ranges, because a producer that copies the scope of a batch may store ids of any task.
 MAX_TASKS = 100_000
@@ -319,51 +330,55 @@ class BatchHashes(ScopedHashes):
         self._ranges_by_task: dict[int, RangeByQueue] = {}
         self._shared_ranges: RangeByQueue | None = None
 
-    def set_ranges(self, parts: Sequence[OffsetRange]) -> None:
+    def set_ranges(self, ranges: Sequence[OffsetRange]) -> None:
         """Sets the ranges that contain the ids of the next calls."""
-        self._current_ranges = parts
+        self._current_ranges = ranges
 
     def _keep(self, rows: Bytes) -> None:
         if self.count > self._limit:
-            self._parts.clear()
+            self._row_blocks.clear()
         else:
-            self._parts.append(rows)
-        numbers, counts = (found.tolist() for found in np.unique(task_key(_partitions(rows)), return_counts=True))
+            self._row_blocks.append(rows)
+        numbers, counts = (
+            values.tolist() for values in np.unique(task_key(_partition_numbers(rows)), return_counts=True)
+        )
         for number, count in zip(numbers, counts, strict=True):
             self.counts[number] += count
             self._ranges_by_task.setdefault(number, {} if self._shared_ranges is None else self._shared_ranges)
-        for places in {id(each): each for each in map(self._ranges_by_task.__getitem__, numbers)}.values():
-            _widen(places, self._current_ranges)
+        for ranges in {
+            id(ranges_of_task): ranges_of_task for ranges_of_task in map(self._ranges_by_task.__getitem__, numbers)
+        }.values():
+            _widen(ranges, self._current_ranges)
         if self._shared_ranges is None and sum(map(len, self._ranges_by_task.values())) > MAX_TASK_RANGES:
             self._shared_ranges = {}
-            for places in self._ranges_by_task.values():
-                _widen(self._shared_ranges, places.values())
+            for ranges in self._ranges_by_task.values():
+                _widen(self._shared_ranges, ranges.values())
             self._ranges_by_task = dict.fromkeys(self._ranges_by_task, self._shared_ranges)
 
-    def by_partition(self) -> dict[int, bytes] | None:
-        """The hashes by the number of the task; None if there are more than ``limit``."""
+    def hashes_by_partition(self) -> dict[int, bytes] | None:
+        """The hashes by partition (the number of the task); None if there are more than ``limit`` hashes."""
         if self.count > self._limit:
             return None
         rows = self.rows()
-        numbers = _partitions(rows)
-        order = np.argsort(numbers, kind="stable")  # there may be thousands of tasks
-        found, starts = np.unique(numbers[order], return_index=True)
-        parts = np.split(rows[order, PARTITION_BYTES:], starts[1:])
-        return {number: part.tobytes() for number, part in zip(found.tolist(), parts, strict=False)}
+        row_partitions = _partition_numbers(rows)
+        order = np.argsort(row_partitions, kind="stable")  # there may be thousands of tasks
+        partition_numbers, starts = np.unique(row_partitions[order], return_index=True)
+        blocks = np.split(rows[order, PARTITION_BYTES:], starts[1:])
+        return {number: block.tobytes() for number, block in zip(partition_numbers.tolist(), blocks, strict=False)}
 
-    def places(self) -> dict[int, list[OffsetRange]]:
+    def ranges_by_task(self) -> dict[int, list[OffsetRange]]:
         """By ``task_key``, the ranges that contain all of its messages, broker by broker."""
         lists = {
-            id(places): sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
-            for places in self._ranges_by_task.values()
+            id(ranges): sorted(ranges.values(), key=lambda part: (part.queue.broker_name, part.queue))
+            for ranges in self._ranges_by_task.values()
         }
-        return {number: lists[id(places)] for number, places in self._ranges_by_task.items()}
+        return {number: lists[id(ranges)] for number, ranges in self._ranges_by_task.items()}
 
 
-def _widen(places: RangeByQueue, parts: Iterable[OffsetRange]) -> None:
-    for part in parts:
-        known = places.get(part.queue, part)
-        places[part.queue] = OffsetRange(part.queue, min(known.start, part.start), max(known.end, part.end))
+def _widen(ranges: RangeByQueue, added_ranges: Iterable[OffsetRange]) -> None:
+    for added in added_ranges:
+        previous = ranges.get(added.queue, added)
+        ranges[added.queue] = OffsetRange(added.queue, min(previous.start, added.start), max(previous.end, added.end))
 
 
 def task_key(numbers: Any) -> Any:
@@ -371,7 +386,7 @@ def task_key(numbers: Any) -> Any:
     return np.minimum(numbers, MAX_TASKS)
 
 
-def _partitions(rows: Bytes) -> Ints:
+def _partition_numbers(rows: Bytes) -> Ints:
     """The number of the task of each row of a batch."""
     numbers: Ints = rows[:, 0].astype(np.int64) << 16 | rows[:, 1].astype(np.int64) << 8 | rows[:, 2]
     return numbers

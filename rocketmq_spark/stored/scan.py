@@ -54,17 +54,19 @@ class ScanTools:
 
 
 class StoredIdScan:
-    """One scan from the ends ``since``. The queues must be the same as at the earlier ends ``noted`` (by default ``since``)."""
+    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted``, by default
+    ``since``.
+    """
 
     def __init__(self, tools: ScanTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
         self._since = since
         self._noted = (since,) if noted is None else noted
-        self._names = sorted(since.masters)
+        self._broker_names = sorted(since.masters)
         self._clock = tools.clock
         self._last_answer_s: dict[str, float] = {}
-        self._settling_since: dict[str, float] = {}
-        self._late_indexes: dict[str, bool] = {}
+        self._settle_start_s: dict[str, float] = {}
+        self._indexes_after_replication_by_broker: dict[str, bool] = {}
 
     def run(self, on_ids: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
         """Pass the ids of all messages after the ends to ``on_ids``, and return the ends up to which ids were read.
@@ -72,14 +74,14 @@ class StoredIdScan:
         Raises ``UnprovedError`` if the ids cannot be proved to be complete, and the error of a broker that did not answer in
         time.
         """
-        first = self._ends()
-        self._read(self._since.ranges(first), on_ids)
+        first_ends = self._ends()
+        self._read(self._since.ranges(first_ends), on_ids)
         self._wait_until_settled()
-        last = self._ends()
-        QueueEnds(first, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last.items()})
-        self._read(QueueEnds(first, {}).ranges(last), on_ids)
+        last_ends = self._ends()
+        QueueEnds(first_ends, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last_ends.items()})
+        self._read(QueueEnds(first_ends, {}).ranges(last_ends), on_ids)
         self._retry(self._check_not_recreated)
-        return last
+        return last_ends
 
     def _read(self, ranges: Sequence[OffsetRange], on_ids: Callable[[pa.Array], None]) -> None:
         if ranges:
@@ -88,32 +90,36 @@ class StoredIdScan:
 
     def _ends(self) -> dict[MessageQueue, int]:
         """The ends of all queues, once the indexes contain everything that the logs contain now."""
-        marks: dict[str, int] = {}
-        return self._retry(lambda: self._try_ends(marks))
+        log_ends: dict[str, int] = {}
+        return self._retry(lambda: self._try_ends(log_ends))
 
-    def _try_ends(self, marks: dict[str, int]) -> dict[MessageQueue, int] | None:
+    def _try_ends(self, log_ends: dict[str, int]) -> dict[MessageQueue, int] | None:
         self._check_masters()
         deadline = Deadline.after(self._tools.request_timeout_s)
         for name, state in self._states(deadline).items():
             if isinstance(state, RocketMQError):
                 raise state
-            mark = marks.setdefault(name, state.max_offset)
-            behind = state.index_lag > 0 if self._indexes_after_replication(name, deadline) else state.indexed < mark
-            if behind:
+            log_end = log_ends.setdefault(name, state.max_offset)
+            is_behind = (
+                state.index_lag > 0 if self._indexes_after_replication(name, deadline) else state.indexed_end < log_end
+            )
+            if is_behind:
                 return None
         bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.request_timeout_s))
         self._since.check_bounds(bounds)
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
     def _check_not_recreated(self) -> dict[MessageQueue, int]:
-        """Checks that topics were not created again. This is the last step, so it covers all ids that were read: in a topic that
+        """Checks that topics were not created again. This is the last step, so that it covers all ids that were read. If a topic
         was created again, other producers may have filled a queue beyond a noted end.
         """
-        for noted in self._noted:
-            within = Deadline.after(self._tools.request_timeout_s)
-            if noted.last_offsets:
-                noted.check_store_times(
-                    self._tools.offsets.store_times_ms(self._tools.group, noted.last_offsets, within, on_error=_raise)
+        for noted_ends in self._noted:
+            deadline = Deadline.after(self._tools.request_timeout_s)
+            if noted_ends.last_offsets:
+                noted_ends.check_store_times(
+                    self._tools.offsets.store_times_ms(
+                        self._tools.group, noted_ends.last_offsets, deadline, on_error=_raise
+                    )
                 )
         return {}
 
@@ -126,43 +132,45 @@ class StoredIdScan:
                 if not e.retriable:
                     raise
                 logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
-        for name, noted in self._since.masters.items():
+        for name, noted_address in self._since.masters.items():
             address = self._tools.routes.address(name)
-            if address != noted:
+            if address != noted_address:
                 raise UnprovedError(
-                    f"the master of broker {name} is {address}, and was {noted} when the batch began: the new master may "
+                    f"the master of broker {name} is {address}, and was {noted_address} when the batch began: the new master may "
                     "lack messages that the old master stored",
                     remedy=f"Bring the master back, {OR_AT_LEAST_ONCE}",
                 )
 
     def _indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
-        """Whether the broker indexes only what its slaves have confirmed. It does not report how much it holds back, so a slave
-        that hangs for longer than the settle time hides messages (docs/exactly-once.md).
+        """Whether the broker indexes only messages that its slaves have confirmed. The broker does not report how many messages
+        it holds back, so a slave that hangs for longer than the settle time hides messages (docs/exactly-once.md).
         """
-        if name not in self._late_indexes:
-            self._late_indexes[name] = self._tools.offsets.indexes_after_replication(name, deadline)
-        return self._late_indexes[name]
+        if name not in self._indexes_after_replication_by_broker:
+            self._indexes_after_replication_by_broker[name] = self._tools.offsets.indexes_after_replication(
+                name, deadline
+            )
+        return self._indexes_after_replication_by_broker[name]
 
     def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
-        states = self._tools.offsets.log_states(self._names, deadline)
+        states = self._tools.offsets.log_states(self._broker_names, deadline)
         for name, state in states.items():
             if isinstance(state, RocketMQError):
                 continue
             # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock restarts the
             # settle time, too: while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its
-            # queue, so waiting sends are not visible there.
-            still = name not in self._last_answer_s or state.at_s - self._last_answer_s[name] > GAP_S
-            if still or state.lock_ms > 1000 * GAP_S:
-                self._settling_since[name] = state.at_s
-            self._last_answer_s[name] = state.at_s
+            # queue, so the queue does not show the sends that wait.
+            has_gap = name not in self._last_answer_s or state.measured_s - self._last_answer_s[name] > GAP_S
+            if has_gap or state.lock_ms > 1000 * GAP_S:
+                self._settle_start_s[name] = state.measured_s
+            self._last_answer_s[name] = state.measured_s
         return states
 
     def _wait_until_settled(self) -> None:
-        """Wait until every broker has answered for the settle time, and none of the sends in its queue arrived before its end."""
+        """Wait until every broker has answered for the settle time, and no send in its queue arrived before the time was over."""
         waited_since = self._clock.now()
         while True:
             states = self._states(Deadline.after(self._tools.request_timeout_s))
-            unsettled = [name for name in self._names if not self._is_settled(name, states[name])]
+            unsettled = [name for name in self._broker_names if not self._is_settled(name, states[name])]
             if not unsettled:
                 return
             name, now = unsettled[0], self._clock.now()
@@ -184,26 +192,26 @@ class StoredIdScan:
             if not state.retriable:
                 raise state
             return False
-        over_s = state.at_s - self._settling_since[name] - self._tools.settle_s
-        return over_s >= 0 and state.head_wait_ms <= 1000 * over_s
+        settled_s = state.measured_s - self._settle_start_s[name] - self._tools.settle_s
+        return settled_s >= 0 and state.head_wait_ms <= 1000 * settled_s
 
-    def _retry(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
-        """Repeat ``ask`` until it returns a value. After the timeout, raise its last error."""
-        until, first = self._clock.now() + self._tools.timeout_s, None
+    def _retry(self, attempt: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
+        """Repeat ``attempt`` until it returns a value. After the timeout, raise the last error of ``attempt``."""
+        end_s, first_error = self._clock.now() + self._tools.timeout_s, None
         for pause in self._clock.pauses():
             error: RocketMQError | None = None
             try:
-                found = ask()
-                if found is not None:
-                    return found
+                value = attempt()
+                if value is not None:
+                    return value
             except RocketMQError as e:
                 if not (e.retriable or isinstance(e, UnprovedError)):
                     raise
                 error = e
-                if first is None:
+                if first_error is None:
                     logger.warning("waiting for the brokers to read what is stored: %s", e)
-            first = error or first
-            if self._clock.now() >= until:
+            first_error = error or first_error
+            if self._clock.now() >= end_s:
                 raise self._timeout_error(error)
             self._clock.sleep(pause)
         raise AssertionError("pauses have no end")
@@ -212,7 +220,7 @@ class StoredIdScan:
         if error is None:
             error = CallTimeout("a broker did not index its stored messages in time")
         if error.remedy is None:
-            error.remedy = f"Start the brokers {', '.join(self._names)}, {OR_AT_LEAST_ONCE}"
+            error.remedy = f"Start the brokers {', '.join(self._broker_names)}, {OR_AT_LEAST_ONCE}"
         return error
 
 
@@ -222,8 +230,8 @@ def _raise(error: RocketMQError, _: MessageQueue) -> None:
 
 # Returns the tools of a scan for a timeout in seconds and a clock.
 MakeTools = Callable[[float, Clock], ScanTools]
-# Noted ends are requested again after this time: otherwise retention might delete messages that a scan must read, and scans would
-# take long.
+# Noted ends are requested again after this time. Otherwise scans would take long, and retention might delete messages that a scan
+# must read.
 NOTE_MAX_AGE_S = 60.0
 # Pause before the ends of queues are requested again from a broker that did not report them.
 _UNAVAILABLE_S = 5.0
@@ -244,17 +252,17 @@ class NotedStoredIds:
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
         (name,) = {queue.broker_name for queue in since}
-        wanted, found = pa.array(sorted(ids), pa.string()), set[str]()
+        id_array, found_ids = pa.array(sorted(ids), pa.string()), set[str]()
 
-        def take(stored: pa.Array) -> None:
-            found.update(stored.filter(pc.is_in(stored, wanted)).to_pylist())
+        def take(stored_ids: pa.Array) -> None:
+            found_ids.update(stored_ids.filter(pc.is_in(stored_ids, id_array)).to_pylist())
 
         tools = self._make_tools(max(1.0, deadline.remaining()), Clock(sleep=self._sleep))
         StoredIdScan(tools, QueueEnds(since, {name: master}), self._noted_ends(since, master)).run(take)
-        return found
+        return found_ids
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        """Ends of queues that were noted before the sends began. They show whether a topic was created again since."""
+        """Ends of queues that were noted before the sends began. These ends show whether a topic was created again."""
         return [self._ends.of_queues(queues)]
 
     def stop(self) -> None:
@@ -266,15 +274,15 @@ class NotedStoredIds:
 
 
 class _EndsNote(NamedTuple):
-    """The ends of a topic's queues on one broker and the master that reported them, or the error. ``before`` is the previous
-    note, because a send may have begun before this note.
+    """The ends of a topic's queues on one broker and the master that reported them, or the error. ``previous`` is the note
+    before, which is kept because a send may have begun before this note.
     """
 
-    at: float
+    noted_s: float
     master: str
     ends: QueueEnds
     error: RocketMQError | None = None
-    before: _EndsNote | None = None
+    previous: _EndsNote | None = None
 
 
 class LiveStoredIds(NotedStoredIds):
@@ -288,52 +296,64 @@ class LiveStoredIds(NotedStoredIds):
         self._clock = clock or Clock()
         self._tools = make_tools(0.0, self._clock)
         self._noted: dict[tuple[str, str], _EndsNote] = {}
-        self._unavailable: dict[str, _EndsNote] = {}
+        self._unavailable_notes: dict[str, _EndsNote] = {}
         # One lock for each broker, so that a thread that waits for a broker that hangs does not delay sends to other brokers.
         self._locks: dict[str, threading.Lock] = {}
 
     def end(self, queue: MessageQueue) -> QueueEnd:
         master = self._tools.routes.address(queue.broker_name)
-        noted = self._cached_note(queue, master)
-        if noted is None:
+        note = self._cached_note(queue, master)
+        if note is None:
             with self._locks.setdefault(queue.broker_name, threading.Lock()):
-                noted = self._cached_note(queue, master)
-                if noted is None:
-                    noted = self._noted[queue.topic, queue.broker_name] = self._request_ends(queue, master)
-        if noted.error is not None:
-            raise noted.error.with_traceback(None)
-        return QueueEnd(noted.ends.queues[queue], master)
+                note = self._cached_note(queue, master)
+                if note is None:
+                    note = self._noted[queue.topic, queue.broker_name] = self._request_ends(queue, master)
+        if note.error is not None:
+            raise note.error.with_traceback(None)
+        return QueueEnd(note.ends.queues[queue], master)
 
     def _cached_note(self, queue: MessageQueue, master: str) -> _EndsNote | None:
-        noted = self._noted.get((queue.topic, queue.broker_name))
-        if noted is None or noted.master != master or not (noted.error or queue in noted.ends.queues):
+        note = self._noted.get((queue.topic, queue.broker_name))
+        if note is None or note.master != master or not (note.error or queue in note.ends.queues):
             return None
         return (
-            noted
-            if self._clock.now() - noted.at < (NOTE_MAX_AGE_S if noted.error is None else _UNAVAILABLE_S)
+            note
+            if self._clock.now() - note.noted_s < (NOTE_MAX_AGE_S if note.error is None else _UNAVAILABLE_S)
             else None
         )
 
     def _request_ends(self, queue: MessageQueue, master: str) -> _EndsNote:
-        before = self._noted.get((queue.topic, queue.broker_name))
-        if before is not None:
-            before = before.before if before.error is not None else before._replace(before=None)
-        away = self._unavailable.get(queue.broker_name)
-        if away is not None and away.master == master and self._clock.now() - away.at < _UNAVAILABLE_S:
-            return away._replace(before=before)  # otherwise each further topic would wait for a broker that hangs
+        previous = self._noted.get((queue.topic, queue.broker_name))
+        if previous is not None:
+            previous = previous.previous if previous.error is not None else previous._replace(previous=None)
+        unavailable_note = self._unavailable_notes.get(queue.broker_name)
+        if (
+            unavailable_note is not None
+            and unavailable_note.master == master
+            and self._clock.now() - unavailable_note.noted_s < _UNAVAILABLE_S
+        ):
+            return unavailable_note._replace(
+                previous=previous
+            )  # otherwise a request for each further topic would wait for a broker that hangs
         try:
             ends, error = self._request_topic_ends(queue), None
         except RocketMQError as e:
             ends, error = QueueEnds({}, {}), e
-        noted = _EndsNote(self._clock.now(), master, ends, error, before)
+        note = _EndsNote(self._clock.now(), master, ends, error, previous)
         if isinstance(error, CallTimeout):
-            self._unavailable[queue.broker_name] = noted
-        return noted
+            self._unavailable_notes[queue.broker_name] = note
+        return note
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        known = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
-        both = [noted for each in known if each is not None for noted in (each, each.before) if noted is not None]
-        return [noted.ends.of_queues(queues) for noted in both if noted.master == master]
+        newest_notes = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
+        notes = [
+            note
+            for newest in newest_notes
+            if newest is not None
+            for note in (newest, newest.previous)
+            if note is not None
+        ]
+        return [note.ends.of_queues(queues) for note in notes if note.master == master]
 
     def _request_topic_ends(self, queue: MessageQueue) -> QueueEnds:
         deadline = Deadline.after(self._tools.request_timeout_s)
@@ -353,15 +373,18 @@ class LiveStoredIds(NotedStoredIds):
         return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_store_times(bounds))
 
     def _queues_to_request(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
-        """The queue, and all others that the same request can cover: those of the topic on this broker, by the route, or by the
-        previous note if no name server answers.
+        """The queue, and the other queues of the topic on this broker, which the same request can cover. They are those of the
+        route, or of the previous note if no name server answers.
         """
-        known = self._noted.get((queue.topic, queue.broker_name))
+        note = self._noted.get((queue.topic, queue.broker_name))
         try:
             route = self._tools.routes.get(queue.topic, NOTE_MAX_AGE_S, deadline.within(deadline.remaining() / 2))
         except RocketMQError as e:
             if not e.retriable:
                 raise
             logger.info("could not refresh the route of %s: %s", queue.topic, e)
-            return {queue} if known is None else {queue, *known.ends.queues}
-        return {queue, *(each for each in route.readable() if each.broker_name == queue.broker_name)}
+            return {queue} if note is None else {queue, *note.ends.queues}
+        return {
+            queue,
+            *(other_queue for other_queue in route.readable_queues() if other_queue.broker_name == queue.broker_name),
+        }

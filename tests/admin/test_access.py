@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.admin import brokers
-from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Request, Response
+from rocketmq_spark.base.codes import FIRST_VERSION_THAT_UPDATES_USERS, Request, Response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,
@@ -38,7 +38,7 @@ def listed(*items: object) -> Command:
     return ok(json.dumps(items).encode())
 
 
-def has(server: MockBroker, user: dict[str, str] | None, version: int = FIRST_TO_UPDATE_USERS) -> None:
+def has(server: MockBroker, user: dict[str, str] | None, version: int = FIRST_VERSION_THAT_UPDATES_USERS) -> None:
     """Let a broker of ``version`` have only this user."""
 
     def update(call: Call) -> Command:
@@ -152,15 +152,15 @@ def test_set_user_refuses_brokers_that_ignore_user_updates(
 ) -> None:
     """5.3.0 and 5.3.1 put back what they have: a password that leaked, a user that was to be disabled."""
     has(broker, ANN)
-    has(second, ANN, FIRST_TO_UPDATE_USERS - 1)
+    has(second, ANN, FIRST_VERSION_THAT_UPDATES_USERS - 1)
     for change in ({"password": "new"}, {"is_super": True}, {"enabled": False}):
         with pytest.raises(NotSupported, match=r"broker-b is older than RocketMQ 5\.3\.2.*Delete user ann"):
             brokers.set_user(tools, "ann", **change)
     assert (changes(broker), changes(second)) == ([], [])
-    has(second, None, FIRST_TO_UPDATE_USERS - 1)
+    has(second, None, FIRST_VERSION_THAT_UPDATES_USERS - 1)
     brokers.set_user(tools, "ann", "new")  # is created there
     assert (len(changes(broker)), len(second.seen(CREATE))) == (1, 1)
-    has(second, ANN, FIRST_TO_UPDATE_USERS - 1)
+    has(second, ANN, FIRST_VERSION_THAT_UPDATES_USERS - 1)
     assert [user.enabled for user in brokers.set_user(tools, "ann", is_super=False, enabled=True)] == [True]
     assert [user.enabled for user in brokers.set_user(tools, "ann")] == [True]
     second.on(GET, refuse(Response.SYSTEM_BUSY, "busy"))  # then it is unknown whether the broker would have to change

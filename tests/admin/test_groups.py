@@ -72,7 +72,7 @@ def test_brokers_that_answer_tell_ages_although_another_is_away(broker: MockBrok
             raise CallTimeout("no answer in time")
         return 1_000 * offset
 
-    group.brokers.store_time_ms = stored  # type: ignore[method-assign]
+    group.offset_reader.store_time_ms = stored  # type: ignore[method-assign]
     look = groups.queue_lags(group, {here: 5, away: 3})
     assert [(row.lag, row.next_stored_ms) for row in look.rows] == [(4, 5_000), (None, None)]
     assert len(look.errors) == 1
@@ -338,8 +338,8 @@ def test_store_offsets_creates_the_group_on_brokers_lacking_it() -> None:
 
     tools: Any = SimpleNamespace(
         committer=SimpleNamespace(commit_each=commit_each, create_group=create_group),
-        brokers=SimpleNamespace(committed=lambda *asked: stored),
-        calls=SimpleNamespace(request_timeout_s=1.0),
+        offset_reader=SimpleNamespace(committed=lambda *asked: stored),
+        rpc_client=SimpleNamespace(request_timeout_s=1.0),
     )
     groups.store_offsets(tools, "g", dict.fromkeys(queues, 3))
     assert stored == dict.fromkeys(queues, 3)
@@ -349,7 +349,7 @@ def test_members_are_those_that_any_broker_of_the_queues_knows() -> None:
     """Offsets that are set would be overwritten by those of one that has reached another broker only."""
     known = {"broker-a": {"one"}, "broker-b": {"one", "two"}}
     committer = SimpleNamespace(members=lambda group, broker, deadline: known[broker])
-    tools: Any = SimpleNamespace(committer=committer, calls=SimpleNamespace(request_timeout_s=1.0))
+    tools: Any = SimpleNamespace(committer=committer, rpc_client=SimpleNamespace(request_timeout_s=1.0))
     queues = [MessageQueue("t", broker, number) for broker in known for number in range(2)]
     assert groups.members(tools, "g", queues) == ["one", "two"]
     assert groups.members(tools, "g", queues[:2]) == ["one"]

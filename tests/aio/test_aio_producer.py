@@ -117,11 +117,11 @@ def test_event_loop_never_waits_for_buffer_room_for_properties(sender: ScriptedS
     async def body() -> None:
         async with producing(send_timeout="60s") as producer:
             await producer.send(Message("T", b"0"))
-            in_flight = producer._producer._engine.in_flight
+            window = producer._producer._engine.send_window
             sender.script = [None]
             first = asyncio.create_task(producer.send(Message("T", b"1")))
             await until(lambda: sender.waiting)
-            in_flight._max_bytes = in_flight.bytes + 1
+            window._max_bytes = window.byte_count + 1
             began = time.monotonic()
             assert (await producer.send(Message("T", b"2"))).msg_id
             assert time.monotonic() - began < 30

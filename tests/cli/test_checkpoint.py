@@ -218,12 +218,12 @@ def test_a_broker_that_is_down_is_no_loss(run: Run, lone: LocalBroker, tmp_path:
 def client_of(queues: list[MessageQueue], bounds: Callable[..., dict[MessageQueue, QueueBounds]]) -> Any:
     """Whose topic has these queues on two registered brokers, which answer ``bounds``."""
     return SimpleNamespace(
-        calls=SimpleNamespace(request_timeout_s=1.0),
+        rpc_client=SimpleNamespace(request_timeout_s=1.0),
         routes=SimpleNamespace(
             get_existing=lambda *asked: SimpleNamespace(readable=lambda: queues),
             cluster=lambda: {"broker-a": None, "broker-b": None},
         ),
-        brokers=SimpleNamespace(bounds=bounds),
+        offset_reader=SimpleNamespace(bounds=bounds),
     )
 
 

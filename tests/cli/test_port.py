@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -645,27 +645,48 @@ def test_circular_and_long_programs_are_read(text):
     assert [line.replacement for line in port_report("job.py", text).lines].count(CHECK_FORMAT) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("o = {}\n" + "".join(f'o["k{i}"] = o["a"]\n' for i in range(1000)) + 'spark.read.format("kafka").options(**o)', 1),
-        ("o = {}\n" + "".join(f'o["kafka.k{i}"] = o["kafka.a"]\n' for i in range(1000)), 1000),
-        ('o = self.o = {}\n' + "".join(f'self.o["kafka.k{i}"] = self.o["a"]\n' for i in range(1000)), 1000),
-        ('spark.read.format("kafka")' + "".join(f".option('kafka.a{i}', x)" for i in range(1000)) + ".load()", 1001),
-        ("x = " + " + ".join(["'a'"] * 1000) + "\nspark.read.format(x)", 1),
-        ("o0 = {}\n" + "".join(f"o{i + 1} = o{i}\no{i + 1}['k'] = o{i}['k']\n" for i in range(500)), 0),
-    ],
-)  # fmt: skip
-def test_a_program_of_a_thousand_lines_takes_seconds(text, count):
-    began = time.process_time()
-    assert len(port_report("job.py", text).lines) == count
-    assert time.process_time() - began < 6.0
+PROGRAMS = {
+    "items": lambda n: "o = {}\n" + "".join(f'o["k{i}"] = o["a"]\n' for i in range(n)) + 'read.format("kafka").options(**o)',
+    "kafka items": lambda n: "o = {}\n" + "".join(f'o["kafka.k{i}"] = o["kafka.a"]\n' for i in range(n)),
+    "items of an attribute": lambda n: "o = self.o = {}\n" + "".join(f'self.o["kafka.k{i}"] = self.o["a"]\n' for i in range(n)),
+    "a chain": lambda n: 'spark.read.format("kafka")' + "".join(f".option('kafka.a{i}', x)" for i in range(n)) + ".load()",
+    "a written chain": lambda n: "spark.table('t')" + ".x(1)" * n + '.write.format("kafka").save()',
+    "a sum": lambda n: "x = " + " + ".join(["'a'"] * n) + "\nspark.read.format(x)",
+    "copies": lambda n: "o0 = {}\n" + "".join(f"o{i + 1} = o{i}\no{i + 1}['k'] = o{i}['k']\n" for i in range(n // 2)),
+}  # fmt: skip
 
 
-def test_many_uses_on_one_line_of_text_take_seconds():
-    began = time.process_time()
-    assert len(port_report("job.scala", 'format("kafka") x = "kafka" ' * 10_000).lines) == 2
-    assert time.process_time() - began < 6.0
+def calls_of_report(name, text):
+    """How many functions, also of C, the report of a program calls."""
+    count = 0
+
+    def counted(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        port_report(name, text)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_work_of_a_report_grows_with_lines_not_their_square(program):
+    """Four times as many lines would call sixteen times as many functions if the work grew with the square."""
+    assert calls_of_report("job.py", program(400)) < 8 * calls_of_report("job.py", program(100))
+
+
+def test_a_program_of_a_thousand_lines_is_read():
+    counts = [len(port_report("job.py", program(1000)).lines) for program in PROGRAMS.values()]
+    assert counts == [1, 1000, 1000, 1001, 2, 1, 0]
+
+
+def test_work_of_a_report_grows_with_uses_on_a_line_of_text():
+    line = 'format("kafka") x = "kafka" '
+    assert len(port_report("job.scala", line * 1000).lines) == 2
+    assert calls_of_report("job.scala", line * 400) < 8 * calls_of_report("job.scala", line * 100)
 
 
 # 32 values of 64 Ki characters, from few lines.

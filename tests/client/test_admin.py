@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.base.codes import FIRST_WITH_ATTRIBUTES, Request, Response, SysFlag
+from rocketmq_spark.base.codes import FIRST_VERSION_WITH_ATTRIBUTES, Request, Response, SysFlag
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -74,7 +74,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def admin(broker: MockBroker, parts: Parts) -> BaseAdmin:
     broker.on(CLUSTER, ok(cluster(a=broker.address)))
     broker.on(ROUTE, route(8, {"a": broker.address}))
-    return BaseAdmin(broker.address, parts.calls)
+    return BaseAdmin(broker.address, parts.rpc_client)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ class TestTopics:
             both = {"a": broker.address, "b": other.address}
             broker.on(ROUTE, [NO_ROUTE, route(8, {"a": broker.address}), route(4, both), route(8, both)])
             broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
-            assert len(admin.create_topic("t", attributes={"message.type": "FIFO"}).readable()) == 16
+            assert len(admin.create_topic("t", attributes={"message.type": "FIFO"}).readable_queues()) == 16
             assert len(broker.seen(ROUTE)) == 4
             for name, server in (("a", broker), ("b", other)):
                 (command,) = server.seen(Request.UPDATE_AND_CREATE_TOPIC)
@@ -122,8 +122,8 @@ class TestTopics:
                 return ok()
 
             other.on(REGISTER, register)
-            admin = BaseAdmin([broker.address, other.address], replace(parts.calls, scope=Scope("ns")))
-            assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable()) == 6
+            admin = BaseAdmin([broker.address, other.address], replace(parts.rpc_client, scope=Scope("ns")))
+            assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable_queues()) == 6
             for server in (broker, other):
                 (told,) = server.seen(REGISTER)
                 assert told.ext == {"topic": "ns%t"}
@@ -179,7 +179,7 @@ class TestTopics:
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
         broker.on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=4\n"))
         configured(broker, [config(3)], 2)
-        changed = BaseAdmin(broker.address, parts.calls).create_topic("t", 3)
+        changed = BaseAdmin(broker.address, parts.rpc_client).create_topic("t", 3)
         assert [queues.perm for queues in changed.queues] == [6]
         assert broker.seen(Request.GET_BROKER_CONFIG) == []
 
@@ -244,7 +244,7 @@ class TestTopics:
         broker.on(REGISTER, register)
         broker.on(Request.DELETE_TOPIC_IN_NAMESRV, delete)
         configured(broker, [config(2), then], 5)
-        BaseAdmin(broker.address, replace(parts.calls, scope=Scope("ns"))).create_topic("t", 3)
+        BaseAdmin(broker.address, replace(parts.rpc_client, scope=Scope("ns"))).create_topic("t", 3)
         assert [told.ext for told in broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)] == [{"topic": "ns%t"}] * deleted
 
     def test_topic_changed_back_during_registration_is_not_deleted(
@@ -268,7 +268,7 @@ class TestTopics:
         broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
         broker.on(REGISTER, refuse(Response.REQUEST_CODE_NOT_SUPPORTED))
         configured(broker, [config(3)], 5)
-        assert len(admin.create_topic("t", 3).readable()) == 3
+        assert len(admin.create_topic("t", 3).readable_queues()) == 3
         assert len(broker.seen(REGISTER)) > 0
 
     def test_it_is_told_within_the_time_of_the_change(self, broker: MockBroker, parts: Parts, at_once: None) -> None:
@@ -278,7 +278,7 @@ class TestTopics:
         broker.on(Request.GET_TOPIC_CONFIG, config(3))
         broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
         broker.on(REGISTER, never)
-        patient = replace(parts.calls, request_timeout_s=3600.0)
+        patient = replace(parts.rpc_client, request_timeout_s=3600.0)
         with pytest.raises(CallTimeout, match="does not show the topic in time"):
             BaseAdmin(broker.address, patient).create_topic("t", 3, timeout_s=2.0)
         assert len(broker.seen(REGISTER)) == 1
@@ -402,7 +402,7 @@ def test_an_older_broker_tells_of_all_topics_at_once(broker: MockBroker) -> None
     broker.on(Request.GET_ALL_TOPIC_CONFIG, ok(table))
     broker.on(CLUSTER, ok(cluster(a=broker.address)))
     parts = Parts(broker.address, scope=Scope("ns"))
-    assert BaseAdmin(broker.address, parts.calls).topic_config("t", "a").read_queues == 3
+    assert BaseAdmin(broker.address, parts.rpc_client).topic_config("t", "a").read_queues == 3
 
 
 def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
@@ -412,12 +412,12 @@ def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
         b'{"brokerOffset":9,"consumerOffset":5,"pullOffset":6,"lastTimestamp":7}}}'
     )
     broker.on(Request.GET_CONSUME_STATS, ok(table))
-    progress = BaseAdmin(broker.address, parts.calls).consume_stats("g", "t")
+    progress = BaseAdmin(broker.address, parts.rpc_client).consume_stats("g", "t")
     assert progress == {MessageQueue("t", "a", 1): ConsumeProgress(9, 5, 6, 7)}
     assert broker.seen(Request.GET_CONSUME_STATS)[0].ext["topic"] == "ns%t"
     with MockBroker({Request.GET_CONSUME_STATS: ok(table.replace(b'"a"', b'"b"'))}) as other:
         broker.on(ROUTE, route(2, {"a": broker.address, "b": other.address}))
-        progress = BaseAdmin(broker.address, parts.calls).consume_stats("g", "t")
+        progress = BaseAdmin(broker.address, parts.rpc_client).consume_stats("g", "t")
     assert progress == {MessageQueue("t", name, 1): ConsumeProgress(9, 5, 6, 7) for name in "ab"}
     parts.pool.close()
 
@@ -429,11 +429,11 @@ def test_messages_of_a_key_are_those_that_have_it(broker: MockBroker) -> None:
         broker.on(ROUTE, route(1, {"a": broker.address, "b": other.address}))
         both = stored(properties=text(KEYS="k other", UNIQ_KEY="1")) + stored(properties=text(KEYS="kk", UNIQ_KEY="2"))
         broker.on(Request.QUERY_MESSAGE, ok(both))
-        found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
+        found = BaseAdmin(broker.address, parts.rpc_client).messages_of_key("t", "k", 5, 9)
         assert [(message.msg_id, message.broker_name) for message in found] == [("1", "a")]
         asked = [server.seen(Request.QUERY_MESSAGE)[0].ext for server in (broker, other)]
         other.on(Request.QUERY_MESSAGE, ok(stored(properties=text(KEYS="kk", UNIQ_KEY="3"))))
-        found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
+        found = BaseAdmin(broker.address, parts.rpc_client).messages_of_key("t", "k", 5, 9)
         assert [message.msg_id for message in found] == ["1"], (
             "what one finds of another key hides nothing of the others"
         )
@@ -451,7 +451,7 @@ def test_refusals_are_reported(broker: MockBroker, admin: BaseAdmin) -> None:
 
 
 def test_attributes_that_an_old_broker_leaves_out_are_reported(broker: MockBroker, admin: BaseAdmin) -> None:
-    broker.on(Request.UPDATE_AND_CREATE_TOPIC, lambda call: Command(0, version=FIRST_WITH_ATTRIBUTES - 1))
+    broker.on(Request.UPDATE_AND_CREATE_TOPIC, lambda call: Command(0, version=FIRST_VERSION_WITH_ATTRIBUTES - 1))
     admin.create_topic("t")
     with pytest.raises(
         NotSupported, match=r"broker a is older than RocketMQ 5.0 and ignored the attributes queue.type"
@@ -467,7 +467,7 @@ def test_a_topic_is_of_one_kind() -> None:
 
 def test_connections_that_were_lent_are_not_closed(broker: MockBroker, parts: Parts) -> None:
     broker.on(CLUSTER, ok(cluster(a="h:1")))
-    with BaseAdmin(f" {broker.address} ; ", parts.calls) as lent:
+    with BaseAdmin(f" {broker.address} ; ", parts.rpc_client) as lent:
         assert set(lent.cluster()) == {"a"}
     assert set(parts.routes.cluster()) == {"a"}
     with BaseAdmin([broker.address]) as own:
@@ -481,14 +481,14 @@ class TestRealBroker:
         (broker,) = broker_cluster.brokers
         name = "life-of-a-topic"
         route = real_admin.create_topic(name, 3, attributes={"message.type": "FIFO"})
-        assert [len(route.readable()), len(route.writable())] == [3, 3]
+        assert [len(route.readable_queues()), len(route.writable_queues())] == [3, 3]
         config = real_admin.topic_config(name, broker)
         assert (config.read_queues, config.attributes["message.type"]) == (3, "FIFO")
-        queue = route.writable()[1]
+        queue = route.writable_queues()[1]
         real.routes.get(name)
         real.sender.send(queue, SendRequest("g", b"x"), real.soon)
         eventually(lambda: real_admin.describe_topic(name)[queue].max_offset == 1)
-        assert len(real_admin.create_topic(name, read_queues=4, write_queues=2).writable()) == 2
+        assert len(real_admin.create_topic(name, read_queues=4, write_queues=2).writable_queues()) == 2
         assert name in real_admin.topics()
         real_admin.delete_topic(name)
         with pytest.raises(RouteNotFound):
@@ -497,10 +497,10 @@ class TestRealBroker:
     def test_groups_and_their_progress(self, real: Parts, real_admin: BaseAdmin, topic: str) -> None:
         group = f"group-{topic}"
         real_admin.create_group(group)
-        queues = real_admin.route(topic).readable()
+        queues = real_admin.route(topic).readable_queues()
         real.routes.get(topic)
         assert real.committer.commit_each(group, {queues[0]: 5}, real.soon) == {}
-        assert real.brokers.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}
+        assert real.offset_reader.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}
         assert real_admin.consume_stats(group, topic)[queues[0]].consumer_offset == 5
         assert real_admin.consumed_topics(group) == [topic]
         assert real_admin.consumed_topics("nobody") == []
@@ -521,7 +521,7 @@ def test_messages_of_a_key_are_not_inflated_for_their_ids(broker: MockBroker) ->
     broker.on(ROUTE, route(1, {"a": broker.address}))
     packed = stored(zlib.compress(bytes(30 << 20)), text(KEYS="k", UNIQ_KEY="1"), sys_flag=SysFlag.COMPRESSED)
     broker.on(Request.QUERY_MESSAGE, ok(packed * 8))
-    admin = BaseAdmin(broker.address, parts.calls)
+    admin = BaseAdmin(broker.address, parts.rpc_client)
     assert [message.msg_id for message in admin.messages_of_key("t", "k", 5, 9)] == ["1"] * 8
     assert peak_bytes(lambda: admin.messages_of_key("t", "k", 5, 9)) < 60 << 20
     parts.pool.close()

@@ -17,7 +17,7 @@ from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, never, refuse, route, topic_config
 
-WHOLE = BatchStorage(whole=True)
+WHOLE = BatchStorage(as_one_message=True)
 KINDS = {"batched": WHOLE, "ordinary": BatchStorage(), "compacted": BatchStorage(is_compacted=True)}
 
 CONFIG = Request.GET_TOPIC_CONFIG
@@ -62,7 +62,9 @@ def test_what_was_known_holds_while_the_broker_does_not_answer(broker: MockBroke
     assert batched(parts)
 
 
-@pytest.mark.parametrize(("version", "attributes"), [(codes.FIRST_WITH_ATTRIBUTES - 1, {}), (codes.VERSION, None)])
+@pytest.mark.parametrize(
+    ("version", "attributes"), [(codes.FIRST_VERSION_WITH_ATTRIBUTES - 1, {}), (codes.VERSION, None)]
+)
 def test_old_broker_means_ordinary_topic_and_proxy_means_unknown(
     version: int, attributes: object, broker: MockBroker, parts: Parts
 ) -> None:
@@ -90,7 +92,7 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(
         assert [parts.sender.batch_storage("t", parts.soon) for _ in range(2)] == [WHOLE, WHOLE]
         assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (1, 1)  # who was silent is left out for a while
         other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
-        assert TopicAttributesCache(parts.calls, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
+        assert TopicAttributesCache(parts.rpc_client, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
 
 
 def test_topic_kind_denied_by_brokers_counts_as_ordinary(broker: MockBroker, parts: Parts) -> None:

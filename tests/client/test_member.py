@@ -207,7 +207,7 @@ def test_only_a_broker_that_says_so_has_no_offset(broker: MockBroker, parts: Par
         [ok(offset=7), refuse(Response.QUERY_NOT_FOUND), refuse(Response.SYSTEM_ERROR), refuse(Response.SYSTEM_BUSY)],
     )
     assert parts.member.committed("g", QUEUES[0], parts.soon) == 7
-    assert parts.member.committed("g", QUEUES[0], parts.soon, young_at_zero=False) is None
+    assert parts.member.committed("g", QUEUES[0], parts.soon, zero_if_new=False) is None
     for _ in range(2):
         with pytest.raises(BrokerError):
             parts.member.committed("g", QUEUES[0], parts.soon)

@@ -69,7 +69,7 @@ def dead() -> str:
 
 
 def starting_with(parts: Parts, at: int) -> None:
-    parts.name_servers._current = at
+    parts.name_servers._current_index = at
 
 
 def raised(parts: Parts, topic: str) -> RouteNotFound:
@@ -85,7 +85,7 @@ class TestNameServers:
             parts = Parts(f"{one.address};{dead}")
             for at in (0, 1):
                 starting_with(parts, at)
-                error = parts.routes.missing_topic(raised(parts, "orders"))
+                error = parts.routes.with_similar_topics(raised(parts, "orders"))
                 assert f"and {dead} did not answer and may know it" in error.message
                 assert error.remedy is not None
                 assert "Start the name servers that do not answer" in error.remedy
@@ -96,7 +96,7 @@ class TestNameServers:
         parts = Parts(f"{dead};{broker.address}")
         starting_with(parts, 0)
         assert parts.routes.fetch("t").topic == "t"
-        assert parts.name_servers._current == 1
+        assert parts.name_servers._current_index == 1
         starting_with(parts, 1)
         assert parts.routes.fetch("t").topic == "t"
         parts.pool.close()
@@ -162,7 +162,7 @@ class TestNameServers:
             assert parts.routes.fetch("t").topic == "t"
             parts.pool.close()
             alone = Parts(other.address)
-            for ask in (lambda: alone.routes.fetch("t"), alone.routes.topics, alone.routes.any_broker):
+            for ask in (lambda: alone.routes.fetch("t"), alone.routes.topics, alone.routes.has_broker):
                 with pytest.raises(
                     OptionError, match=f"option 'nameServer' names {other.address}, which is not a name serv"
                 ) as e:
@@ -176,7 +176,7 @@ class TestNameServers:
         for _ in range(2):
             with pytest.raises(NotSupported):
                 parts.routes.topics()
-        assert parts.routes.any_broker()
+        assert parts.routes.has_broker()
 
     def test_threads_failing_together_still_try_the_living_server(self, broker: MockBroker, dead: str) -> None:
         """Each once moved the common pointer on, two threads therefore past the server that lived."""
@@ -249,13 +249,13 @@ class TestNameServers:
             parts.pool.close()
 
     def test_blank_addresses_are_nothing(self, parts: Parts) -> None:
-        assert NameServers(parts.calls, [" a:1 ", "", " "]).addresses == ("a:1",)
+        assert NameServers(parts.rpc_client, [" a:1 ", "", " "]).addresses == ("a:1",)
         with pytest.raises(OptionError, match="nameServer"):
-            NameServers(parts.calls, [""])
+            NameServers(parts.rpc_client, [""])
 
     def test_the_first_one_is_chosen_at_random(self, parts: Parts) -> None:
         addresses = [f"h:{i}" for i in range(10)]
-        assert len({NameServers(parts.calls, addresses, random.Random(i))._current for i in range(50)}) > 5
+        assert len({NameServers(parts.rpc_client, addresses, random.Random(i))._current_index for i in range(50)}) > 5
 
 
 class TestRoutes:
@@ -271,7 +271,7 @@ class TestRoutes:
         assert parts.routes.get("t", 0.0) is first
         broker.on(ROUTE, route(3, {"broker-a": broker.address}))
         assert parts.routes.get("t", 0.0) is not first
-        assert len(parts.routes.get("t").readable()) == 3
+        assert len(parts.routes.get("t").readable_queues()) == 3
 
     def test_an_unchanged_route_is_one_object_for_all_threads(self, broker: MockBroker, parts: Parts) -> None:
         held = mb.Held()
@@ -320,7 +320,10 @@ class TestRoutes:
         topics = json.dumps({"topicList": ["orders_eu"]}).encode()
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(topics))
         broker.on(ROUTE, NO_ROUTE)
-        for missing in (parts.routes.get_existing, lambda name, _: parts.routes.missing_topic(raised(parts, name))):
+        for missing in (
+            parts.routes.get_existing,
+            lambda name, _: parts.routes.with_similar_topics(raised(parts, name)),
+        ):
             with pytest.raises(RouteNotFound, match="The specified topic: ") as caught:
                 raise missing(topic, 0.0)
             assert "create" not in str(caught.value)
@@ -330,7 +333,7 @@ class TestRoutes:
     def test_a_missing_topic_suggests_near_names_of_users(self, broker: MockBroker, parts: Parts) -> None:
         topics = ["orders", "orders-eu", "%RETRY%order", "TBW102", "payments", "order"]
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(json.dumps({"topicList": topics}).encode()))
-        error = parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))
+        error = parts.routes.with_similar_topics(RouteNotFound("no such topic", "h:1", 17, "order"))
         text = str(error)
         assert "Did you mean orders" in text
         assert "RETRY" not in text
@@ -344,7 +347,9 @@ class TestRoutes:
             parts.routes.get_existing("t", 0.0)
         broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(b"{}"))
         nobody = "No broker is registered: start one, or look into the logs of those that should be there"
-        assert str(parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))).endswith(nobody)
+        assert str(parts.routes.with_similar_topics(RouteNotFound("no such topic", "h:1", 17, "order"))).endswith(
+            nobody
+        )
         with pytest.raises(RouteNotFound, match=nobody):
             parts.routes.get_existing("t", 0.0)
 
@@ -355,11 +360,11 @@ class TestRoutes:
         with pytest.raises(RouteNotFound, match=where) as caught:
             parts.routes.get_existing("t", 0.0)
         assert caught.value.message == "the Proxy knows no such topic, or all its brokers are down"
-        assert where in (parts.routes.missing_topic(raised(parts, "t")).remedy or "")
+        assert where in (parts.routes.with_similar_topics(raised(parts, "t")).remedy or "")
 
     def test_refused_topic_list_costs_only_the_did_you_mean_hint(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, refuse(1, "disabled"))
-        error = parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))
+        error = parts.routes.with_similar_topics(RouteNotFound("no such topic", "h:1", 17, "order"))
         assert "Did you mean" not in str(error)
         assert "topic create order" in str(error)
 
@@ -385,16 +390,18 @@ class TestRoutes:
             broker.on(ROUTE, [both, NO_ROUTE, route(2, {"broker-a": broker.address})])
             other.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
             parts.routes.get("t", 0.0)
-            assert parts.routes.unlisted("t", parts.soon) == []
+            assert parts.routes.unlisted_queues("t", parts.soon) == []
             raised(parts, "t")
             for _ in range(2):
                 parts.routes.get("t", 0.0)
-                assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "broker-b", i) for i in range(2)]
+                assert parts.routes.unlisted_queues("t", parts.soon) == [
+                    MessageQueue("t", "broker-b", i) for i in range(2)
+                ]
             other.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist"))
-            assert parts.routes.unlisted("t", parts.soon) == []
+            assert parts.routes.unlisted_queues("t", parts.soon) == []
             other.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
-            assert parts.routes.unlisted("t", parts.soon) != []
-        assert parts.routes.unlisted("t", parts.soon) == []
+            assert parts.routes.unlisted_queues("t", parts.soon) != []
+        assert parts.routes.unlisted_queues("t", parts.soon) == []
         broker.on(ROUTE, both)
         parts.routes.get("t", 0.0)
         assert parts.routes._unlisted_brokers == {}
@@ -412,7 +419,7 @@ class TestRoutes:
             broker.on(ROUTE, route(1, {"broker-a": broker.address}))
             for topic in topics:
                 parts.routes.get(topic)
-                assert parts.routes.unlisted(topic, parts.soon) == [MessageQueue(topic, "b", 0)]
+                assert parts.routes.unlisted_queues(topic, parts.soon) == [MessageQueue(topic, "b", 0)]
 
     def test_topics_that_have_just_gone_are_in_the_account(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
@@ -423,8 +430,8 @@ class TestRoutes:
             parts.routes.get(f"t{n}")
             parts.routes.forget(f"t{n}")
         assert parts.routes.cached_bytes <= 10_000
-        assert "t199" in parts.routes._forgotten
-        assert parts.routes._forgotten.keys() == parts.routes._forgotten_at.keys()
+        assert "t199" in parts.routes._forgotten_routes
+        assert parts.routes._forgotten_routes.keys() == parts.routes._forgotten_at.keys()
 
     @pytest.mark.parametrize("number", [0, 1, 3])
     def test_any_replica_shows_that_a_broker_is_there(self, broker: MockBroker, parts: Parts, number: int) -> None:
@@ -436,9 +443,9 @@ class TestRoutes:
             broker.on(ROUTE, [all_there, route(1, {"broker-a": broker.address})])
             for _ in range(2):
                 parts.routes.get("t", 0.0)
-            assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "b", 0)]
+            assert parts.routes.unlisted_queues("t", parts.soon) == [MessageQueue("t", "b", 0)]
             replica.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist"))
-            assert parts.routes.unlisted("t", parts.soon) == []
+            assert parts.routes.unlisted_queues("t", parts.soon) == []
 
     @pytest.mark.parametrize("ids", [(1,), (1, 2)])
     def test_a_broker_whose_master_had_no_address_may_be_starting(
@@ -450,7 +457,7 @@ class TestRoutes:
         broker.on(ROUTE, [all_there, route(1, {"broker-a": broker.address})])
         for _ in range(2):
             parts.routes.get("t", 0.0)
-        assert parts.routes.unlisted("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
+        assert parts.routes.unlisted_queues("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
 
     def test_a_slave_does_not_speak_for_a_master_that_hangs(self, broker: MockBroker, parts: Parts) -> None:
         gone = refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist")
@@ -462,7 +469,7 @@ class TestRoutes:
             broker.on(ROUTE, [all_there, route(1, {"broker-a": broker.address})])
             for _ in range(2):
                 parts.routes.get("t", 0.0)
-            assert parts.routes.unlisted("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
+            assert parts.routes.unlisted_queues("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
 
     @pytest.mark.parametrize("silence", [never, close, reset, ok(b"?"), refuse(Response.GO_AWAY, "down")])
     def test_a_broker_without_a_clear_answer_is_not_gone(
@@ -473,7 +480,7 @@ class TestRoutes:
             broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
             for _ in range(2):
                 parts.routes.get("t", 0.0)
-            unlisted = parts.routes.unlisted("t", Deadline.after(0.2))
+            unlisted = parts.routes.unlisted_queues("t", Deadline.after(0.2))
         assert unlisted == [MessageQueue("t", "b", 0)]
 
     def test_an_unclear_broker_is_asked_again_within_the_deadline(self, broker: MockBroker, parts: Parts) -> None:
@@ -484,7 +491,7 @@ class TestRoutes:
             broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
             for _ in range(2):
                 parts.routes.get("t", 0.0)
-            assert parts.routes.unlisted("t", parts.soon) == []
+            assert parts.routes.unlisted_queues("t", parts.soon) == []
 
     def test_a_refusal_of_an_earlier_attempt_is_not_believed(self, broker: MockBroker, parts: Parts) -> None:
         with MockBroker() as other:
@@ -497,9 +504,9 @@ class TestRoutes:
             parts.pool.get(address, parts.soon)
         rests = parts.pool._slots[address]
         rests.backoff_until = time.monotonic() + 60
-        assert parts.routes.unlisted("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
+        assert parts.routes.unlisted_queues("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
         rests.backoff_until = 0.0
-        assert parts.routes.unlisted("t", parts.soon) == []
+        assert parts.routes.unlisted_queues("t", parts.soon) == []
 
     def test_a_broker_with_another_name_at_the_address_is_another(self, broker: MockBroker, parts: Parts) -> None:
         with MockBroker({Request.GET_TOPIC_STATS_INFO: stats({MessageQueue("t", "new", 0): (0, 1)})}) as other:
@@ -507,9 +514,9 @@ class TestRoutes:
             broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
             for _ in range(2):
                 parts.routes.get("t", 0.0)
-            assert parts.routes.unlisted("t", parts.soon) == []
+            assert parts.routes.unlisted_queues("t", parts.soon) == []
             other.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "old", 0): (0, 1)}))
-            assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "old", 0)]
+            assert parts.routes.unlisted_queues("t", parts.soon) == [MessageQueue("t", "old", 0)]
 
     def test_a_broker_that_is_not_listed_for_minutes_has_left(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
@@ -517,11 +524,11 @@ class TestRoutes:
         broker.on(ROUTE, [route(2, {"broker-a": broker.address, "b": broker.address}), route(2, {"c": broker.address})])
         for _ in range(2):
             parts.routes.get("t", 0.0)
-        assert {queue.broker_name for queue in parts.routes.unlisted("t", parts.soon)} == {"broker-a", "b"}
+        assert {queue.broker_name for queue in parts.routes.unlisted_queues("t", parts.soon)} == {"broker-a", "b"}
         assert options_table.parse({"nameServer": "x:1"}).for_role("sink").send_timeout > route_room.UNLISTED_S
         later = time.monotonic() + route_room.UNLISTED_S
         monkeypatch.setattr(route_room.time, "monotonic", lambda: later)
-        assert parts.routes.unlisted("t", parts.soon) == []
+        assert parts.routes.unlisted_queues("t", parts.soon) == []
         parts.routes.get("t", 0.0)
         assert parts.routes._unlisted_brokers == {}
 
@@ -559,10 +566,10 @@ class TestRoutes:
         for perm, readable, writable in ((6, 2, 2), (4, 2, 0), (2, 0, 2), (0, 0, 0)):
             broker.on(ROUTE, route(2, {"broker-a": "h:1"}, perm))
             known = parts.routes.get("t", 0.0)
-            assert (len(known.readable()), len(known.writable())) == (readable, writable)
+            assert (len(known.readable_queues()), len(known.writable_queues())) == (readable, writable)
         broker.on(ROUTE, route(2, {"broker-a": ""}))
         known = parts.routes.get("t", 0.0)
-        assert (len(known.readable()), len(known.writable())) == (2, 0)
+        assert (len(known.readable_queues()), len(known.writable_queues())) == (2, 0)
 
     def test_namespace_shows_only_its_topics_by_user_names(self, broker: MockBroker) -> None:
         parts = Parts(broker.address, scope=Scope("ns"))
@@ -571,7 +578,7 @@ class TestRoutes:
         assert parts.routes.topics() == ["%RETRY%g", "orders"]
         known = parts.routes.get("orders")
         assert broker.seen(ROUTE)[0].ext["topic"] == "ns%orders"
-        assert known.readable()[0].topic == "orders"
+        assert known.readable_queues()[0].topic == "orders"
         parts.pool.close()
 
     @pytest.mark.parametrize(
@@ -592,16 +599,16 @@ class TestRoutes:
             '{"brokerAddrTable":{"b":{"brokerName":"b","cluster":"c","brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{}}'
         )
         broker.on(Request.GET_BROKER_CLUSTER_INFO, [ok(table.encode()), ok(b"{}"), refuse(3)])
-        assert [parts.routes.any_broker() for _ in range(3)] == [True, False, True]
+        assert [parts.routes.has_broker() for _ in range(3)] == [True, False, True]
 
     def test_routes_of_a_real_name_server(self, real: Parts, topic: str) -> None:
         known = real.routes.get(topic)
-        assert len(known.readable()) == len(known.writable()) == 8
+        assert len(known.readable_queues()) == len(known.writable_queues()) == 8
         assert topic in real.routes.topics()
         assert set(real.routes.cluster()) == set(known.brokers)
         with pytest.raises(RouteNotFound) as caught:
             real.routes.get(topic[:-1])
-        assert topic in str(real.routes.missing_topic(caught.value))
+        assert topic in str(real.routes.with_similar_topics(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -672,7 +679,7 @@ class TestMemory:
         broker.on(ROUTE, route(200_000, {"b": "h:1"}))
         topics = [f"t{n}" for n in range(6)]
         parts.routes.refresh(topics[:5], 0.0)
-        assert len(parts.routes.get("t4", 60.0).readable()) == 200_000
+        assert len(parts.routes.get("t4", 60.0).readable_queues()) == 200_000
         with pytest.raises(RemoteProtocolError, match="128 for each queue"):
             parts.routes.refresh([topics[4], topics[5]], 0.0) if at_once else parts.routes.get("t5")
 
@@ -707,16 +714,16 @@ class TestMemory:
         for one in (idle, busy):
             one.routes.get("t0")
             assert one.routes.cached_bytes > 200_000 * route_room._QUEUE_BYTES
-        idle.routes._used_at -= 99
+        idle.routes._last_used_s -= 99
         busy.routes.get("t1")
         assert idle.routes.cached_topics() == ["t0"]
-        idle.routes._used_at -= 2
+        idle.routes._last_used_s -= 2
         busy.routes.get("t2")
         assert idle.routes.cached_topics() == []
         assert 0 < idle.routes.cached_bytes < 1000  # of the broker
         assert busy.routes.cached_topics() == ["t0", "t1", "t2"]
         assert idle.routes.address("b") == "h:1"
-        assert len(idle.routes.get("t0").readable()) == 200_000
+        assert len(idle.routes.get("t0").readable_queues()) == 200_000
         for one in (idle, busy):
             one.close()
 
@@ -746,7 +753,7 @@ class TestMemory:
         for one in many:
             one.routes.cluster()
         monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", sum(one.routes.cached_bytes for one in many))
-        assert len(user.routes.get("t").readable()) > 0
+        assert len(user.routes.get("t").readable_queues()) > 0
         for one in (*many, user):
             one.close()
 
@@ -759,7 +766,7 @@ class TestMemory:
         forgotten: list[route_room.Routes] = []
         for one in many:
             one.routes.get("t")
-            one.routes.unlisted("t", one.soon)
+            one.routes.unlisted_queues("t", one.soon)
             one.routes.forget_all()
         monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", 1000)
         broker.on(ROUTE, route(1, {"b": "h:1"}))
@@ -830,7 +837,7 @@ class TestMemory:
         broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster_of({"0": "h:1"}))
         with pytest.raises(RemoteProtocolError):
             parts.routes.get("t") if way == "route" else parts.routes.cluster()
-        assert parts.pool._advertised == {}
+        assert parts.pool._advertised_peers == {}
 
     @pytest.mark.parametrize(
         "data",
@@ -848,7 +855,7 @@ class TestMemory:
         for ask in (lambda: parts.routes.get("t"), parts.routes.cluster):
             with pytest.raises(RemoteProtocolError, match="expected a text of at most"):
                 ask()
-        assert parts.pool._advertised == {}
+        assert parts.pool._advertised_peers == {}
 
     def test_idle_client_still_notices_queues_missing_in_a_new_route(self, broker: MockBroker, parts: Parts) -> None:
         """A stream with a slow trigger, whose name server was started anew meanwhile."""
@@ -857,21 +864,21 @@ class TestMemory:
             broker.on(ROUTE, [both, both, route(2, {"broker-a": broker.address})])
             for topic in ("t", "u"):
                 parts.routes.get(topic)
-            assert parts.routes.unlisted("t", parts.soon) == []
+            assert parts.routes.unlisted_queues("t", parts.soon) == []
             for later_s in (100, 1000):  # whatever others do meanwhile
                 parts.routes.forget_all(time.monotonic() + later_s)
             assert parts.routes.cached_topics() == []
             parts.routes.get("t")
             parts.routes.get("u")
-            assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "b", i) for i in range(2)]
-            assert parts.routes.unlisted("u", parts.soon) == []
+            assert parts.routes.unlisted_queues("t", parts.soon) == [MessageQueue("t", "b", i) for i in range(2)]
+            assert parts.routes.unlisted_queues("u", parts.soon) == []
 
     def test_lists_of_queues_are_forgotten_with_the_route(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, route(4, {"b": "h:1"}))
         queues = parts.sender.publish_queues("t", parts.soon)
         assert parts.sender.publish_queues("t", parts.soon) is queues
         of_route = weakref.ref(parts.routes.get("t"))
-        parts.routes.unlisted("t", parts.soon)
+        parts.routes.unlisted_queues("t", parts.soon)
         parts.routes.forget_all()
         gc.collect()
         assert of_route() is None
@@ -882,7 +889,7 @@ class TestMemory:
         monkeypatch.setattr(route_room, "_all_routes", LiveObjects())
         idle, busy = Parts(broker.address), Parts(broker.address)
         idle.routes.get("t")
-        idle.routes._used_at -= 1000
+        idle.routes._last_used_s -= 1000
         busy.routes.get("t")
         assert idle.routes.cached_topics() == ["t"]
         for one in (idle, busy):
@@ -901,7 +908,7 @@ class TestMemory:
         with pytest.raises(RemoteProtocolError, match="more than its share"):
             greedy.routes.get("t3")
         greedy.routes.get("t2", 0.0)  # what it has, it may have again
-        assert len(small.routes.get("t0").readable()) == 20_000
+        assert len(small.routes.get("t0").readable_queues()) == 20_000
         assert (greedy.routes.cached_topics(), other.routes.cached_topics()) == ([], ["t0"])  # who had most makes room
         assert sum(one.routes.cached_bytes for one in (greedy, other, small)) < route_room._MAX_PROCESS_BYTES
         for one in (greedy, other, small):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, Request
+from rocketmq_spark.base.codes import FIRST_VERSION_WITH_TIMERS, Request
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
@@ -61,7 +61,7 @@ def test_topic_and_group_of_everything_else(broker: MockBroker, tenant: Parts) -
     sender.recall("t", "broker-a", "handle", "g", soon)
     assert sender.probe("broker-a", "t", soon)
     assert sender.max_timer_delays_ms("t", ["broker-a"], soon) == {"broker-a": 259_200_000}
-    assert ANSWER.version >= FIRST_WITH_TIMERS
+    assert ANSWER.version >= FIRST_VERSION_WITH_TIMERS
     leave = sender.join("g", 0.0)
     tenant.instance.heartbeat(soon)
     leave(soon)
@@ -113,10 +113,10 @@ def test_topic_and_group_of_what_readers_ask(broker: MockBroker, tenant: Parts) 
     broker.on(Request.GET_MAX_OFFSET, ok(offset=0))
     broker.on(Request.GET_TOPIC_CONFIG, topic_config())
     broker.on(Request.PULL_MESSAGE, ok(nextBeginOffset=1, minOffset=0, maxOffset=1))
-    brokers, soon = tenant.brokers, tenant.soon
+    brokers, soon = tenant.offset_reader, tenant.soon
     tenant.routes.get("t")
     assert not brokers.is_proxy("t", "broker-a", soon)
-    assert brokers.read_queues("t", "broker-a", soon) is not None
+    assert brokers.read_queue_count("t", "broker-a", soon) is not None
     assert tenant.kinds.attributes("t", "broker-a", soon) == {}
     tenant.broker_client.attributes([("broker-a", "t")], soon)
     brokers.check_filter("broker-a", "g", "t", "a > 1", soon)

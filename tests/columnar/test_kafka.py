@@ -447,7 +447,7 @@ def numbering_router(queues, columns, numbered=Q, wait_for_brokers=None):
     """A router of topic t whose rows name partitions."""
     options = options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink")
     names = {name.lower(): name for name in columns}
-    return Router(options, names, queues, numbered=lambda topic: numbered, wait_for_brokers=wait_for_brokers)
+    return Router(options, names, queues, partitions_of=lambda topic: numbered, wait_for_brokers=wait_for_brokers)
 
 
 def queues_of_rows(router, **columns):
@@ -567,7 +567,7 @@ def test_queues_are_numbered_before_the_route_is_taken():
 
     options = options_table.parse({"name_server": "n:1"}).for_role("sink")
     names = {"topic": "topic", "partition": "partition", "shardingkey": "shardingKey"}
-    router = Router(options, names, lambda topic, refresh: listed[0], numbered=number)
+    router = Router(options, names, lambda topic, refresh: listed[0], partitions_of=number)
     columns = {"topic": ["t", "t"], "partition": pa.array([None, 0], pa.int32()), "shardingKey": ["c", None]}
     assert queues_of_rows(router, **columns) == ([Q[99 % 4], Q[0]], [])
 

@@ -70,7 +70,7 @@ def test_a_pull_below_the_minimum_is_told_the_minimum(case: Case) -> None:
 def test_young_queue_without_offset_starts_at_zero_by_default(case: Case) -> None:
     case.send(b"0", b"1")
     assert case.port.committed(case.group, case.queue, soon()) == 0
-    assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) is None
+    assert case.port.committed(case.group, case.queue, soon(), zero_if_new=False) is None
 
 
 @every
@@ -85,7 +85,7 @@ def test_offsets_are_each_queues_own(case: Case) -> None:
     leave = case.join(case.port)
     assert case.port.commit(case.group, {case.queue: 2}, soon()) == {}
     assert case.port.committed(case.group, case.queue, soon()) == 2
-    assert case.port.committed(case.group, case.other, soon(), young_at_zero=False) is None
+    assert case.port.committed(case.group, case.other, soon(), zero_if_new=False) is None
     assert case.port.commit(case.group, {case.queue: 1}, soon()) == {}
     assert case.port.committed(case.group, case.queue, soon()) == 1
     leave(soon())
@@ -93,9 +93,9 @@ def test_offsets_are_each_queues_own(case: Case) -> None:
 
 @every
 def test_group_without_members_or_pulls_can_commit_offsets(case: Case) -> None:
-    assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) is None
+    assert case.port.committed(case.group, case.queue, soon(), zero_if_new=False) is None
     assert case.port.commit(case.group, {case.queue: 0}, soon()) == {}
-    assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) == 0
+    assert case.port.committed(case.group, case.queue, soon(), zero_if_new=False) == 0
 
 
 @every
@@ -233,9 +233,7 @@ def test_pull_by_filter_newer_than_heartbeat_is_refused(case: Case) -> None:
         return found[0].broker_code if isinstance(found[0], RocketMQError) else None
 
     assert [code(version) for version in (4, 5, 6)] == [None, None, Response.SUBSCRIPTION_NOT_LATEST]
-    assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) == 5, (
-        "what was refused told nothing"
-    )
+    assert case.port.committed(case.group, case.queue, soon(), zero_if_new=False) == 5, "what was refused told nothing"
     leave(soon())
 
 

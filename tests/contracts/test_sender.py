@@ -152,6 +152,6 @@ def test_a_topic_is_consumed_while_a_member_is_there(case: Case) -> None:
 
 
 def test_how_batches_are_stored(case: Case) -> None:
-    assert case.sender.batch_storage(case.batch_topic(), soon()) == BatchStorage(whole=True)
+    assert case.sender.batch_storage(case.batch_topic(), soon()) == BatchStorage(as_one_message=True)
     assert case.sender.batch_storage(case.compaction_topic(), soon()) == BatchStorage(is_compacted=True)
     assert case.sender.batch_storage(case.topic, soon()) == BatchStorage()

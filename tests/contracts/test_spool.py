@@ -45,21 +45,21 @@ def test_what_is_kept_is_counted_and_answers_mean_something_then(spool: Spool) -
     assert spool.metrics().depth == 0
     spool.keep([send(b"x"), send(b"y", "a:1")])
     assert (spool.metrics().depth, spool.metrics().dead, spool.metrics().trouble) == (2, 0, None)
-    assert spool.listens
-    spool.answered(q("b:0"))
+    assert spool.needs_answers
+    spool.note_accepted_send(q("b:0"))
     assert spool.metrics().depth == 2, "it was the answer of another broker"
 
 
 def test_what_has_a_queue_or_a_choice_holds_up_what_goes_there(spool: Spool) -> None:
-    assert not spool.holds(send(b"x", "a:1"))
+    assert not spool.has_earlier_record(send(b"x", "a:1"))
     spool.keep([send(b"any")])
-    assert not spool.holds(send(b"any")), "what may go anywhere has no order"
+    assert not spool.has_earlier_record(send(b"any")), "what may go anywhere has no order"
     spool.keep([send(b"x", "a:1"), by_selector("k")])
-    assert spool.holds(send(b"y", "a:1"))
-    assert spool.holds(by_selector("k"))
-    assert not spool.holds(send(b"y", "a:0"))
-    assert not spool.holds(send(b"y", "a:1", topic="U"))
-    assert not spool.holds(by_selector("l"))
+    assert spool.has_earlier_record(send(b"y", "a:1"))
+    assert spool.has_earlier_record(by_selector("k"))
+    assert not spool.has_earlier_record(send(b"y", "a:0"))
+    assert not spool.has_earlier_record(send(b"y", "a:1", topic="U"))
+    assert not spool.has_earlier_record(by_selector("l"))
 
 
 def test_of_sends_for_which_there_is_no_room_none_is_kept(spool: Spool) -> None:
@@ -67,6 +67,6 @@ def test_of_sends_for_which_there_is_no_room_none_is_kept(spool: Spool) -> None:
     with pytest.raises(SpoolFull):
         spool.keep([send(b"x", "b:1")] * 2)
     assert spool.metrics().depth == ROOM - 1
-    assert not spool.holds(send(b"x", "b:1"))
+    assert not spool.has_earlier_record(send(b"x", "b:1"))
     spool.keep([send(b"x", "b:1")])
     assert spool.metrics().depth == ROOM

@@ -24,7 +24,7 @@ QUEUES = [MessageQueue(INNER_TOPIC, "broker-a", i) for i in range(2)]
 OTHER = MessageQueue(INNER_TOPIC, "broker-b", 0)
 
 
-RULES = envelope_records.Rules(ProducerSettings(group="g"), "dead")
+RULES = envelope_records.DeliveryRules(ProducerSettings(group="g"), "dead")
 
 
 class Topic:
@@ -65,8 +65,8 @@ class Topic:
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> list[MessageQueue]:
         return sorted(queue for queue in self.messages.keys() - self.unread if queue.topic == topic)
 
-    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
-        assert not young_at_zero
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
+        assert not zero_if_new
         self._ask(queue)
         return self.offsets.get((group, queue))
 
@@ -150,10 +150,10 @@ class Sends:
         )
         self.waiting: list[Callable[[Resent], None]] = []
 
-    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
         return lambda send: False
 
-    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+    def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         raise AssertionError(sends)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:

@@ -184,7 +184,7 @@ def test_queue_not_readable_to_end_stops_no_messages_for_long(world: World, monk
     for _ in range(3):
         node.turn(ONE)
     assert (len(node.store), node.sends.bodies) == (1, [])
-    monkeypatch.setattr(node.service, "_catch_up_until", Deadline(0.0))
+    monkeypatch.setattr(node.service, "_catch_up_deadline", Deadline(0.0))
     node.turn(ONE)
     assert node.sends.bodies == [b"m"]
 
@@ -238,7 +238,7 @@ def test_message_failed_while_clock_was_ahead_is_not_sent_early(world: World) ->
     answers.append(Resent(ONE))
     assert node.service._spool is not None
     node.sends.sent.clear()
-    node.service._spool.answered(MessageQueue("orders", "broker-a", 0))
+    node.service._spool.note_accepted_send(MessageQueue("orders", "broker-a", 0))
     for _ in range(3):
         node.turn(ONE)
     assert node.sends.bodies == [b"away since"]

@@ -17,6 +17,7 @@ from docs import draw_pictures
 from rocketmq_spark.cli import background
 from rocketmq_spark.localbroker.processes import free_port
 from tests.fix_spark import ROOT, environment
+from tests.scale import soak
 
 ENGLISH, CHINESE = "README.md", "README.zh-CN.md"
 TEXT = {page: (ROOT / page).read_text("utf-8") for page in (ENGLISH, CHINESE)}
@@ -89,7 +90,7 @@ def test_the_chinese_page_translates_this_text() -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("where", ["clone", "wheel"])
+@pytest.mark.parametrize("where", [pytest.param("clone", marks=soak), "wheel"])
 def test_it_runs_in_one_shell(where: str, own_cache: Path, installed: Path, tmp_path: Path) -> None:
     """The broker has a free port, and checkpoints have a folder of the test. From a wheel, nothing of the clone is there."""
     port = str(free_port())
@@ -112,6 +113,6 @@ def test_it_runs_in_one_shell(where: str, own_cache: Path, installed: Path, tmp_
         assert positions == sorted(positions)
         assert "RocketMQ has stopped" in shell.stdout
     finally:
-        left = background.running()
+        left = background.running_broker()
         if left is not None:
             os.kill(left.pid, signal.SIGKILL)

@@ -157,12 +157,12 @@ class FakeMember:
         return [what for name, what in self.calls if name == verb]
 
     def join(
-        self, group: str, membership: Callable[[], Membership], asked: RequestCallback, heartbeat_s: float
+        self, group: str, membership: Callable[[], Membership], on_request: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
         if self.asked is not None:
             raise LocalProtocolError(f"consumer group {group!r} has a member in this process already")
         self._call("join", group)
-        self.asked, self.membership, self.group = asked, membership, group
+        self.asked, self.membership, self.group = on_request, membership, group
 
         def leave(deadline: Deadline) -> None:
             self._call("leave", group)
@@ -205,10 +205,10 @@ class FakeMember:
             raise BrokerError("the consumer group is not online", "a:1", Response.CONSUMER_NOT_ONLINE)
         return dict(self.brokers.heard.subscriptions) if self.brokers.heard else {}
 
-    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
         self.begun[queue] += 1
         self._call("committed", queue, queue.broker_name)
-        young = young_at_zero and not self.brokers.queues[queue].first
+        young = zero_if_new and not self.brokers.queues[queue].first
         return self.brokers.offsets.get(queue, 0 if young else None)
 
     def connection(self, broker_name: str) -> object:
@@ -372,10 +372,10 @@ class QueueMember(FakeMember):
         others = {name: FakeMember(self.brokers, name) for name in client_ids}
         self.brokers.members = {name: self if name == self.client_id else other for name, other in others.items()}
 
-    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+    def committed(self, group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
         if queue in self.unknown:
             raise self.unknown[queue]
-        return super().committed(group, queue, deadline, young_at_zero)
+        return super().committed(group, queue, deadline, zero_if_new)
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline

@@ -77,28 +77,28 @@ class FakeProxy:
         return self.counts[topic]
 
     def receive(
-        self, place: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, target: PopTarget, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
         assert invisible_s >= MIN_INVISIBLE_S, "an error of the Proxy"
         assert wait_s >= MIN_WAIT_S, "an error of the Proxy: 40018"
         assert deadline.remaining() > wait_s, "the answer would come too late"
         with self.changed:
-            if self.filters and place[0] not in self.filters[-1]:
-                raise LocalProtocolError("the topic is not subscribed to", topic=place[0])
+            if self.filters and target[0] not in self.filters[-1]:
+                raise LocalProtocolError("the topic is not subscribed to", topic=target[0])
             if "receive" in self.failing:
                 raise self.failing.pop("receive")
             self.waiting += 1
-            self.receives.append((*place, count, invisible_s))
+            self.receives.append((*target, count, invisible_s))
             self.changed.notify_all()
             end, answered = Deadline.after(wait_s if self.waits else 0.0), self.answered
-            while not (self.closed or self._there(*place) or end.expired or self.answered > answered):
+            while not (self.closed or self._there(*target) or end.expired or self.answered > answered):
                 self.changed.wait(_LOOK_S)  # nobody tells when a lease ends
             self.waiting -= 1
             if self.closed:
                 raise ClosedError("the channel was closed")
-            found = self.lying[place][:count]
-            del self.lying[place][:count]
-            lent = [self._lend(message, place[1], invisible_s) for message in found]
+            found = self.lying[target][:count]
+            del self.lying[target][:count]
+            lent = [self._lend(message, target[1], invisible_s) for message in found]
             self.takes()
             return lent
 

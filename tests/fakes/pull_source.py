@@ -11,7 +11,7 @@ def pull_source(compacted: bool = False) -> Fake:
     return Fake(
         ports.PullSource,
         on_wire=lambda name: f"ns%{name}",
-        keys=lambda: ("me", "hush", None),
+        signing_keys=lambda: ("me", "hush", None),
         route=lambda topic, deadline: ROUTE,
         is_compacted=lambda queue, deadline=None: compacted,
         stores_batches=lambda queue, deadline=None: False,

@@ -29,8 +29,8 @@ class FakeReplies:
         self.expected[correlation_id] = done
         return lambda: self.expected.pop(correlation_id, None) and None
 
-    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
-        self.events.append(("reply", to.msg_id, reply.body, dict(reply.properties or {}), group))
+    def reply(self, request: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
+        self.events.append(("reply", request.msg_id, reply.body, dict(reply.properties or {}), group))
 
     def arrive(self, correlation_id: str, reply: Reply | RocketMQError = YES) -> None:
         self.expected.pop(correlation_id)(reply)

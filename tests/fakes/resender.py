@@ -17,10 +17,10 @@ class FakeResender:
         self.sent: list[SpooledSend] = []
         self.closed = False
 
-    def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
         return lambda send: False
 
-    def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
+    def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         raise AssertionError(sends)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:

@@ -75,13 +75,13 @@ class ScriptedSender:
         queues: Sequence[MessageQueue] = found
         return queues
 
-    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+    def with_similar_topics(self, error: RouteNotFound) -> RouteNotFound:
         return error
 
-    def any_broker(self) -> bool:
-        return self.any_master()
+    def has_broker(self) -> bool:
+        return self.has_master()
 
-    def any_master(self) -> bool:
+    def has_master(self) -> bool:
         if isinstance(self.masters, RocketMQError):
             raise self.masters
         return self.masters

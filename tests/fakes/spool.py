@@ -13,7 +13,7 @@ from rocketmq_spark.spool.spool import lane_of
 class FakeSpool:
     """Implements ``ports.Spool``; ``room`` is how many sends it takes."""
 
-    listens = True
+    needs_answers = True
 
     def __init__(self) -> None:
         self.kept: list[SpooledSend] = []
@@ -22,7 +22,7 @@ class FakeSpool:
         self.answers: list[MessageQueue] = []
         self.closed = False
 
-    def holds(self, send: SpooledSend) -> bool:
+    def has_earlier_record(self, send: SpooledSend) -> bool:
         return lane_of(send) in {lane_of(each) for each in self.kept} - {b""}
 
     def keep(self, sends: Sequence[SpooledSend]) -> None:
@@ -31,7 +31,7 @@ class FakeSpool:
             raise SpoolFull("it is full")
         self.kept += sends
 
-    def answered(self, queue: MessageQueue) -> None:
+    def note_accepted_send(self, queue: MessageQueue) -> None:
         self.answers.append(queue)
 
     def metrics(self) -> SpoolMetrics:

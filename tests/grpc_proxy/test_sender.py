@@ -85,11 +85,11 @@ def test_missing_topic_is_transient_while_all_known_are_missing():
         for topic in sorted(there):
             sender.publish_queues(topic, soon())
         del there["t"]
-        assert (sender.any_broker(), sender.any_master(), away("t")) == (True, True, False)
+        assert (sender.has_broker(), sender.has_master(), away("t")) == (True, True, False)
         there["u"] = Permission.READ  # its broker is there all the same
-        assert (sender.any_broker(), sender.any_master(), away("t")) == (True, True, False)
+        assert (sender.has_broker(), sender.has_master(), away("t")) == (True, True, False)
         there.clear()
-        assert (sender.any_broker(), sender.any_master(), away("t")) == (False, False, True)
+        assert (sender.has_broker(), sender.has_master(), away("t")) == (False, False, True)
 
 
 def test_one_answer_for_all_messages():
@@ -265,7 +265,7 @@ def test_transient_error_is_outcome_whichever_error_came_first(first):
     outcomes: list[Any] = []
     refused, busy = errors.MessageIllegal("too large"), errors.BrokerBusy("later")
     requests = _ParallelSend(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
-    requests._open_chains = 2
+    requests._open_chain_count = 2
     for error in (refused, busy) if first else (busy, refused):
         requests._on_outcome(deque(), cast(Any, None), error)
     assert outcomes == [busy]
@@ -276,7 +276,7 @@ def test_what_waits_behind_a_passing_failure_is_not_sent():
     outcomes: list[Any] = []
     busy = errors.BrokerBusy("later")
     requests = _ParallelSend(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
-    requests._open_chains = 1
+    requests._open_chain_count = 1
     requests._waiting_chains.append(deque([cast(Any, "not sent")]))
     requests._on_outcome(deque(), cast(Any, None), busy)
     assert outcomes == [busy]

@@ -196,7 +196,7 @@ def test_a_question_is_answered_where_it_came_from(
         eventually(lambda: bool(asked))
         ((message, place),) = asked
         assert (message.topic, message.body, message.msg_id, message.keys) == ("t", b"order 7", "ID", ["7"])
-        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX", content=stored_content_digest(message))
+        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX", digest=stored_content_digest(message))
         if decision is not UNKNOWN:
             eventually(lambda: bool(scripted.ended))
             assert scripted.ended[0].source == TransactionSource.SOURCE_SERVER_CHECK
@@ -309,7 +309,7 @@ def test_answers_that_need_no_function_wait_in_a_limited_line(monkeypatch: pytes
         sender.send(queue, HALF, soon())
         copies = next(iter(sender._transactions._checks.values()))[2]
         works: list[Callable[[], None]] = []
-        monkeypatch.setattr(copies._senders, "run", lambda key, work: works.append(work))
+        monkeypatch.setattr(copies._send_executor, "run", lambda key, work: works.append(work))
         for number in range(3):
             scripted.ask("t", f"TX{number}")
         eventually(lambda: len(works) == 3)

@@ -22,7 +22,7 @@ def send(name_server: str, topic: str, *bodies: bytes) -> None:
     """To queue 0 of the first broker of the topic, each acknowledged, and in its queue when this returns."""
     calls = RpcClient(Pool(ConnectOptions()))
     routes = Routes(NameServers(calls, name_server.split(";")))
-    queue = routes.get(topic, 0.0).writable()[0]
+    queue = routes.get(topic, 0.0).writable_queues()[0]
     sender = RemotingSender(
         calls, routes, ClientInstance(MemberRegistry(), calls, routes), TopicAttributesCache(calls, routes)
     )
@@ -41,13 +41,13 @@ def send(name_server: str, topic: str, *bodies: bytes) -> None:
 
 def read(admin: BaseAdmin, topic: str, address: str | None = None) -> list[bytes]:
     """All bodies of queue 0 at ``address`` (default: the master of its first broker), in order."""
-    queue = admin.route(topic).readable()[0]
+    queue = admin.route(topic).readable_queues()[0]
     calls = RpcClient(Pool(ConnectOptions()))
     found: list[bytes] = []
     try:
         while True:
             answer = calls.request(
-                address or _master(admin, topic, queue), _pull(queue, len(found)), accept=(0, 19, 21)
+                address or _master(admin, topic, queue), _pull(queue, len(found)), accepted_codes=(0, 19, 21)
             )
             if answer.code != Response.SUCCESS:
                 return found

@@ -45,7 +45,7 @@ def test_ready_means_messages_flow() -> None:
         mq.create_topic("t")
         send(mq.name_server, "t", *BODIES)
         assert read(mq.admin, "t") == BODIES
-        assert len(mq.admin.route("t").readable()) == 8
+        assert len(mq.admin.route("t").readable_queues()) == 8
         read_until = re.search(r"Timer recover ok currReadTimerMs:(\d+)", mq.logs("broker-a"))
         assert read_until is not None
         assert int(read_until[1]) >= before * 1000, "the broker looks for timers of last week"
@@ -85,8 +85,8 @@ def test_configuration_lines_reach_every_broker(cluster: LocalBroker) -> None:
 def test_topics_on_all_or_one(cluster: LocalBroker) -> None:
     cluster.create_topic("everywhere", queues=3)
     cluster.create_topic("somewhere", queues=2, broker="broker-b", attributes={"message.type": "FIFO"})
-    assert len(cluster.admin.route("everywhere").readable()) == 6
-    assert {q.broker_name for q in cluster.admin.route("somewhere").readable()} == {"broker-b"}
+    assert len(cluster.admin.route("everywhere").readable_queues()) == 6
+    assert {q.broker_name for q in cluster.admin.route("somewhere").readable_queues()} == {"broker-b"}
     assert cluster.admin.topic_config("somewhere", "broker-b").attributes == {"message.type": "FIFO"}
     cluster.create_topic("batches", broker="broker-a", batch=True)
     assert cluster.admin.topic_config("batches", "broker-a").attributes == {"queue.type": "BatchCQ"}
@@ -109,7 +109,7 @@ def test_a_topic_is_created_again_with_as_many_queues_only(cluster: LocalBroker)
     assert cluster.admin.queues_of("again", ["broker-b"])["broker-b"].write_queues == 6
     assert cluster.admin.topic_config("again", "broker-b").attributes == {"queue.type": "BatchCQ"}
     cluster.create_topic("again", queues=2, resize=True)
-    assert {q.queue_id for q in cluster.admin.route("again").readable()} == {0, 1}
+    assert {q.queue_id for q in cluster.admin.route("again").readable_queues()} == {0, 1}
     cluster.admin.create_topic("again", read_queues=4, write_queues=2)
     with pytest.raises(LocalBrokerError, match=r"4 \(2 for writing\) on broker-a"):
         cluster.create_topic("again", queues=4)
@@ -124,7 +124,7 @@ def test_killed_and_restarted(cluster: LocalBroker) -> None:
     assert not alive(pid or 0)
     awaited(lambda: list(cluster.admin.cluster()) == ["broker-b"])
     cluster.create_topic("meanwhile")
-    assert {q.broker_name for q in cluster.admin.route("meanwhile").readable()} == {"broker-b"}
+    assert {q.broker_name for q in cluster.admin.route("meanwhile").readable_queues()} == {"broker-b"}
     cluster.restart("broker-a")
     assert cluster.address("broker-a") == address
     assert cluster.pid("broker-a") not in (None, pid)
@@ -192,7 +192,7 @@ def test_a_restarted_name_server_knows_all_brokers(cluster: LocalBroker) -> None
     cluster.restart("namesrv")
     assert cluster.name_server == before
     assert sorted(cluster.admin.cluster()) == cluster.brokers
-    assert len(cluster.admin.route("remembered").readable()) == 16
+    assert len(cluster.admin.route("remembered").readable_queues()) == 16
 
 
 def test_all_down_and_up_again_in_any_order(cluster: LocalBroker) -> None:
@@ -202,7 +202,7 @@ def test_all_down_and_up_again_in_any_order(cluster: LocalBroker) -> None:
     cluster.restart("broker-b")
     cluster.restart("namesrv")
     cluster.restart("broker-a")
-    assert len(cluster.admin.route("resurrected").readable()) == 16
+    assert len(cluster.admin.route("resurrected").readable_queues()) == 16
 
 
 def test_add_broker(cluster: LocalBroker) -> None:
@@ -242,7 +242,7 @@ def test_fixed_ports_and_flags() -> None:
         assert mq.name_server == f"127.0.0.1:{ports['namesrv']}"
         assert mq.address("broker-a") == f"127.0.0.1:{ports['broker-a']}"
         mq.create_topic("t")
-        assert len(mq.admin.route("t").readable()) == 3
+        assert len(mq.admin.route("t").readable_queues()) == 3
 
 
 def test_data_is_taken_up_again_with_the_same_ports(tmp_path: Path) -> None:

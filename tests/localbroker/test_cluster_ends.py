@@ -92,7 +92,7 @@ def test_started_again() -> None:
     for _ in range(2):
         with mq:
             mq.create_topic("t")
-            assert len(mq.admin.route("t").readable()) == 8
+            assert len(mq.admin.route("t").readable_queues()) == 8
 
 
 def test_an_exception_inside_the_block() -> None:

@@ -31,7 +31,7 @@ def test_two_name_servers() -> None:
         mq.kill("namesrv-2")
         assert read(mq.admin, "t") == [b"by the second"]
         assert set(mq.admin.cluster()) == {"broker-a", "broker-b"}
-        assert len(mq.admin.route("t").readable()) == 4
+        assert len(mq.admin.route("t").readable_queues()) == 4
 
 
 def test_slaves() -> None:

@@ -341,14 +341,14 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     if kind == "theirs":
         users.give_away(monkeypatch, data)
     if kind == "theirs" and not users.IS_ROOT:  # so is the record
-        monkeypatch.setattr(folders, "foreign_owner", lambda path, root_may=True: path if path == data else None)
+        monkeypatch.setattr(folders, "foreign_file", lambda path, root_may_own=True: path if path == data else None)
     monkeypatch.setattr(workspace, "_check_data_folder", lambda _: None)
     reserve(run, None, keep=False).release(delete=True)
     assert (data.exists(), target.exists()) == (True, False)
     assert record.exists() == (kind != "theirs")
 
 
-@pytest.mark.parametrize("look", ["foreign_owner", "foreign_in", "revoke_write", "revoke_write_all"])
+@pytest.mark.parametrize("look", ["foreign_file", "foreign_file_in", "revoke_write", "revoke_write_all"])
 @pytest.mark.parametrize("kind", ["link", "file", "folder"])
 def test_nothing_is_planted_while_a_data_folder_is_checked(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, look: str

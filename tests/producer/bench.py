@@ -55,6 +55,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 def told_storage(bench: Bench, resender: EngineResender) -> EngineResender:
     """``resender``, which has asked how topic T stores batches."""
-    resender.joins(SpooledSend("T", SendRequest("g", b"x")))
+    resender.batch_predicate(SpooledSend("T", SendRequest("g", b"x")))
     bench.time.advance(0.01)
     return resender

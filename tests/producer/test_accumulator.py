@@ -94,14 +94,14 @@ def test_what_is_sent_one_by_one_has_few_in_a_batch() -> None:
 
 
 def test_the_number_of_open_batches_is_bounded() -> None:
-    accumulator = Accumulator(BatchLimits(max_open=100))
+    accumulator = Accumulator(BatchLimits(max_open_batches=100))
     taken = [accumulator.add(key(tag=f"tag-{i}"), entry(), None, 0) is not None for i in range(10_000)]
     assert sum(taken) == 100
-    assert accumulator.open_batches == 100
+    assert accumulator.open_count == 100
     assert accumulator.buffered_bytes == 500
     assert accumulator.add(key(tag="tag-3"), entry(), None, 0) is not None  # joins one that is open
     assert len(accumulator.take_ready(10)) == 100
-    assert accumulator.open_batches == 0
+    assert accumulator.open_count == 0
 
 
 def test_nothing_of_a_batch_stays_behind() -> None:
@@ -111,9 +111,13 @@ def test_nothing_of_a_batch_stays_behind() -> None:
             accumulator.add(key(tag=f"{round_}-{i}"), entry(), None, round_ * 100)
         for batch in accumulator.take_ready(round_ * 100 + 10):
             accumulator.release(batch)
-    assert (accumulator.open_batches, accumulator.buffered_bytes) == (0, 0)
+    assert (accumulator.open_count, accumulator.buffered_bytes) == (0, 0)
     assert not accumulator.has_ready(10**9)
-    assert [len(getattr(accumulator, name)) for name in ("_by_age", "closed", "_being_sent")] == [0, 0, 0]
+    assert [len(getattr(accumulator, name)) for name in ("_batches_by_age", "closed_batches", "_taken_batches")] == [
+        0,
+        0,
+        0,
+    ]
 
 
 def test_batch_keeps_its_key_its_time_and_who_started_it() -> None:
@@ -164,7 +168,7 @@ def test_the_joined_keys_are_bounded_too() -> None:
     assert ids(accumulator.take_ready(0)) == [["a", "b", "c"]]
     assert accumulator.add(key(), entry(keys=("k" * MAX_KEYWORD_BYTES,)), None, 0) is None
     assert accumulator.add(key(tag="t" * MAX_KEYWORD_BYTES), entry(keys=("k",)), None, 0) is None
-    assert accumulator.open_batches == 0
+    assert accumulator.open_count == 0
     assert ids(accumulator.take_ready(0)) == [["d"]]
 
 
@@ -214,7 +218,7 @@ def test_the_ranges_of_javas_setters() -> None:
 class AccumulatorModel(SteppingMachine):
     """Against a list of messages per key that leaves as a whole: nothing is lost, doubled, reordered or late."""
 
-    LIMITS = BatchLimits(max_bytes=20, max_delay_ms=10, total_max_bytes=150, max_encoded_bytes=60, max_open=3)
+    LIMITS = BatchLimits(max_bytes=20, max_delay_ms=10, total_max_bytes=150, max_encoded_bytes=60, max_open_batches=3)
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +276,7 @@ class AccumulatorModel(SteppingMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert self.accumulator.open_batches <= 3
+        assert self.accumulator.open_count <= 3
         assert self.accumulator.buffered_bytes < 150 + 65
         if not self.out and not self.open and self.left == self.sent:
             self.did["released"] += bool(self.left)

@@ -406,7 +406,7 @@ def test_the_close_ends_looks(bench: Bench) -> None:
     assert broker.stopped == 1
     confirming, queue = AmbiguousSendResolver(broker, ManualTimer(bench.time)), q("a:0")
     confirming.resolve_async(begun(confirming, queue), queue, CallTimeout("no answer"), lambda *_: None)
-    (thread,) = confirming._threads.values()
+    (thread,) = confirming._lookup_timers.values()
     confirming.close()
     assert thread._closed
 

@@ -48,7 +48,7 @@ def sent(bench: Bench) -> list[list[str]]:
 @pytest.fixture(autouse=True)
 def _no_accumulator_stays() -> Iterator[None]:
     yield
-    assert all(batcher.members for batcher in process.entries(batching._ACCUMULATORS).values())
+    assert all(batcher.member_count for batcher in process.entries(batching._ACCUMULATORS).values())
 
 
 def test_many_single_sends_become_one_batch_with_a_result_each(bench: Bench) -> None:
@@ -203,9 +203,9 @@ def test_ten_thousand_tags_do_not_take_more_memory_than_allowed(bench: Bench) ->
     producer = bench.producer(auto_batch=True, max_async_messages=100_000)
     for i in range(10_000):
         producer.send_async(message(tags=f"tag-{i}"))
-    assert batcher_of(producer).accumulator.open_batches == 1024
+    assert batcher_of(producer).accumulator.open_count == 1024
     bench.time.advance(0.01)
-    assert batcher_of(producer).accumulator.open_batches == 0
+    assert batcher_of(producer).accumulator.open_count == 0
     assert sum(len(bodies(r)) for r in bench.sender.requests) == 10_000
 
 
@@ -419,12 +419,12 @@ def test_accumulator_ends_with_last_producer_despite_ctrl_c(bench: Bench) -> Non
 def test_message_added_while_last_producer_closes_is_refused(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     batcher = batcher_of(producer)
-    batcher.members += 1  # as if another producer still shared it
+    batcher.member_count += 1  # as if another producer still shared it
     producer.close()
     assert producer._batching is not None
     result, batch = producer._batching.add(prepared(), None, sender_waits=False)
     assert batch is not None
-    batcher.members -= 1
+    batcher.member_count -= 1
     batcher.close()
     assert isinstance(result.exception(0), ClosedError)
     process.entries(batching._ACCUMULATORS).clear()

@@ -346,12 +346,12 @@ def test_producer_closed_meanwhile_fails_each_remaining_row(bulk: Bulk, monkeypa
     producer = bulk.producer()
 
     def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
-        producer._closing.acquire()
+        producer._close_lock.acquire()
         return ok(queue, request)
 
     bulk.sender.script = [closes]
     sent = producer.send_arrow(table("a", "b", "c"), "T")
-    producer._closing.release()
+    producer._close_lock.release()
     assert bulk.bodies == [["a"]]
     assert sent.failed.tolist() == [1, 2]
     assert isinstance(sent[2], ClosedError)
@@ -371,12 +371,12 @@ def test_closed_producer_stops_reading_record_batch_reader(bulk: Bulk) -> None:
             yield pa.record_batch({"body": [str(read)]})
 
     def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
-        producer._closing.acquire()
+        producer._close_lock.acquire()
         return ok(queue, request)
 
     bulk.sender.script = [closes]
     sent = producer.send_arrow(pa.RecordBatchReader.from_batches(pa.schema({"body": pa.string()}), endless()), "T")
-    producer._closing.release()
+    producer._close_lock.release()
     assert (bulk.bodies, read, sent.failed.tolist()) == ([["1"]], 2, [1])
     assert isinstance(sent[1], ClosedError)
 

@@ -124,7 +124,7 @@ def test_keyless_message_goes_alone_while_topic_kind_is_unknown(
     )
 
     def joined() -> list[bool]:
-        return [resender.joins(first)(other) for first, other in kinds]
+        return [resender.batch_predicate(first)(other) for first, other in kinds]
 
     bench.sender.silent = True
     assert joined() == [True, False, False]
@@ -145,7 +145,7 @@ def test_keyless_message_goes_alone_while_topic_kind_is_unknown(
 def test_batch_stored_as_one_message_has_id_tag_and_keys(bench: Bench) -> None:
     bench.sender.batch_topics["T"] = True
     resender = told_storage(bench, EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time)))
-    whole = resender.joined([single(b"a", TAGS="t", KEYS="k l"), single(b"b", TAGS="t", KEYS="l m")])
+    whole = resender.join_sends([single(b"a", TAGS="t", KEYS="k l"), single(b"b", TAGS="t", KEYS="l m")])
     about = dict(decode_properties(whole.request.properties))
     assert len(about.pop(Property.UNIQ_KEY)) == 32
     assert about == {Property.WAIT: "true", Property.TAGS: "t", Property.KEYS: "k l m"}

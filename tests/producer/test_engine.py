@@ -329,7 +329,7 @@ def test_in_flight_bound_follows_brokers_and_acknowledgements(bench: Bench) -> N
     bench.time.advance(1)
     bench.sender.answer(len(bench.sender.waiting) - 1)
     assert (len(told), told[-1].attempts) == (2, 2)
-    assert engine.in_flight.max_concurrent == 2 * ((INITIAL_PER_BROKER + 1) // 2)
+    assert engine.send_window.max_concurrent == 2 * ((INITIAL_PER_BROKER + 1) // 2)
     assert not engine.has_room(outgoing().size)
 
 
@@ -385,7 +385,7 @@ def test_what_waits_behind_a_batch_that_was_given_up_is_not_sent(bench: Bench, s
     kinds = [SendFailed, SendResult] if stays else [SendResult, SendResult]
     assert [type(outcome) for outcome in told.outcomes[3:]] == kinds
     assert engine.wait_until_idle(Deadline.after(0.0))
-    assert (engine.in_flight.requests, engine.in_flight.bytes) == (0, 0)
+    assert (engine.send_window.request_count, engine.send_window.byte_count) == (0, 0)
 
 
 def raising(*args: Any, **kwargs: Any) -> Any:

@@ -50,7 +50,7 @@ class HalfModel(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        answer = self.half._fate.on_check(COPY._replace(content=b"content"))
+        answer = self.half._fate.on_check(COPY._replace(digest=b"content"))
         if not self.sent:
             assert answer is UNKNOWN
         elif self.unanswered:

@@ -39,7 +39,7 @@ def test_one_that_is_refused_for_good_does_not_take_others_along(bench: Bench, c
     failed: dict[int, Any] = {i: result.exception(0) for i, result in enumerate(results) if result.exception(0)}
     assert {i: type(error).__name__ for i, error in failed.items()} == {3: "MessageIllegal"}
     assert sent(bench)[1:] == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["0", "1"], ["2", "3"], ["2"], ["3"]]
-    assert (accumulator.buffered_bytes, accumulator._being_sent) == (0, set())
+    assert (accumulator.buffered_bytes, accumulator._taken_batches) == (0, set())
 
 
 def test_of_a_batch_that_is_stored_in_part_nothing_is_sent_again(bench: Bench) -> None:

@@ -65,7 +65,9 @@ def test_a_plain_message_is_encoded_when_its_batch_leaves(bench: Bench, long_way
     producer = bench.producer(auto_batch=True)
     producer.send_async(message("first"))  # asks what kind the topic is
     encoded = []
-    bench.sender.encoder.item = lambda *args: encoded.append(args[1]) or ENCODER.__class__.item(ENCODER, *args)  # type: ignore[method-assign,func-returns-value]
+    bench.sender.encoder.encode_item = lambda *args: (
+        encoded.append(args[1]) or ENCODER.__class__.encode_item(ENCODER, *args)
+    )  # type: ignore[method-assign,func-returns-value]
     try:
         given = message("a", tags="t", keys=["k"], properties={"p": "v"}, flag=3)
         future = producer.send_async(given)
@@ -74,7 +76,7 @@ def test_a_plain_message_is_encoded_when_its_batch_leaves(bench: Bench, long_way
         producer.send_async(message("b", tags="t"))
         bench.time.advance(0.01)
     finally:
-        del bench.sender.encoder.item
+        del bench.sender.encoder.encode_item
     assert waiting == []
     (item, _) = decode_batch(bytes(bench.sender.requests[1].body))
     found = decode_properties(item.properties)
@@ -122,7 +124,7 @@ def test_what_is_not_plain_goes_the_long_way(bench: Bench, long_way: list[Messag
         producer.send_async(each)
     assert [each.body for each in long_way] == [b"a"]
     bench.sender.batch_topics["T"] = True
-    producer._engine.topics.fetch_storage("T", producer._deadline(1))
+    producer._engine.routes.fetch_storage("T", producer._deadline(1))
     for more in ({}, {"delay_level": 1}, {"timeout_s": 1.0}, {"selector": "random"}):
         producer.send_async(message("c"), **more)  # type: ignore[arg-type]
     assert len(long_way) == 5
@@ -196,7 +198,7 @@ def test_a_plain_message_has_the_properties_and_the_size_of_any(tags, keys, own,
     assert expected is not None
     assert kind is not None
     batch = batching.MessageBatch(
-        kind.key, None, 0, 0, [SimpleNamespace(body=b"body", text=found[0], flag=flag)], has_plain=True
+        kind.key, None, 0, 0, [SimpleNamespace(body=b"body", properties_text=found[0], flag=flag)], has_plain=True
     )  # type: ignore[list-item]
     batching.encode_batch_messages(batch, lambda count: ["I" * 32] * count, ENCODER, 0)
     (encoded,) = batch.items()
@@ -209,7 +211,7 @@ def test_a_plain_message_has_the_properties_and_the_size_of_any(tags, keys, own,
 def test_properties_may_be_as_long_as_those_of_any_message(tag: str | None) -> None:
     kind = plain_template("T", tag, True, ENCODER)
     assert kind is not None
-    longest = kind.room - len("KEYS\x01\x02")
+    longest = kind.free_bytes - len("KEYS\x01\x02")
     assert encode_plain_properties(message(tags=tag, keys=["k" * longest]), kind) is not None
     prepare(message(tags=tag, keys=["k" * longest]), "I" * 32, SETTINGS)
     assert encode_plain_properties(message(tags=tag, keys=["k" * (longest + 1)]), kind) is None

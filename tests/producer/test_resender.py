@@ -103,12 +103,12 @@ def test_spooled_send_to_queue_outside_environment_is_refused(
     bench.sender = ScriptedSender(bench.time)
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     mine = Environment.of(*environment)
-    if mine.by_position:
+    if mine.is_by_position:
         queues_of_environment(bench.sender, mine)["T"] = (q("a:0"),)
     resender = EngineResender(bench.sender, ProducerSettings(group="g", environment=mine), ManualTimer(bench.time))
     resender.resend(SpooledSend("T", REQUEST, q(queue)), (found := []).append)
     assert found == [Resent(None, f"T/{queue.replace(':', '/')} does not belong to environment {mine.name!r}")]
-    own = q("a:0" if mine.by_position else "a:1")
+    own = q("a:0" if mine.is_by_position else "a:1")
     assert resent(bench, resender, SpooledSend("T", REQUEST, own)).queue == own
 
 
@@ -354,9 +354,9 @@ def test_those_of_a_lane_go_as_one_batch_in_their_order(resender: EngineResender
         single(b"bb", TAGS="t", KEYS="l m"),
         single(b"ccc", 1005, TAGS="t", p="v"),
     ]
-    takes = resender.joins(sends[0])
+    takes = resender.batch_predicate(sends[0])
     assert [takes(send) for send in sends[1:]] == [True, True]
-    whole = resender.joined(sends)
+    whole = resender.join_sends(sends)
     assert (whole.topic, whole.queue, whole.msg_ids) == ("T", q("b:1"), ("id of a", "id of bb", "id of ccc"))
     request = whole.request
     assert (request.batch, request.flag, request.born_timestamp_ms, request.group) == (True, 0, 5, "g")
@@ -389,22 +389,22 @@ def test_those_of_a_lane_go_as_one_batch_in_their_order(resender: EngineResender
     ids=range(16),
 )
 def test_what_may_not_be_in_one_batch_goes_alone(resender: EngineResender, odd: SpooledSend) -> None:
-    assert resender.joins(single(b"a"))(single(b"b"))
-    assert not resender.joins(single(b"a"))(odd)
-    assert not resender.joins(odd)(single(b"a"))
+    assert resender.batch_predicate(single(b"a"))(single(b"b"))
+    assert not resender.batch_predicate(single(b"a"))(odd)
+    assert not resender.batch_predicate(odd)(single(b"a"))
     with pytest.raises(ValueError, match="does not go with"):
-        resender.joined([single(b"a"), odd])
+        resender.join_sends([single(b"a"), odd])
 
 
 def test_a_retry_topic_takes_no_batches(resender: EngineResender) -> None:
     one = replace(single(b"a"), topic="%RETRY%g")
-    assert not resender.joins(one)(one)
+    assert not resender.batch_predicate(one)(one)
 
 
 def test_a_batch_has_bounds(resender: EngineResender) -> None:
-    takes = resender.joins(single(b"a"))
+    takes = resender.batch_predicate(single(b"a"))
     assert sum(takes(single(b"b")) for _ in range(1000)) == 255
-    takes, large = resender.joins(single(b"a")), single(b"b")
+    takes, large = resender.batch_predicate(single(b"a")), single(b"b")
     large = replace(large, request=large.request._replace(body=b"b" * 300_000))
     assert sum(takes(large) for _ in range(10)) == 3
 
@@ -414,7 +414,7 @@ def test_grpc_lane_of_single_requests_joins_few_messages(bench: Bench) -> None:
     resender = EngineResender(
         bench.sender, ProducerSettings(group="g", features=FEATURES[GRPC]), ManualTimer(bench.time)
     )
-    takes = told_storage(bench, resender).joins(single(b"a"))
+    takes = told_storage(bench, resender).batch_predicate(single(b"a"))
     assert sum(takes(single(b"b")) for _ in range(1000)) == 15
 
 
@@ -479,7 +479,7 @@ def test_refused_spooled_batch_is_split_and_bad_messages_fail(bench: Bench, rese
     wrong, limit = set(), 3  # it was too large
     assert resent(bench, resender, kept_batch(b"abcde")) == Resent(q("b:1"))
     assert taken[4:] == [b"ab", b"cde"]
-    whole = resender.joined([single(b"a"), single(b"b"), single(b"c"), single(b"d")])
+    whole = resender.join_sends([single(b"a"), single(b"b"), single(b"c"), single(b"d")])
     assert resent(bench, resender, whole).error is not None  # the spool sends each by itself
     assert taken[6:] == []
 

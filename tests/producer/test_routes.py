@@ -215,7 +215,7 @@ def test_a_missing_topic_names_near_topics_once_for_many_sends(
         asked.append(error.topic)
         return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy="Did you mean orders?")
 
-    monkeypatch.setattr(sender, "missing_topic", nearest)
+    monkeypatch.setattr(sender, "with_similar_topics", nearest)
     known = topics(sender)
     sender.routes.clear()
     for topic in ("ordres", "ordres", "prcies"):

@@ -229,7 +229,7 @@ def test_key_keeps_its_queue_while_route_and_columns_change(bulk: Bulk, monkeypa
             yield message(b"%d" % i, tags="t" if i >= 10 else None)
             if bulk.sender.calls:
                 bulk.sender.routes["T"] = tuple(qs("a:0-7 b:0-7"))
-                producer._engine.topics.queues("T", Deadline.after(1), refresh=True)
+                producer._engine.routes.queues("T", Deadline.after(1), refresh=True)
 
     producer = bulk.producer()
     producer.send_many(messages(), key=lambda each: f"key {int(each.body) % 5}")
@@ -289,12 +289,12 @@ def test_messages_taken_from_iterator_have_outcomes_after_close(bulk: Bulk, monk
             yield message(b"%d" % i, tags="t" if 4 <= i < 8 else None)
 
     def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
-        producer._closing.acquire()
+        producer._close_lock.acquire()
         return ok(queue, request)
 
     bulk.sender.script = [closes]
     sent = producer.send_many(messages())
-    producer._closing.release()
+    producer._close_lock.release()
     assert bulk.bodies == [[*"0123"]]
     assert taken == [*range(6)], "the last of them before it was seen that their columns are others"
     assert sent.failed.tolist() == taken[4:]
@@ -307,12 +307,12 @@ def test_a_result_says_that_an_iterator_was_not_read_to_its_end(bulk: Bulk, monk
     producer = bulk.producer()
 
     def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
-        producer._closing.acquire()
+        producer._close_lock.acquire()
         return ok(queue, request)
 
     bulk.sender.script = [closes]
     sent = producer.send_many(message() for _ in range(99))
-    producer._closing.release()
+    producer._close_lock.release()
     assert 2 < len(sent) < 9
     assert sent.failed.tolist() == [*range(2, len(sent))]
 

@@ -46,7 +46,7 @@ def test_an_outcome_lets_the_next_one_of_the_queue_go(bench: Bench) -> None:
         assert found.put(each, 2) is None
     assert found.take_ready() == [first, other]
     assert found.record_verdict(first, OK) == CompletionEffects([], True)
-    assert (first.finished, found.in_flight.requests) == (True, 2)
+    assert (first.finished, found.window.request_count) == (True, 2)
     assert found.take_ready() == [second]
     assert found.record_verdict(other, OK) == CompletionEffects([], False)
 
@@ -58,7 +58,7 @@ def test_retried_send_blocks_its_queue_and_stays_first(bench: Bench) -> None:
         found.put(each, 1)
     found.take_ready()
     assert found.record_verdict(first, RetryAttempt(0.5, refresh=True)) == CompletionEffects([], False)
-    assert (first.refresh_route, first.finished, found.in_flight.requests) == (True, False, 2)
+    assert (first.refresh_route, first.finished, found.window.request_count) == (True, False, 2)
     assert found.take_ready() == []
     bench.time.advance(0.5)
     assert found.take_ready() == [first]
@@ -73,10 +73,10 @@ def test_sends_behind_a_failure_fail_and_queue_may_stay_closed(bench: Bench, sta
     found.take_ready()
     assert found.record_verdict(free, LOST) == CompletionEffects([], False)
     assert found.record_verdict(first, LOST) == CompletionEffects([second], False)
-    assert (second.finished, found.in_flight.requests, found.in_flight.bytes) == (True, 0, 0)
+    assert (second.finished, found.window.request_count, found.window.byte_count) == (True, 0, 0)
     assert found.put(ordered(), 1) is (LOST if stays else None)
     assert found.put(ordered("a:1"), 1) is None
-    assert found.in_flight.requests == (1 if stays else 2)
+    assert found.window.request_count == (1 if stays else 2)
 
 
 def test_failure_closes_queue_to_every_call_with_sends_behind_it(bench: Bench) -> None:
@@ -97,7 +97,7 @@ def test_failure_closes_queue_to_every_call_with_sends_behind_it(bench: Bench) -
 def test_refused_message_fails_its_group_but_not_other_groups(
     bench: Bench,
 ) -> None:
-    found = under_way(bench, features=TransportFeatures(chooses_queues="the server does"))
+    found = under_way(bench, features=TransportFeatures(queue_choice_problem="the server does"))
     grouped = [sending(ordered=True, ordering_key=("T", "group")) for _ in range(2)]
     mixed = [ordered() for _ in range(2)]
     for each in (*grouped, *mixed):
@@ -118,7 +118,7 @@ def test_closing_gives_up_everything_and_takes_nothing_more(bench: Bench) -> Non
     assert not found.wait_until_idle(Deadline.after(0.5))
     assert found.close() == ([first, second], [blocking])
     assert found.record_verdict(first, OK) is None, "its answer is too late"
-    assert found.in_flight.requests == 0
+    assert found.window.request_count == 0
     with pytest.raises(ClosedError):
         found.put(ordered(), 1)
     assert found.has_room(1000, False), "so that nobody waits"

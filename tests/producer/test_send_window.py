@@ -16,22 +16,22 @@ def test_a_fixed_number_per_broker_stays() -> None:
     found = bounds(max_in_flight_per_broker=3)
     found.record_acknowledged(10, first_attempt=False)
     found.record_acknowledged(10, first_attempt=True)
-    assert found.per_broker == 3
+    assert found.max_per_broker == 3
 
 
 def test_it_grows_with_small_batches_to_a_limit() -> None:
     found = bounds()
-    assert found.per_broker == INITIAL_PER_BROKER
+    assert found.max_per_broker == INITIAL_PER_BROKER
     for _ in range(1000):
         found.record_acknowledged(1000, first_attempt=True)
-    assert found.per_broker == MAX_PER_BROKER
+    assert found.max_per_broker == MAX_PER_BROKER
 
 
 def test_send_window_grows_only_to_target_bytes_per_connection() -> None:
     found = bounds()
     for _ in range(100):
         found.record_acknowledged(1 << 20, first_attempt=True)
-    assert found.per_broker == TARGET_BYTES >> 20
+    assert found.max_per_broker == TARGET_BYTES >> 20
 
 
 def test_it_halves_when_a_broker_had_to_be_asked_again() -> None:
@@ -39,7 +39,7 @@ def test_it_halves_when_a_broker_had_to_be_asked_again() -> None:
     sizes = []
     for _ in range(4):
         found.record_acknowledged(1000, first_attempt=False)
-        sizes.append(found.per_broker)
+        sizes.append(found.max_per_broker)
     assert sizes == [2, 1, 1, 1]
 
 
@@ -47,13 +47,13 @@ def test_the_bound_per_broker_is_taken_times_the_brokers() -> None:
     found = bounds(max_in_flight_per_broker=3)
     assert found.counts_brokers
     for brokers, max_out in ((0, 3), (1, 3), (5, 15)):
-        found.brokers = brokers
+        found.broker_count = brokers
         assert found.max_concurrent == max_out
 
 
 def test_a_total_is_a_total_and_never_changes() -> None:
     found = bounds(max_in_flight=7)
-    found.brokers = 5
+    found.broker_count = 5
     for clean in (True, False):
         found.record_acknowledged(10, clean)
         assert (found.max_concurrent, found.counts_brokers) == (7, False)
@@ -72,7 +72,7 @@ def test_requests_and_bytes_are_bounded_but_one_send_always_fits(ordered: bool) 
     found.remove(20)
     assert found.has_room(1, ordered)
     found.clear()
-    assert (found.requests, found.bytes) == (0, 0)
+    assert (found.request_count, found.byte_count) == (0, 0)
 
 
 def test_per_broker_bound_lets_only_ordered_sends_wait_inside() -> None:
@@ -82,5 +82,5 @@ def test_per_broker_bound_lets_only_ordered_sends_wait_inside() -> None:
         found.add(1)
     assert not found.has_room(1, ordered=False)
     assert found.has_room(1, ordered=True)
-    found.brokers = 2
+    found.broker_count = 2
     assert found.has_room(1, ordered=False)

@@ -77,12 +77,12 @@ class Shop:
         asked = replace(message(0), body=b"x")
         properties = {**other.pop("properties", {}), "UNIQ_KEY": msg_id}
         asked = replace(asked, properties=properties, **other)
-        found = self.sender.check(asked, place._replace(content=stored_content_digest(asked)))
+        found = self.sender.check(asked, place._replace(digest=stored_content_digest(asked)))
         return found if isinstance(found, TransactionState) else found()
 
     def ends(self) -> list[tuple[HalfPlace, TransactionState]]:
         """The decisions and the places that they are about, without the content of their messages."""
-        return [(place._replace(content=b""), decision) for place, decision in self.sender.seen("end")]
+        return [(place._replace(digest=b""), decision) for place, decision in self.sender.seen("end")]
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_a_copy_has_what_brokers_add(shop: Shop) -> None:
     check = shop.sender.check
     assert check is not None
     copy = replace(message(0), body=b"x", properties=properties)
-    assert check(copy, COPY._replace(content=stored_content_digest(copy))) is UNKNOWN
+    assert check(copy, COPY._replace(digest=stored_content_digest(copy))) is UNKNOWN
     half.commit()
     assert shop.ends() == [(COPY, COMMIT)]
 
@@ -378,7 +378,7 @@ def test_nor_is_it_looked_up(shop: Shop) -> None:
     found = Nowhere()
     settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
     producer = TransactionProducer(
-        shop.sender, settings, shop.check, make_timer=lambda name: ManualTimer(shop.time), stored=found
+        shop.sender, settings, shop.check, make_timer=lambda name: ManualTimer(shop.time), stored_ids=found
     )
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
     with pytest.raises(CallTimeout):
@@ -514,7 +514,7 @@ def test_check_during_a_commit_waits_for_the_commit(
     def crossed(*given: Any) -> bool:
         assert shop.sender.check is not None
         copy = replace(message(0), body=b"x", properties={"UNIQ_KEY": half.result.msg_id})
-        found.append(shop.sender.check(copy, COPY._replace(content=stored_content_digest(copy))))
+        found.append(shop.sender.check(copy, COPY._replace(digest=stored_content_digest(copy))))
         return send(*given)
 
     with monkeypatch.context() as crossing:

@@ -95,7 +95,7 @@ def test_read_and_write_queues_agree_if_one_broker_is_read_only(layout: Any) -> 
     queues = qs("a:0-7 b:0-7") if layout == 8 else EIGHT
     environment = Environment.of(5, layout)
     writable = [queue for queue in queues if queue.broker_name == "b"]
-    read, written = environment.owned(queues), environment.writable(queues, writable)
+    read, written = environment.owned(queues), environment.writable_queues(queues, writable)
     assert written
     assert set(written) <= set(read)
 
@@ -120,19 +120,19 @@ def test_layouts_without_positions_ignore_previous_queues() -> None:
 
 def test_environment_without_writable_queue_raises_error() -> None:
     with pytest.raises(BrokerNotFound, match="environment '1' owns T/a/0, none of which takes messages now; a cannot"):
-        Environment.of(1).writable(EIGHT, qs("b:0-3"))
+        Environment.of(1).writable_queues(EIGHT, qs("b:0-3"))
     with pytest.raises(OptionError, match=r"environment '1' owns T/a/0, none of which takes messages now$"):
-        Environment.of(1).writable(EIGHT, qs("a:1-3 b:0-3"))  # its broker is there, and takes none in this queue
+        Environment.of(1).writable_queues(EIGHT, qs("a:1-3 b:0-3"))  # its broker is there, and takes none in this queue
 
 
 def test_environment_broker_missing_from_route_is_retriable() -> None:
     mine = Environment.of("x", {"x": {"a": [0], "c": [0]}, "y": {"b": [0]}})
     with pytest.raises(BrokerNotFound, match="topic 'T' has none of them; a, c cannot accept messages now") as e:
-        mine.writable(qs("b:0"), qs("b:0"))
+        mine.writable_queues(qs("b:0"), qs("b:0"))
     assert e.value.retriable
-    assert mine.writable(qs("a:0 b:0"), qs("a:0 b:0")) == qs("a:0")
+    assert mine.writable_queues(qs("a:0 b:0"), qs("a:0 b:0")) == qs("a:0")
     with pytest.raises(OptionError, match="gives 'z' the queues b:9; topic 'T' has none of them"):
-        Environment.of("z", {"z": {"b": [9]}}).writable(qs("b:0"), qs("b:0"))
+        Environment.of("z", {"z": {"b": [9]}}).writable_queues(qs("b:0"), qs("b:0"))
 
 
 def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +143,7 @@ def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCapt
         assert found.number == given["environment"]
     (line,) = [record.getMessage() for record in caplog.records]
     assert "option 'environment' is 3 without option 'environments'" in line
-    assert "say how many there are with 'environments'" in line
+    assert "Set option 'environments' to the number of environments" in line
 
 
 def test_environments_need_the_one_to_use() -> None:
@@ -169,7 +169,7 @@ def test_queues_that_members_had_by_position_stay_theirs(caplog: pytest.LogCaptu
         caplog.clear()
         assert own(qs("b:0-3")) == own(qs("b:0-3")) == []
         (said,) = caplog.messages
-        assert said.startswith("environment 1 had T/a/0 by its number alone, which topic T does not have now: nothing")
+        assert said.startswith("environment 1, a number alone, had T/a/0. Topic T does not have these queues now")
     assert names(own(EIGHT)) == "a:0"
 
 
@@ -203,8 +203,11 @@ def test_with_a_suffix_all_queues_are_used() -> None:
             {**SUFFIX, "environment": "dev", "environments": "3"},
             "option 'environments' shares out the queues of a topic",
         ),
-        ({**SUFFIX, "environment": "dév"}, "option 'environment' is 'dév'; expected letters, digits"),
-        ({**SUFFIX, "environment": "eu_dev"}, "option 'environment' is 'eu_dev'.*no '_', for that divides both"),
+        ({**SUFFIX, "environment": "dév"}, "option 'environment' is 'dév'; expected only letters, digits"),
+        (
+            {**SUFFIX, "environment": "eu_dev"},
+            "option 'environment' is 'eu_dev'.*end with the environment, after a '_'",
+        ),
     ],
 )
 def test_what_a_suffix_cannot_be_is_refused(given: dict[str, str], problem: str) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.tls_files import MAX_PEM_BLOCKS, ReloadedFiles
+from rocketmq_spark.base.tls_files import MAX_PEM_BLOCKS, ReloadedValue
 from rocketmq_spark.errors import (
     CallTimeout,
     CertificateRefused,
@@ -509,7 +509,7 @@ def test_a_load_that_failed_slowly_is_not_repeated_soon(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
     (file := tmp_path / "key.pem").write_bytes(b"a")
-    key = ReloadedFiles([str(file)], load)
+    key = ReloadedValue([str(file)], load)
 
     def attempts() -> int:
         with pytest.raises(ssl.SSLError, match="wrong password"):

@@ -159,15 +159,17 @@ class Asked:
         self.versions_asked = []
         self.brokers = brokers
 
-    def any_broker(self):
+    def has_broker(self):
         return self.brokers
 
-    def missing_topic(self, error):
+    def with_similar_topics(self, error):
         return error
 
     def max_timer_delays_ms(self, topic, brokers, deadline):
         self.versions_asked.append((sorted(brokers), deadline.remaining() <= 3.0))
-        return {name: 1000 * (v >= codes.FIRST_WITH_TIMERS) for name, v in self.versions.items() if name in brokers}
+        return {
+            name: 1000 * (v >= codes.FIRST_VERSION_WITH_TIMERS) for name, v in self.versions.items() if name in brokers
+        }
 
     def publish_queues(self, topic, deadline, refresh=False):
         self.asked += 1
@@ -358,7 +360,7 @@ def test_each_broker_is_asked_once_for_its_release(use):
         with pytest.raises(OptionError, match=r"c is older than RocketMQ 5\.0"):
             timers(client, {"a", "c"})
     assert [asked for asked, _ in client.versions_asked][2:] == [["c"], ["c"]]
-    client.versions["c"] = codes.FIRST_WITH_TIMERS
+    client.versions["c"] = codes.FIRST_VERSION_WITH_TIMERS
     assert timers(client, {"a", "c"})[4:] == [["c"]]
     assert timers(client, {"a", "c"})[5:] == []
 

@@ -221,7 +221,7 @@ def test_an_attempt_that_fails_has_nothing_left_to_send(rocketmq: LocalBroker, m
         raise ZeroDivisionError("the task fails")
 
     address = session.routes(options).address(rocketmq.brokers[0])
-    connection = session.client(options).calls.pool.get(address, Deadline.after(5.0))
+    connection = session.client(options).rpc_client.pool.get(address, Deadline.after(5.0))
     TaskWriter(options, names, 0, {}, ExactlyOnceTask(options, plan)).write(iter([rows]))
     assert not connection.closed
     with pytest.raises(ZeroDivisionError):

@@ -188,7 +188,7 @@ def test_a_stream_must_say_where_its_checkpoint_is() -> None:
 def test_topics_are_checked_once_in_each_place(monkeypatch):
     """The same name may be a compaction topic elsewhere, or one that this user may not read."""
     checked = []
-    monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, brokers=None))
+    monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, offset_reader=None))
     monkeypatch.setattr(exactly_once, "fetch_ends", lambda *given: QueueEnds({}, {}))
     monkeypatch.setattr(exactly_once, "_check_topics", lambda options, ends: checked.append(options) is None)
     process.entries(exactly_once._CHECKED_TOPICS).clear()

@@ -14,8 +14,8 @@ from rocketmq_spark.producer.rows.routing import (
     Router,
     RoutingPlan,
     RowRange,
-    candidates,
     log_choice,
+    queue_filter,
     row_selector,
     selector_of,
 )
@@ -195,11 +195,11 @@ def test_a_line_says_which_column_chose_the_selector(given, columns, line, caplo
 
 
 def test_batches_that_go_anywhere_are_narrowed():
-    assert candidates(options()) is None
-    everywhere = candidates(options(queueSelector="random"))
+    assert queue_filter(options()) is None
+    everywhere = queue_filter(options(queueSelector="random"))
     assert everywhere is not None
     assert everywhere(QUEUES["T"]) == QUEUES["T"]
-    rooms = candidates(options(queueSelector="machineRoom", machineRooms="r1"))
+    rooms = queue_filter(options(queueSelector="machineRoom", machineRooms="r1"))
     assert rooms is not None
     assert rooms(qs("r1@a:0 r2@b:0")) == qs("r1@a:0")
     with pytest.raises(SelectorError, match="no broker is in r1"):

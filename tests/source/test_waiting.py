@@ -31,7 +31,7 @@ class Answers:
 
     def __init__(self, *answers, known=(), has_answered=True):
         self.answers, self.known, self.has_answered, self.waited = list(answers), known, has_answered, []
-        self.ports = SimpleNamespace(routes=SimpleNamespace(missing_topic=lambda error: error))
+        self.ports = SimpleNamespace(routes=SimpleNamespace(with_similar_topics=lambda error: error))
 
     def fetch_all(self):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

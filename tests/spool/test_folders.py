@@ -537,7 +537,7 @@ def test_records_kept_by_number_keep_queues_if_layout_is_given(tmp_path: Path, g
     assert 'such as {"1": {"broker-a": [0]}}' in str(caught.value)
     spool = opened(environments=given)
     resender: Any = spool._resender
-    assert resender._engine.topics.queues("t", Deadline.after(1)) == (a,)
+    assert resender._engine.routes.queues("t", Deadline.after(1)) == (a,)
     spool.finish()
     session.close_all()
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base import folders, process
-from rocketmq_spark.base.tls_files import ReloadedFiles
+from rocketmq_spark.base.tls_files import ReloadedValue
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.spool import _collecting_errors
 from rocketmq_spark.client.credentials import RotatingCredentials
@@ -26,7 +26,7 @@ from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import _adoptable, adopt, claim, preload, spools_in, worker_spool
+from rocketmq_spark.session.spools import _adoptable_spools, adopt, claim, preload, spools_in, worker_spool
 from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
@@ -638,7 +638,7 @@ def test_a_spool_that_others_may_change_is_refused(
     with lent(spool):
         pass
     path.chmod(bits)
-    monkeypatch.setattr(folders, "_is_private", lambda *_: False)
+    monkeypatch.setattr(folders, "_is_private_group", lambda *_: False)
     above = place.startswith("..")
     if above and bits & stat.S_ISVTX:
         with lent(spool):
@@ -811,7 +811,7 @@ def test_files_readable_by_root_are_read_before_opening_spools(tmp_path: Path, m
 def test_files_that_only_the_own_user_may_read_stay_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """While root has the rights of the owner of a spool: no warning, and no other keys."""
     loaded = iter(("first", "second", "third", "fourth"))
-    files, keys = ReloadedFiles(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
+    files, keys = ReloadedValue(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
     assert (files.get(), keys.current()) == ("first", "second")
     files._loaded = "changed", "first"
     monkeypatch.setattr(folders, "_borrowed_uids", [users.OTHER])
@@ -865,7 +865,7 @@ def test_folders_of_another_user_cost_one_look_and_one_warning(
         real = getattr(os, verb)
         monkeypatch.setattr(os, verb, lambda *given, real=real, **how: looked.append(given[0]) or real(*given, **how))
     for _ in range(2):
-        assert _adoptable(base) == []
+        assert _adoptable_spools(base) == []
     assert not [place for place in looked if str(place).startswith(str(base / "worker"))]
     (warning,) = caplog.messages
     assert f"the spool in {planted[0]} is left alone, as are 2 more of that user in this folder: " in warning

@@ -40,7 +40,7 @@ class Broker(ScriptedSender):
         self.taken: Counter[str] = Counter()
         self.answers_lost: Counter[str] = Counter()
 
-    def any_master(self) -> bool:
+    def has_master(self) -> bool:
         return self.up
 
     def _outcome(self, mode: str, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> Outcome:

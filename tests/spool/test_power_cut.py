@@ -49,13 +49,13 @@ class Disk:
         while True:
             shutil.rmtree(into, ignore_errors=True)
             into.mkdir()
-            before = self._listing()
+            before = self._entries_by_owner()
             try:
                 for name in before:
                     shutil.copy(self.folder / name, into / name)
             except FileNotFoundError:
                 continue
-            if before == self._listing():
+            if before == self._entries_by_owner():
                 break
         for name, inode in before.items():
             if name.endswith(files.LOG_SUFFIX):
@@ -66,7 +66,7 @@ class Disk:
                     (into / name).unlink()
         return into
 
-    def _listing(self) -> dict[str, int]:
+    def _entries_by_owner(self) -> dict[str, int]:
         return {entry.name: entry.inode() for entry in os.scandir(self.folder)}
 
 

@@ -158,7 +158,7 @@ def test_a_record_that_fits_no_batch_holds_up_no_other(
             raise MessageRefused("the flag does not fit the layout of a batch")
         return raising(UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"))
 
-    monkeypatch.setattr(fixture.resender, "joins", joins)
+    monkeypatch.setattr(fixture.resender, "batch_predicate", joins)
     fixture.spool.keep([send(b"1", "a:0"), send(b"2", "a:0"), send(b"3", "b:0")])
     fixture.time.advance(60)
     assert sorted(bytes(one.request.data) for one in fixture.resender.sent) == [b"1", b"2", b"3"]

@@ -72,10 +72,10 @@ def test_tasks_are_given_their_ids_or_where_these_lie(
     }
     if told_apart < 5:  # each has all
         places = dict.fromkeys(places, places[70_000])
-    assert found.places() == {task: [OffsetRange(*part) for part in parts] for task, parts in places.items()}
+    assert found.ranges_by_task() == {task: [OffsetRange(*part) for part in parts] for task, parts in places.items()}
     counts = {3: 1, 4: 2, 70_000: 3}
     assert found.counts == {task: 3 * count for task, count in counts.items()}
-    assert found.by_partition() == (
+    assert found.hashes_by_partition() == (
         {task: ROWS.tobytes() * count for task, count in counts.items()} if limit == 18 else None
     )
 
@@ -89,7 +89,7 @@ def test_where_all_lie_begins_with_the_first_of_any_task(monkeypatch: pytest.Mon
         found.set_ranges([OffsetRange(*part)])
         found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
     everywhere = [OffsetRange(first, 5, 9), OffsetRange(second, 0, 60)]
-    assert found.places() == {3: everywhere, 4: everywhere}
+    assert found.ranges_by_task() == {3: everywhere, 4: everywhere}
 
 
 def test_ids_of_tasks_that_nobody_has_fill_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_ids_of_tasks_that_nobody_has_fill_no_tables(monkeypatch: pytest.MonkeyP
     for task in (4, *range(5, 40), 70_000):
         found.set_ranges([OffsetRange(first, task, task + 1)])
         found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
-    assert found.places() == {4: [OffsetRange(first, 4, 5)], 5: [OffsetRange(first, 5, 70_001)]}
+    assert found.ranges_by_task() == {4: [OffsetRange(first, 4, 5)], 5: [OffsetRange(first, 5, 70_001)]}
     assert found.counts == {4: 3, 5: 108}
     assert [ends.task_key(task) for task in (4, 5, 70_000)] == [4, 5, 5]
 
@@ -123,7 +123,7 @@ def test_bodies_are_not_decompressed_for_their_ids() -> None:
 
 def test_nothing_is_stored_of_a_batch() -> None:
     found = BatchHashes(NAME.digest(), 10)
-    assert (found.by_partition(), found.places(), found.count) == ({}, {}, 0)
+    assert (found.hashes_by_partition(), found.ranges_by_task(), found.count) == ({}, {}, 0)
 
 
 class Pulls:

@@ -62,8 +62,8 @@ def test_live_routes_of_old_and_new_clients_are_equal():
     new = bodies.route("CapA", live("route standard json"))
     assert new == bodies.route("CapA", live("route bare numeric keys (request version 300)"))
     assert new.brokers["broker-a"].master == "127.0.0.1:21911"
-    assert [short(queue) for queue in new.readable()] == ["broker-a:0", "broker-a:1", "broker-a:2"]
-    assert len(new.writable()) == 2
+    assert [short(queue) for queue in new.readable_queues()] == ["broker-a:0", "broker-a:1", "broker-a:2"]
+    assert len(new.writable_queues()) == 2
     assert not new.static
 
 

@@ -134,8 +134,8 @@ class DemoWatch:
                     raise RocketMQError("the streaming query failed", remark=reason, remedy=self.remedy)
 
     def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
-        queues = self._client.routes.get(topic).readable()
-        bounds = self._client.brokers.bounds(queues, Deadline.after(within_s))
+        queues = self._client.routes.get(topic).readable_queues()
+        bounds = self._client.offset_reader.bounds(queues, Deadline.after(within_s))
         return {queue: bound.max_offset for queue, bound in bounds.items()}
 
     def _ask_broker(self) -> None:

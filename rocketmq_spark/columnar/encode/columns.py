@@ -105,11 +105,11 @@ def check_columns(
 def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> list[str]:
     """The problems with columns that a transport does not support."""
     problems = []
-    if "priority" in by_role and not features.priorities:
+    if "priority" in by_role and not features.supports_priorities:
         problems.append(
             f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
         )
-    if "partition" in by_role and features.chooses_queues:
+    if "partition" in by_role and features.queue_choice_problem:
         problems.append("column 'partition' has no effect over gRPC, where the server chooses queues: drop it")
     return problems
 

@@ -310,7 +310,7 @@ class Encoder:
         )
 
     def _check_lengths(self, body: Ints, lengths: Ints, delayed: Mask | None, bad_rows: BadRows) -> None:
-        max_bytes, single = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES
+        max_bytes, single = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES_BYTES
         bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
         if bool((lengths > single).any()):
             alone = body + lengths + ITEM_OVERHEAD_BYTES > self.single_above_bytes

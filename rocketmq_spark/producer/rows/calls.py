@@ -43,7 +43,7 @@ REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
 class RowsOfCall(BadRows):
-    """The bad rows of a call. Nothing of the call was sent."""
+    """The bad rows of a call. No row of the call was sent."""
 
     of_what, counted = "this call", "Rows are counted from 0 within the call"
     of_sink = False
@@ -76,7 +76,7 @@ class Portion(NamedTuple):
 class CallTools(NamedTuple):
     """What a call needs from its producer. ``is_closing`` returns whether the close of the producer has begun."""
 
-    rows: RowTools
+    row_tools: RowTools
     destinations: Destinations
     timers: BrokerTimers
     spool_fallback: SpoolFallback | None
@@ -90,10 +90,10 @@ class RowCall:
 
     def __init__(self, tools: CallTools, options: Options, bad_rows: Callable[[int], BadRows]) -> None:
         self._tools, self._bad_rows, self._options = tools, bad_rows, options
-        self._rows = tools.rows._replace(options=options)
-        self._engine = tools.rows.engine
+        self._row_tools = tools.row_tools._replace(options=options)
+        self._engine = tools.row_tools.engine
         self._ids = RecordingIds(os.urandom(8), self._engine.timer.wall_ms)
-        self._window = SendWindow(_window_settings(tools.rows.settings, options))
+        self._window = SendWindow(_window_settings(tools.row_tools.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # ``OutgoingSend.failed_queues`` of all its requests
         self._queues: dict[str, QueueList] = {}  # by topic; a key keeps its queue during the call
@@ -119,7 +119,7 @@ class RowCall:
         except Exception as e:  # no request of the call may be in flight after it
             while self._in_flight:
                 self._process_completion()
-            if self._outcomes.rows:
+            if self._outcomes.row_count:
                 e.add_note(f"Before that: {self._outcomes.result()!r}")
             raise
         result = self._outcomes.result()
@@ -132,15 +132,17 @@ class RowCall:
         key = topic, bool(self._timer_columns)
         if key in self._checked_topics:
             return
-        encoding.check_topic(topic, self._tools.rows.settings.scope)
+        encoding.check_topic(topic, self._tools.row_tools.settings.scope)
         deadline = Deadline.after(self._options.send_timeout)
         queues = self._tools.destinations.queues_or_empty(topic, deadline)
         if self._timer_columns and (
-            without_timers := self._tools.timers.brokers_without_timers(
+            brokers_without_timers := self._tools.timers.brokers_without_timers(
                 topic, {q.broker_name for q in queues}, deadline
             )
         ):
-            raise no_timers_error(f"column {' and '.join(map(repr, self._timer_columns))}", without_timers, topic)
+            raise no_timers_error(
+                f"column {' and '.join(map(repr, self._timer_columns))}", brokers_without_timers, topic
+            )
         self._checked_topics.add(key)
 
     def is_transient(self, error: RocketMQError) -> bool:
@@ -148,9 +150,9 @@ class RowCall:
         return self._tools.spool_fallback is not None and self._tools.spool_fallback.is_transient(error)
 
     def submit(self, outgoing: OutgoingSend) -> None:
-        """Submit a request to the engine. While the limits are reached, waits for and processes completions of this call."""
+        """Submit a request to the engine. While the limits are reached, waits for completions of this call and processes them."""
         size, ordered = outgoing.size, outgoing.ordered_queue is not None
-        self._window.brokers = len(self._engine.topics.brokers())
+        self._window.broker_count = len(self._engine.routes.brokers())
         while self._completions or (self._in_flight and not self._has_room(size, ordered)):
             self._process_completion()
         self._in_flight.add(outgoing)
@@ -169,7 +171,7 @@ class RowCall:
             self._completions_changed.notify_all()
 
     def _send(self, group: Sequence[Portion]) -> None:
-        first_row, checked = self._outcomes.rows, []
+        first_row, checked = self._outcomes.row_count, []
         for portion in group:
             self._timer_columns = [portion.columns[name] for name in TIMER_COLUMNS if name in portion.columns]
             checked.append(self._sender_of(portion).check(portion.batch, self._bad_rows(first_row), first_row))
@@ -178,7 +180,7 @@ class RowCall:
             if self._tools.is_closing():
                 self._fail_rows(len(portion.batch))
             else:
-                sender, first_row = self._sender_of(portion), self._outcomes.rows
+                sender, first_row = self._sender_of(portion), self._outcomes.row_count
                 encoded = sender.join(portion.batch, *parts)
                 self._outcomes.add_rows(self._ids.last)
                 sender.send(portion.batch, *parts, encoded, first_row)
@@ -187,7 +189,7 @@ class RowCall:
         key = tuple(portion.columns.items())
         if key not in self._senders:
             self._senders[key] = RowSender(
-                self._rows, portion.columns, self._ids, self, self._failed_queues, self._queues
+                self._row_tools, portion.columns, self._ids, self, self._failed_queues, self._queues
             )
         return self._senders[key]
 
@@ -207,8 +209,8 @@ class RowCall:
         self._outcomes.add_outcome(rows, outcome)
 
     def _next_completion(self) -> tuple[Rows, SendCompletion]:
-        """Wait for the next completion. One arrives within the send timeout, unless requests wait for those of other callers,
-        or an error in this package has lost a request: then raises ``SendFailed``.
+        """Wait for the next completion. It arrives within the send timeout, unless requests wait for requests of other callers,
+        or an error in this package has lost a request. Raises ``SendFailed`` for a lost request.
         """
         lookups = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
         patience_s = lookups * self._options.send_timeout + LOST_SEND_S
@@ -229,10 +231,10 @@ class RowCall:
             remedy="This is a bug of rocketmq-spark: please report it with the log",
         )
 
-    def _fail_rows(self, rows: int) -> None:
+    def _fail_rows(self, row_count: int) -> None:
         error = ClosedError("the producer was closed before the row was sent")
-        self._ids.fill(np.empty((rows, RecordingIds.width), np.uint8))
-        self._outcomes.add_outcome(np.arange(self._outcomes.rows, self._outcomes.rows + rows), error)
+        self._ids.fill(np.empty((row_count, RecordingIds.width), np.uint8))
+        self._outcomes.add_outcome(np.arange(self._outcomes.row_count, self._outcomes.row_count + row_count), error)
         self._outcomes.add_rows(self._ids.last)
 
 

@@ -82,7 +82,7 @@ def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
         bad_rows_type, schema, batches = RowsOfReader, reader.schema, reader
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
-    options, columns = call_options(tools.rows.options, target, row_columns(schema))
+    options, columns = call_options(tools.row_tools.options, target, row_columns(schema))
     log_choice(options, columns, once=True)
     groups: Iterable[Sequence[Portion]] = _portions_of_arrow(
         batches, columns, tools.is_closing if bad_rows_type is RowsOfReader else _never
@@ -96,18 +96,18 @@ def send_many(
     tools: CallTools, messages: Iterable[Message], target: RowTarget, message_target: MessageTarget
 ) -> SentRows:
     """Implements ``BulkProducer.send_many``."""
-    features = tools.rows.settings.features
+    features = tools.row_tools.settings.features
     if message_target.queue is not None and message_target.key is not None:
         raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
-    if message_target.queue is not None and features.chooses_queues:
-        raise MessageRefused(f"the messages name {message_target.queue}, but {features.chooses_queues}")
+    if message_target.queue is not None and features.queue_choice_problem:
+        raise MessageRefused(f"the messages name {message_target.queue}, but {features.queue_choice_problem}")
     options, _ = call_options(
-        tools.rows.options, target, _MESSAGE_COLUMNS if message_target.queue is None else _QUEUE_COLUMNS
+        tools.row_tools.options, target, _MESSAGE_COLUMNS if message_target.queue is None else _QUEUE_COLUMNS
     )
     bad_rows_type = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
     is_closing = tools.is_closing if bad_rows_type is MessagesOfIterator else _never
     groups: Iterable[Sequence[Portion]] = _portions_of_messages(
-        iter(messages), bad_rows_type, message_target, features.priorities, is_closing
+        iter(messages), bad_rows_type, message_target, features.supports_priorities, is_closing
     )
     if bad_rows_type is MessagesOfCall:
         groups = [[portion for group in groups for portion in group]]
@@ -137,17 +137,17 @@ def _portions_of_messages(
 ) -> Iterator[Sequence[Portion]]:
     """Portions of messages as columns, each large enough for several batches. Stops after a portion at which ``is_closing``.
 
-    A few messages at a time become columns, so that they are freed soon: Python's garbage collector visits objects that stay
-    alive again and again.
+    A few messages at a time become columns, so that the messages are freed soon. Python's garbage collector repeatedly visits
+    objects that stay alive.
     """
     first_row = 0
     parts: list[pa.RecordBatch] = []
-    is_last = False  # then the caller fails this portion, so that the result has the reason for its end
+    is_last = False  # after the last portion, whose rows the caller fails, so that the result names the reason
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
         bad_rows = bad_rows_type(first_row)
         batch = message_batch(chunk, bad_rows, *target)
         if "priority" in batch.schema.names and not priorities:
-            bad_rows.add_rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
+            bad_rows.add_rows(np.arange(len(chunk)), "this message or another has a priority, which only gRPC supports")
         if target.queue is not None:
             is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
             bad_rows.add(np.array(is_of_other_topic), f"its topic is not that of {target.queue}")
@@ -190,16 +190,16 @@ def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
 
 
 def _with_large_chunks(table: pa.Table) -> pa.Table:
-    """Combine small chunks: each chunk is encoded separately, and small chunks would make small batches."""
+    """Combine small chunks, because each chunk is encoded separately, and small chunks would make small batches."""
     chunks = max((column.num_chunks for column in table.columns), default=1)
     return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_CHUNK_ROWS else table
 
 
 def _split_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     rows = len(batch)
-    step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, converted_bytes(batch))))
-    for start in range(0, rows, step):
-        yield from _halve_large(batch.slice(start, step), columns)
+    rows_per_part = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, converted_bytes(batch))))
+    for start in range(0, rows, rows_per_part):
+        yield from _halve_large(batch.slice(start, rows_per_part), columns)
 
 
 def _halve_large(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
@@ -241,15 +241,15 @@ def call_options(options: Options, target: RowTarget, columns: Sequence[RowColum
 
 
 def _selector_problems(options: Options, target: RowTarget, by_role: Mapping[str, str]) -> list[str]:
-    selector, proxy_chooses = target.selector, transport.features(options).chooses_queues
+    selector, proxy_chooses = target.selector, transport.features(options).queue_choice_problem
     if proxy_chooses and "queueid" in by_role:
         return [f"column {by_role['queueid']!r} names a queue, but {proxy_chooses}"]
     if selector is None or (callable(selector) and not proxy_chooses):
         return []
     allowed = transport.SELECTORS if proxy_chooses else tuple(_SELECTORS.values())
     if selector not in allowed and (proxy_chooses or ":" not in str(selector)):
-        why = f", for {proxy_chooses}" if proxy_chooses else ", or a function"
-        return [f"selector is {selector!r}; expected one of {', '.join(allowed)}{why}"]
+        reason = f", for {proxy_chooses}" if proxy_chooses else ", or a function"
+        return [f"selector is {selector!r}; expected one of {', '.join(allowed)}{reason}"]
     if selector == "environment" and options.environment is None:
         return ["selector 'environment' needs option 'environment'"]
     return []

@@ -1,9 +1,9 @@
 """Which queue each row goes to, and an Arrow batch as runs of rows of one topic and queue.
 
 A ``RowSelector`` returns an index into the topic's queues for each row, a whole column at once where possible. Rows without a
-sharding key or queue id get the index after the last queue: they may go to any queue, as in Kafka. A row whose queue does not
-exist is added to ``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into runs of rows that
-go to one topic, and to one queue where rows choose their queue.
+sharding key or queue id get the index after the last queue, which means that they may go to any queue, as in Kafka. A row whose
+queue does not exist is added to ``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into
+runs of rows that go to one topic, and to one queue where rows choose their queue.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class TopicRows(NamedTuple):
         return column if self.row_indices is None else column.take(pa.array(self.row_indices))
 
 
-def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
-    """A column of texts, with null for those that are not UTF-8: their rows are bad. ``numbers`` are those of its rows."""
-    bad = arrow.non_utf8_rows(arrow.as_bytes(column))
-    if not bad:
+def utf8_texts(column: pa.Array, name: str, row_numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
+    """A column of texts, with null for those that are not UTF-8: their rows are bad. ``row_numbers`` are those of its rows."""
+    bad_indexes = arrow.non_utf8_rows(arrow.as_bytes(column))
+    if not bad_indexes:
         return column
-    for row in bad:
+    for row in bad_indexes:
         value = column[row].as_buffer().to_pybytes()
-        bad_rows.add_rows(numbers[row : row + 1], f"{name} is not UTF-8: {short_repr(value)}")
-    return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad)), column, None)
+        bad_rows.add_rows(row_numbers[row : row + 1], f"{name} is not UTF-8: {short_repr(value)}")
+    return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad_indexes)), column, None)
 
 
 def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
@@ -109,54 +109,63 @@ class ByHash:
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._column = columns["shardingkey"]
-        self._hashes = columns.get(KEY_HASH)
+        self._hash_column = columns.get(KEY_HASH)
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         keys = utf8_texts(rows.column(self._column), self._column, rows.row_numbers(), bad_rows)
-        filled = arrow.non_empty_mask(arrow.as_bytes(keys))
-        if filled is not None:
+        filled_mask = arrow.non_empty_mask(arrow.as_bytes(keys))
+        if filled_mask is not None:
             keys = pc.fill_null(keys, "")
-        hashes = hash_codes(keys) if self._hashes is None else rows.column(self._hashes).to_numpy()
+        hashes = hash_codes(keys) if self._hash_column is None else rows.column(self._hash_column).to_numpy()
         queue_indexes: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
-        if filled is not None:
-            queue_indexes[~filled] = len(queues)
+        if filled_mask is not None:
+            queue_indexes[~filled_mask] = len(queues)
         return queue_indexes
 
 
 class ByColumn:
-    """The queue that the row names. For a row whose columns are null, ``others`` chooses (``Router``); without it, any queue."""
+    """The queue that the row names. For a row whose columns are null, ``other_selector`` chooses (``Router``); without it,
+    any queue.
+    """
 
     needs_good_rows = False
 
-    def __init__(self, columns: Mapping[str, str], others: RowSelector | None = None) -> None:
-        self.others = others
-        self._id = columns["queueid"]
-        self._broker = columns.get("brokername")
+    def __init__(self, columns: Mapping[str, str], other_selector: RowSelector | None = None) -> None:
+        self.other_selector = other_selector
+        self._id_column = columns["queueid"]
+        self._broker_column = columns.get("brokername")
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        named = rows.column(self._id).cast(pa.int64())
-        names_no_queue = arrow.null_mask(named)
-        ids = pc.fill_null(named, -1).to_numpy()
+        queue_ids = rows.column(self._id_column).cast(pa.int64())
+        names_no_queue = arrow.null_mask(queue_ids)
+        ids = pc.fill_null(queue_ids, -1).to_numpy()
         brokers = None
-        if self._broker is not None:
-            brokers = utf8_texts(rows.column(self._broker), self._broker, rows.row_numbers(), bad_rows)
+        if self._broker_column is not None:
+            brokers = utf8_texts(rows.column(self._broker_column), self._broker_column, rows.row_numbers(), bad_rows)
         queue_indexes = self._look_up(ids, brokers, queues)
         if names_no_queue is not None:
             if brokers is not None:
                 names_no_queue &= ~arrow.to_mask(brokers.is_valid())
             queue_indexes[names_no_queue] = len(queues)
-        bad = np.flatnonzero(queue_indexes < 0)
-        if len(bad):
+        bad_indexes = np.flatnonzero(queue_indexes < 0)
+        if len(bad_indexes):
             numbers = rows.row_numbers()
-            for at in bad.tolist():
-                broker = brokers[at].as_py() if brokers is not None else None
-                if not named[at].is_valid:
-                    reason = f"{self._id} is null, and {self._broker} is {broker!r}; expected both or neither"
+            for index in bad_indexes.tolist():
+                broker = brokers[index].as_py() if brokers is not None else None
+                if not queue_ids[index].is_valid:
+                    reason = (
+                        f"{self._id_column} is null, and {self._broker_column} is {broker!r}; expected both or neither"
+                    )
                 elif brokers is not None and broker is None:
-                    reason = f"{self._broker} is null, and {self._id} is {int(ids[at])}; expected both or neither"
+                    reason = (
+                        f"{self._broker_column} is null, and {self._id_column} is {int(ids[index])}; "
+                        "expected both or neither"
+                    )
                 else:
-                    reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=queue_indexes[at] == _AMBIGUOUS)
-                bad_rows.add_rows(numbers[at : at + 1], reason)
+                    reason = _missing_queue_reason(
+                        rows.topic, int(ids[index]), broker, ambiguous=queue_indexes[index] == _AMBIGUOUS
+                    )
+                bad_rows.add_rows(numbers[index : index + 1], reason)
             queue_indexes = np.maximum(queue_indexes, 0)
         return queue_indexes
 
@@ -165,24 +174,24 @@ class ByColumn:
         max_id = 1 + max(queue.queue_id for queue in queues)
         names: list[str | None]
         if brokers is None:
-            names, lines = [None], np.zeros(len(ids), np.int64)
+            names, table_rows = [None], np.zeros(len(ids), np.int64)
         else:
             encoded = brokers.dictionary_encode()
             names = encoded.dictionary.to_pylist()
-            lines = pc.fill_null(encoded.indices.cast(pa.int64()), len(names)).to_numpy()
+            table_rows = pc.fill_null(encoded.indices.cast(pa.int64()), len(names)).to_numpy()
         table = np.full((len(names) + 1, max_id + 1), _NO_QUEUE, np.int64)
-        for at, queue in enumerate(queues):
-            for line, name in enumerate(names):
+        for index, queue in enumerate(queues):
+            for table_row, name in enumerate(names):
                 if name is None:
-                    is_taken = table[line, queue.queue_id] != _NO_QUEUE
-                    table[line, queue.queue_id] = _AMBIGUOUS if is_taken else at
+                    is_taken = table[table_row, queue.queue_id] != _NO_QUEUE
+                    table[table_row, queue.queue_id] = _AMBIGUOUS if is_taken else index
                 elif name == queue.broker_name:
-                    table[line, queue.queue_id] = at
-        queue_indexes: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
+                    table[table_row, queue.queue_id] = index
+        queue_indexes: Ints = table[table_rows, np.where((ids < 0) | (ids > max_id), max_id, ids)]
         return queue_indexes
 
 
-def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> str:
+def _missing_queue_reason(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> str:
     if ambiguous:
         return f"queue {queue_id} of topic {topic!r} is on several brokers; name the broker too"
     where = f" on broker {broker!r}" if broker is not None else ""
@@ -192,46 +201,46 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
 
 class ByPartition:
     """The queue with the partition number in the row: an index into the topic's ``numbered`` queues, some of which may not accept
-    messages now. For a row without a number, ``others`` chooses: by key if there is one, otherwise any queue.
+    messages now. For a row without a number, ``other_selector`` chooses: by key if there is one, otherwise any queue.
     """
 
     needs_good_rows = False
 
-    def __init__(self, columns: Mapping[str, str], numbered: PartitionLookup) -> None:
+    def __init__(self, columns: Mapping[str, str], partitions_of: PartitionLookup) -> None:
         self._column = columns["partition"]
-        self._partitions_of = numbered
-        self.others = ByHash(columns) if "shardingkey" in columns else None
+        self._partitions_of = partitions_of
+        self.other_selector = ByHash(columns) if "shardingkey" in columns else None
 
     def number_queues(self, topic: str) -> None:
-        """Number the queues of a topic, which may wait for brokers that name servers do not list yet. A route that is fetched
-        afterwards has them.
+        """Number the queues of a topic. This may wait for brokers that name servers do not list yet. A route that is fetched
+        afterwards has these brokers.
         """
         self._partitions_of(topic)
 
     def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
-        """The brokers that have a partition named by a row, but no queue in ``queues``."""
+        """Return the brokers of partitions that the rows name, if ``queues`` has no queue of the broker."""
         partitions = self._partitions_of(rows.topic)
         numbers = pc.unique(rows.column(self._column)).drop_null().to_pylist()
-        there = {queue.broker_name for queue in queues}
-        return {partitions[number].broker_name for number in numbers if 0 <= number < len(partitions)} - there
+        present_brokers = {queue.broker_name for queue in queues}
+        return {partitions[number].broker_name for number in numbers if 0 <= number < len(partitions)} - present_brokers
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         column = rows.column(self._column)
         has_number = arrow.to_mask(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
-        at_queue = {queue: at for at, queue in enumerate(queues)}
-        missing = len(partitions)  # stands for a number that the topic does not have
-        places = np.array([*(at_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
-        numbers = np.where((numbers < 0) | (numbers >= missing), missing, numbers)
-        named = places[numbers]
-        for row in np.flatnonzero(has_number & (named == _NO_QUEUE)).tolist():
+        index_of = {queue: index for index, queue in enumerate(queues)}
+        missing_number = len(partitions)  # stands for a number that the topic does not have
+        queue_indexes = np.array([*(index_of.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
+        numbers = np.where((numbers < 0) | (numbers >= missing_number), missing_number, numbers)
+        named_indexes = queue_indexes[numbers]
+        for row in np.flatnonzero(has_number & (named_indexes == _NO_QUEUE)).tolist():
             row_text = f"{self._column} is {column[row].as_py()}"
-            if numbers[row] == missing:
-                where = ", ".join(dict.fromkeys(queue.broker_name for queue in partitions))
+            if numbers[row] == missing_number:
+                brokers_text = ", ".join(dict.fromkeys(queue.broker_name for queue in partitions))
                 reason = (
-                    f"{row_text}, but topic {rows.topic!r} has partitions 0 to {missing - 1}, on {where} (a broker that is down "
-                    "has none: start it, then write again)"
+                    f"{row_text}, but topic {rows.topic!r} has partitions 0 to {missing_number - 1}, on {brokers_text} "
+                    "(a broker that is down has none: start it, then write again)"
                 )
             else:
                 queue = partitions[int(numbers[row])]
@@ -240,7 +249,7 @@ class ByPartition:
                     "the queue writable, then write again"
                 )
             bad_rows.add_rows(rows.row_numbers()[row : row + 1], reason)
-        return np.where(has_number, np.maximum(named, 0), len(queues))
+        return np.where(has_number, np.maximum(named_indexes, 0), len(queues))
 
 
 class ByCallable:
@@ -256,14 +265,14 @@ class ByCallable:
         if self._adds_bad_rows(rows, bad_rows):
             return np.zeros(len(rows.row_numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
-        places = {queue: at for at, queue in enumerate(queues)}
+        index_of = {queue: index for index, queue in enumerate(queues)}
         queue_indexes = np.empty(len(values["body"]), np.int64)
-        for at, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
+        for index, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                queue_indexes[at] = places[by_callable(self._function, queues, message, key or None)]
+                queue_indexes[index] = index_of[by_callable(self._function, queues, message, key or None)]
             except SelectorError as e:
-                row = rows.first + int(rows.row_numbers()[at])
+                row = rows.first + int(rows.row_numbers()[index])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return queue_indexes
 
@@ -272,11 +281,12 @@ class ByCallable:
         is_good = True
         for name in ("tags", "keys", "properties", "shardingkey"):
             if name in self._columns:
-                bad = _without_text(rows.column(self._columns[name]))
+                bad_indexes = _rows_not_utf8(rows.column(self._columns[name]))
                 bad_rows.add_rows(
-                    rows.row_numbers()[bad], f"{self._columns[name]} is not UTF-8, and the queue selector is a function"
+                    rows.row_numbers()[bad_indexes],
+                    f"{self._columns[name]} is not UTF-8, and the queue selector is a function",
                 )
-                is_good = is_good and not len(bad)
+                is_good = is_good and not len(bad_indexes)
         return not is_good
 
     def _values(self, rows: TopicRows, name: str) -> list[Any]:
@@ -287,18 +297,18 @@ class ByCallable:
         return values
 
 
-def _without_text(column: pa.Array) -> npt.NDArray[np.intp]:
+def _rows_not_utf8(column: pa.Array) -> npt.NDArray[np.intp]:
     """The rows of a column of texts, of lists of them or of maps, in which a text is not UTF-8."""
     if pa.types.is_string(column.type):
         return np.array(arrow.non_utf8_rows(arrow.as_bytes(column)), np.intp)
     bounds = arrow.offsets(column)
     parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
-    bad = [index for part in parts for index in arrow.non_utf8_rows(arrow.as_bytes(part))]
-    rows = np.unique(np.searchsorted(bounds, bad, side="right") - 1)
+    bad_values = [index for part in parts for index in arrow.non_utf8_rows(arrow.as_bytes(part))]
+    rows = np.unique(np.searchsorted(bounds, bad_values, side="right") - 1)
     return rows[(rows >= 0) & (rows < len(column))].astype(np.intp)
 
 
-Candidates = Callable[[QueueList], QueueList]
+QueueFilter = Callable[[QueueList], QueueList]
 
 
 class RowRange(NamedTuple):
@@ -336,16 +346,17 @@ class RoutingPlan(NamedTuple):
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
-    """The selector in force: the user's, or the one implied by a column ``partition``, ``queueId`` or ``shardingKey``.
+    """Return the selector that is used: the user's, or the selector that a column ``partition``, ``queueId`` or ``shardingKey``
+    implies.
 
     Over gRPC the Proxy chooses queues, and a sharding key becomes the message group.
     """
-    if transport.features(options).chooses_queues and "shardingkey" in columns:
+    if transport.features(options).queue_choice_problem and "shardingkey" in columns:
         return "hash"
     if "queue_selector" not in options.given:
         return next((selector for role, selector in _IMPLIED_SELECTORS.items() if role in columns), "roundRobin")
-    chosen: str | Callable[..., object] = options.queue_selector
-    return chosen
+    selector: str | Callable[..., object] = options.queue_selector
+    return selector
 
 
 # The selectors that columns imply. A row that names its queue needs no key, so those columns come first.
@@ -353,10 +364,10 @@ _IMPLIED_SELECTORS = {"partition": "partition", "queueid": "column", "shardingke
 
 
 def log_choice(options: Options, columns: Mapping[str, str], once: bool = False) -> None:
-    """Log which column has chosen the selector, if one has. With ``once``, this process logs it once for the topic."""
+    """Log which column implies the selector, if a column does. With ``once``, this process logs it once for each topic."""
     selector = selector_of(options, columns)
     role = next((role for role, implied in _IMPLIED_SELECTORS.items() if implied == selector), None)
-    if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
+    if role is None or "queue_selector" in options.given or transport.features(options).queue_choice_problem:
         return
     name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
     advice = (
@@ -384,7 +395,7 @@ def no_partition_numbers(topic: str) -> QueueList:
 
 
 def row_selector(
-    options: Options, columns: Mapping[str, str], numbered: PartitionLookup = no_partition_numbers
+    options: Options, columns: Mapping[str, str], partitions_of: PartitionLookup = no_partition_numbers
 ) -> RowSelector | None:
     """The selector that chooses per row; None if whole batches may go to any queue."""
     match selector_of(options, columns):
@@ -394,32 +405,33 @@ def row_selector(
             by_key = "queue_selector" not in options.given and "shardingkey" in columns
             return ByColumn(columns, ByHash(columns) if by_key else None)
         case "partition":
-            return ByPartition(columns, numbered)
+            return ByPartition(columns, partitions_of)
         case "roundRobin" | "random" | "machineRoom" | "environment":
             return None
-        case given:
-            return ByCallable(columns, resolve(given, "queueSelector"))
+        case selector:
+            return ByCallable(columns, resolve(selector, "queueSelector"))
 
 
-def candidates(options: Options) -> Candidates | None:
-    """Returns the filter for the queues of a batch whose rows choose none: one of the filtered queues is taken at random. None
-    means round robin.
+def queue_filter(options: Options) -> QueueFilter | None:
+    """Return the filter for the queues of a batch whose rows do not choose a queue. The batch goes to a random queue of the
+    filtered ones. None means round robin.
     """
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
-    return _all if options.queue_selector == "random" else None
+    return _all_queues if options.queue_selector == "random" else None
 
 
-def _all(queues: QueueList) -> QueueList:
+def _all_queues(queues: QueueList) -> QueueList:
     return queues
 
 
 class Router:
     """Plans the Arrow batches of one task.
 
-    ``queues(topic, refresh)`` returns a topic's queues. They are asked for once per task, so that a key keeps its queue while the
-    task runs; routers of one call have the same ``shared_queues``. If a row names a queue that is not among them, the route is
-    refreshed once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
+    ``queues(topic, refresh)`` returns a topic's queues. It is called once per task, so that a key keeps its queue while the task
+    runs; routers of one call have the same ``shared_queues``. If a row names a queue that the list does not have, the route is
+    refreshed once per batch. From then on, rows that name a queue use the newest route, and rows with a key still use the first
+    list.
 
     ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
     partition of a broker without a queue in the route, ``wait_for_brokers`` is called once per task and topic: it returns the
@@ -432,44 +444,44 @@ class Router:
         columns: Mapping[str, str],
         queues: Callable[[str, bool], QueueList],
         shared_queues: dict[str, QueueList] | None = None,
-        numbered: PartitionLookup = no_partition_numbers,
+        partitions_of: PartitionLookup = no_partition_numbers,
         wait_for_brokers: Callable[[str, Collection[str], Deadline], QueueList] | None = None,
     ) -> None:
         self._topic = options.topic
         self._scope = scope_of(options)
-        self._allowed = frozenset(options.allowed_topics)
+        self._allowed_topics = frozenset(options.allowed_topics)
         self._column = columns.get("topic")
-        self._selector = row_selector(options, columns, numbered)
+        self._selector = row_selector(options, columns, partitions_of)
         self._queues_of = queues
         self._wait_for_brokers = wait_for_brokers
         self._waited_topics: set[str] = set()
         self._patience_s = options.send_timeout
         self._deadline: Deadline | None = None  # of the current Arrow batch, set when one of its topics waits
         self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
-        self._newest: dict[str, QueueList] = {}
+        self._newest_queues: dict[str, QueueList] = {}
 
     @property
     def needs_good_rows(self) -> bool:
         """Whether rows must all be good before they are planned."""
         return self._selector is not None and self._selector.needs_good_rows
 
-    def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first: int) -> list[TopicRows]:
+    def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first_row: int) -> list[TopicRows]:
         """The rows of each topic. Rows without a topic, or with one that is illegal or not in ``allowedTopics``, are bad."""
         if not len(batch):
             return []
         if self._topic is not None:
-            return [TopicRows(batch, self._topic, None, first)]
+            return [TopicRows(batch, self._topic, None, first_row)]
         assert self._column is not None
         column = utf8_texts(arrow.combined(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
-        named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
-        bad_rows.add(~arrow.to_mask(named), f"{self._column} is null or empty; expected the name of a topic")
-        parts = []
+        named_mask = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
+        bad_rows.add(~arrow.to_mask(named_mask), f"{self._column} is null or empty; expected the name of a topic")
+        topics_with_rows = []
         names = [name for name in pc.unique(column).to_pylist() if name]
         for name in names:
             rows_of_topic = (
                 None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name)).to_numpy().astype(np.intp)
             )
-            rows = TopicRows(batch, name, rows_of_topic, first)
+            rows = TopicRows(batch, name, rows_of_topic, first_row)
             try:
                 check_topic(name, self._scope)
             except MessageRefused as e:
@@ -477,14 +489,14 @@ class Router:
                 if remedy := dots_hint(name):
                     bad_rows.add_remedy(remedy.replace("; option", "Option"))
                 continue
-            if self._allowed and name not in self._allowed:
+            if self._allowed_topics and name not in self._allowed_topics:
                 bad_rows.add_rows(
                     rows.row_numbers(),
                     f"topic {name!r} is not in option 'allowedTopics': add it there, or filter such rows",
                 )
             else:
-                parts.append(rows)
-        return parts
+                topics_with_rows.append(rows)
+        return topics_with_rows
 
     def plan(self, topics: Sequence[TopicRows], bad_rows: BadRows) -> RoutingPlan:
         """The ranges of the rows. Rows of one queue keep their order."""
@@ -492,15 +504,17 @@ class Router:
         if len(topics) == 1 and topics[0].row_indices is None and self._selector is None:
             return RoutingPlan(None, [RowRange(topics[0].topic, None, 0, len(topics[0].batch))])
         orders, ranges = [], []
-        at = 0
+        topic_start = 0
         for rows in topics:
-            order, parts = self._of_topic(rows, bad_rows)
+            order, parts = self._plan_topic(rows, bad_rows)
             orders.append(order)
-            ranges += [RowRange(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
-            at += len(order)
+            ranges += [
+                RowRange(rows.topic, queue, topic_start + start, topic_start + end) for queue, start, end in parts
+            ]
+            topic_start += len(order)
         return RoutingPlan(np.concatenate(orders) if orders else None, ranges)
 
-    def _of_topic(
+    def _plan_topic(
         self, rows: TopicRows, bad_rows: BadRows
     ) -> tuple[npt.NDArray[np.intp], list[tuple[MessageQueue | None, int, int]]]:
         numbers = rows.row_numbers()
@@ -529,11 +543,11 @@ class Router:
             first_queues = self._queues[rows.topic] = self._queues_of(rows.topic, False)
         if not isinstance(self._selector, ByColumn | ByPartition):
             return first_queues, self._selector(rows, first_queues, bad_rows)
-        newest_queues = self._newest.get(rows.topic, first_queues)
+        newest_queues = self._newest_queues.get(rows.topic, first_queues)
         trial_bad_rows = BadRows()
         named_indexes = self._selector(rows, newest_queues, trial_bad_rows)
         if trial_bad_rows.found():
-            newest_queues = self._newest[rows.topic] = self._refreshed(rows)  # it may have more queues by now
+            newest_queues = self._newest_queues[rows.topic] = self._refreshed(rows)  # it may have more queues by now
             if is_new:  # no key has a queue yet, so keys can use all queues, too
                 first_queues = self._queues[rows.topic] = newest_queues
             named_indexes = self._selector(rows, newest_queues, bad_rows)
@@ -542,8 +556,8 @@ class Router:
             queues = list(dict.fromkeys((*first_queues, *newest_queues)))
             index_of = {queue: index for index, queue in enumerate(queues)}
             queue_indexes = np.array([*map(index_of.__getitem__, newest_queues), len(queues)])[named_indexes]
-        if self._selector.others is not None:
-            other_indexes = self._selector.others(rows, first_queues, bad_rows)
+        if self._selector.other_selector is not None:
+            other_indexes = self._selector.other_selector(rows, first_queues, bad_rows)
             queue_indexes = np.where(
                 (named_indexes == len(newest_queues)) & (other_indexes < len(first_queues)),
                 other_indexes,
@@ -560,9 +574,9 @@ class Router:
             or topic in self._waited_topics
         ):
             return queues
-        missing = self._selector.missing_brokers(rows, queues)
-        if not missing:
+        missing_brokers = self._selector.missing_brokers(rows, queues)
+        if not missing_brokers:
             return queues
         self._waited_topics.add(topic)
         self._deadline = self._deadline or Deadline.after(self._patience_s)
-        return self._wait_for_brokers(topic, missing, self._deadline)
+        return self._wait_for_brokers(topic, missing_brokers, self._deadline)

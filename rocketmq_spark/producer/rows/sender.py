@@ -46,7 +46,7 @@ from rocketmq_spark.wire.messages import decode_batch
 
 logger = logging.getLogger(__name__)
 
-# With more tags in an Arrow batch, grouping by tag would make batches of few rows.
+# The maximum number of tags in an Arrow batch for grouping by tag. More tags would make batches of few rows.
 MAX_TAGS = 16
 
 # How long the storage of a topic is not requested again after a slow request without an answer.
@@ -59,8 +59,9 @@ LOOKUP_STEPS = 4
 
 
 class StoragePlan:
-    """What the type of a topic requires of its rows. A batch topic: which rows form a batch, and the properties of the batch. A
-    compaction topic: a key. A topic of ordered messages over gRPC: a sharding key.
+    """Applies the requirements of a topic's type to its rows. Rows of a compaction topic need a key. Over gRPC, rows of a topic
+    of ordered messages need a sharding key. For a batch topic, it decides which rows form a batch, and the properties of the
+    batch.
     """
 
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
@@ -71,16 +72,16 @@ class StoragePlan:
         self._batch_properties: BatchTagKeys | None = None
         self._silent_until: dict[str, Deadline] = {}
         # Over remoting without batches no check is needed: a broker rejects a single message with the reason.
-        self._checks = options.auto_batch or bool(transport.features(options).chooses_queues)
+        self._is_checked = options.auto_batch or bool(transport.features(options).queue_choice_problem)
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
         """Add to ``bad_rows`` the rows that a broker would acknowledge but not store, and those that a Proxy would reject."""
-        for rows in topics if self._checks else ():
+        for rows in topics if self._is_checked else ():
             storage = self._storage(rows.topic)
             if storage is not None and storage.is_compacted:
                 numbers = rows.row_numbers()
-                missing = numbers[rows_without_key(batch, self._columns)[numbers]]
-                bad_rows.add_rows(missing, encoding.no_key_reason(rows.topic))
+                keyless_numbers = numbers[rows_without_key(batch, self._columns)[numbers]]
+                bad_rows.add_rows(keyless_numbers, encoding.no_key_reason(rows.topic))
             if storage is not None and storage.needs_group:
                 key = "key" if self._options.kafka_columns else "shardingKey"
                 bad_rows.add_rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
@@ -88,12 +89,12 @@ class StoragePlan:
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
             return np.ones(len(rows.row_numbers()), np.bool_)
-        filled = arrow.non_empty_mask(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
-        return np.zeros(len(rows.row_numbers()), np.bool_) if filled is None else ~filled
+        filled_mask = arrow.non_empty_mask(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
+        return np.zeros(len(rows.row_numbers()), np.bool_) if filled_mask is None else ~filled_mask
 
     def split_by_tag(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
-        """The plan of ``batch``, with a range for each tag where the topic needs it. Later calls of ``properties`` are about this
-        batch.
+        """Return the plan of ``batch``, with a range for each tag if the topic needs it. Later calls of ``properties`` are about
+        this batch.
         """
         self._batch_properties = None
         if not self._options.auto_batch or not any(
@@ -115,32 +116,37 @@ class StoragePlan:
         return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **shared_properties}
 
     def _stored_whole(self, topic: str) -> bool:
-        return (storage := self._storage(topic)) is not None and storage.whole
+        return (storage := self._storage(topic)) is not None and storage.as_one_message
 
     def _storage(self, topic: str) -> BatchStorage | None:
         if (silent_until := self._silent_until.get(topic)) is not None and not silent_until.expired:
             return None
-        deadline = Deadline.after(within_s := self._options.request_timeout)
+        deadline = Deadline.after(timeout_s := self._options.request_timeout)
         storage = self._sender.batch_storage(topic, deadline)
         # Without this note, each Arrow batch would wait for the silent broker again.
-        if storage is None and deadline.remaining() < within_s / 2:
+        if storage is None and deadline.remaining() < timeout_s / 2:
             self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
         return storage
 
 
 def group_by_tag(
-    plan: RoutingPlan, batch_properties: BatchTagKeys, stored_whole: Callable[[str], bool], by_tag: str
+    plan: RoutingPlan, batch_properties: BatchTagKeys, stored_whole: Callable[[str], bool], batch_by_tag: str
 ) -> RoutingPlan:
-    """The plan with a range for each tag. ``by_tag`` is the option ``batchByTag``.
+    """The plan with a range for each tag. ``batch_by_tag`` is the option ``batchByTag``.
 
-    Rows that name their queue keep their order in it. If the option is ``true``, only rows of one tag keep their order.
+    Rows that name their queue keep their order in this queue. If the option is ``true``, only rows of the same tag keep their
+    order.
     """
-    if by_tag == "false" or not batch_properties.tags or (by_tag == "auto" and batch_properties.tags > MAX_TAGS):
+    if (
+        batch_by_tag == "false"
+        or not batch_properties.tags
+        or (batch_by_tag == "auto" and batch_properties.tags > MAX_TAGS)
+    ):
         return plan
     orders, ranges, start = [], [], 0
     for row_range in plan.ranges:
         rows = plan.rows(row_range)
-        may_group = stored_whole(row_range.topic) and (row_range.queue is None or by_tag == "true")
+        may_group = stored_whole(row_range.topic) and (row_range.queue is None or batch_by_tag == "true")
         for part in batch_properties.by_tag(rows) if may_group else [rows]:
             orders.append(part)
             ranges.append(RowRange(row_range.topic, row_range.queue, start, start + len(part)))
@@ -159,16 +165,16 @@ class RowIds(Sequence[str]):
         return len(self._rows)
 
     @overload
-    def __getitem__(self, at: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[str]: ...
-    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
-        if isinstance(at, slice):
-            return RowIds(self._ids, self._rows[at])
-        return str(self._ids[self._rows[at]].tobytes(), "ascii")
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return RowIds(self._ids, self._rows[index])
+        return str(self._ids[self._rows[index]].tobytes(), "ascii")
 
     def __iter__(self) -> Iterator[str]:
-        return (self[at] for at in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
         return f"<{len(self)} message ids from {self[0]}>" if len(self) else "()"
@@ -186,12 +192,12 @@ class RowOwner(Protocol):
     def submit(self, outgoing: OutgoingSend) -> None:
         """Submit a request to the engine when it is within the limits."""
 
-    def on_completion(self, rows: Rows, ended: SendCompletion) -> None:
+    def on_completion(self, rows: Rows, completion: SendCompletion) -> None:
         """Receive the completion of the request of ``rows``. Called on any thread, and must not block."""
 
 
 class RowTools(NamedTuple):
-    """What sending rows needs. ``make_encoder`` is the function that ``session.row_encoder`` returns."""
+    """The objects that a ``RowSender`` uses. ``make_encoder`` is the function that ``session.row_encoder`` returns."""
 
     options: Options
     settings: ProducerSettings
@@ -247,7 +253,7 @@ class RowSender:
         owner: RowOwner,
         failed_queues: dict[Hashable, RocketMQError] | None = None,
         queues: dict[str, QueueList] | None = None,
-        numbered: PartitionLookup = routing.no_partition_numbers,
+        partitions_of: PartitionLookup = routing.no_partition_numbers,
     ) -> None:
         options, settings = tools.options, tools.settings
         self._options, self._settings = options, settings
@@ -262,10 +268,10 @@ class RowSender:
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
         # Not in an environment, whose queues do not change.
         wait_for_brokers = self._wait_for_brokers if settings.environment is None else None
-        router = routing.Router(options, columns, self._queues, queues, numbered, wait_for_brokers)
+        router = routing.Router(options, columns, self._queues, queues, partitions_of, wait_for_brokers)
         self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
         self._first_row = 0  # the number of the first row of the current Arrow batch
-        self._filter_queues = routing.candidates(options)
+        self._filter_queues = routing.queue_filter(options)
 
     def join(self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan) -> Encoded:
         """The encoded rows. Ids that depend on the content are missing until ``identify`` writes them."""
@@ -277,10 +283,10 @@ class RowSender:
         self._encoder.identify(encoded, checked, hashes)
 
     def send(
-        self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan, encoded: Encoded, first: int = 0
+        self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan, encoded: Encoded, first_row: int = 0
     ) -> None:
-        """Submit the rows in requests. The owner gets completions with row numbers, of which ``first`` is the first."""
-        self._first_row = first
+        """Submit the rows in requests. The owner gets completions with row numbers, of which ``first_row`` is the first."""
+        self._first_row = first_row
         plan = self._storage.split_by_tag(batch, plan)
         delayed = checked.delayed
         if plan.order is not None:
@@ -338,7 +344,7 @@ class RowSender:
         return self._long_delays.route(prepared, destination, queues_or_empty, deadline)
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
-        return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
+        return self._engine.routes.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
     def _wait_for_brokers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> Sequence[MessageQueue]:
         """Wait until each of ``brokers`` has a queue that accepts messages, or until ``deadline``. Returns the queues of the
@@ -355,7 +361,7 @@ class RowSender:
         while True:
             # The wait for another topic may have used all of the time.
             fetch_deadline = Deadline.after(self._options.request_timeout) if deadline.expired else deadline
-            queues = self._engine.topics.queues(topic, fetch_deadline, refresh=True)
+            queues = self._engine.routes.queues(topic, fetch_deadline, refresh=True)
             if set(brokers) <= {queue.broker_name for queue in queues} or deadline.expired:
                 return queues
             deadline.pause(next(pauses))

@@ -199,12 +199,12 @@ class OutcomeCollector:
     def __init__(self) -> None:
         self._parts: list[_SharedOutcome] = []
         self._ids: list[npt.NDArray[np.uint8]] = []
-        self.rows = 0
+        self.row_count = 0
 
     def add_rows(self, ids: npt.NDArray[np.uint8]) -> None:
         """Add the rows with these message ids, which are sent next."""
         self._ids.append(ids)
-        self.rows += len(ids)
+        self.row_count += len(ids)
 
     def add_outcome(self, rows: Ints, outcome: Outcome) -> None:
         """Add the outcome of rows, which are numbered within the call."""

@@ -156,7 +156,7 @@ class Folder:
             return self._system.open_input_stream(self._path(path), compression=None)
         try:
             with self._no_links(path), self._open_parent(path) as (at, name):
-                return open(folders.open_regular(name, at=at), "rb")
+                return open(folders.open_regular(name, folder_descriptor=at), "rb")
         except OSError as e:
             raise OSError(e.errno, e.strerror, self._path(path)) from e
 
@@ -329,7 +329,7 @@ def _local_entry(path: str, entry: os.DirEntry[str]) -> _FileEntry:
 def _copy_file(name: str, at: int, to: int) -> None:
     """Copy a file with its mode to another folder. Raises ``OSError`` for a link, a pipe or a device."""
     with (
-        open(folders.open_regular(name, at=at), "rb") as file,
+        open(folders.open_regular(name, folder_descriptor=at), "rb") as file,
         open(folders.open_regular(name, _CREATE_FLAGS, to), "wb") as copy,
     ):
         os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))

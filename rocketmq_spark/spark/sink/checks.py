@@ -217,7 +217,7 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
     connection = session.connection_key(options)
-    names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.seen}
+    names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.given_names}
     with process.registry_lock():
         names_kept: dict[tuple[object, str], str] = process.entries(_NAMES_KEY)
         earlier_names: dict[str, str] = {}
@@ -337,7 +337,7 @@ def _wait_for_route(
 
 def _route_error(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
     if isinstance(cause, RouteNotFound):
-        cause = sender.missing_topic(cause)
+        cause = sender.with_similar_topics(cause)
     waited_text = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
     message, topic = f"{cause.message}{waited_text}", cause.topic
     return type(cause)(message, cause.addr, cause.broker_code, topic, remark=cause.remark, remedy=cause.remedy)
@@ -468,12 +468,12 @@ def _check_route_now(sender: Sender, topic: str, timeout_s: float) -> None:
     except RouteNotFound as e:
         if e.broker_code is None:
             raise
-        raise sender.missing_topic(e) from None
+        raise sender.with_similar_topics(e) from None
 
 
 def _any_broker(sender: Sender) -> bool:
     """Whether any broker is registered. If so, a topic without a route does not exist."""
     try:
-        return sender.any_broker()
+        return sender.has_broker()
     except RocketMQError:
         return False

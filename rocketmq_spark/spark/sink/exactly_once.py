@@ -109,7 +109,7 @@ def plan_batch(
     if not begun.existed:
         return ExactlyOncePlan(name, ends)
     hashes = _read_stored_hashes(options, name, begun.note)
-    hashes_by_partition = hashes.by_partition()
+    hashes_by_partition = hashes.hashes_by_partition()
     try:
         current_ends = snapshot_queue_ends(options)
     except RocketMQError as e:
@@ -128,7 +128,7 @@ def plan_batch(
         True,
         True,
         hashes_by_partition,
-        hashes.places() if hashes_by_partition is None else None,
+        hashes.ranges_by_task() if hashes_by_partition is None else None,
         hashes.counts,
     )
 
@@ -174,7 +174,9 @@ def _require_master(options: Options) -> CheckQueues:
         if environment is None:
             return
         if route.topic not in environment_queues:
-            environment.writable(route.readable(), [queue for queue in route.writable() if queue in with_master])
+            environment.writable_queues(
+                route.readable_queues(), [queue for queue in route.writable_queues() if queue in with_master]
+            )
         elif not with_master & set(environment_queues[route.topic]):
             raise BrokerNotFound(f"{environment_queues[route.topic][0]} has no master now", topic=route.topic)
 

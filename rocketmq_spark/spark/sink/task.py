@@ -103,7 +103,7 @@ class TaskWriter:
         self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _fault_table(options), self._spool)
         if exactly_once is not None:
             self._engine.ambiguity_resolver = AmbiguousSendResolver(exactly_once.stored_ids, self._engine.timer)
-        self._topics = self._engine.topics
+        self._routes = self._engine.routes
         self._outcomes: queues.SimpleQueue[tuple[int, SendCompletion]] = queues.SimpleQueue()
         long_delays = DelayRouter(
             self._sender,
@@ -115,7 +115,7 @@ class TaskWriter:
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if exactly_once is None else exactly_once.ids
         encoder = session.row_encoder(options)
         tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
-        self._rows = RowSender(tools, self._columns, ids, self, numbered=self._numbered_queues)
+        self._rows = RowSender(tools, self._columns, ids, self, partitions_of=self._numbered_queues)
         self._from_kafka = KafkaRows(options.message_id) if options.kafka_columns else None
         self._counts = TaskCounts()
         self._pending_outcomes = 0
@@ -125,7 +125,7 @@ class TaskWriter:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
         """Call ``write``, and return the counts for the driver."""
-        return TaskCommitMessage(self.write(batches), self._topic_names.seen)
+        return TaskCommitMessage(self.write(batches), self._topic_names.given_names)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Send all rows and wait for all acknowledgements. Raises the first failure, with the counts of acknowledged rows."""
@@ -157,7 +157,7 @@ class TaskWriter:
             return
         batch = self._with_sink_columns(batch)
         if self._routes_fresh.expired:
-            self._topics.refresh(Deadline.after(self._options.request_timeout))
+            self._routes.refresh(Deadline.after(self._options.request_timeout))
             self._routes_fresh = Deadline.after(ROUTE_REFRESH_S)
             for topic in self._checked_topics:  # a topic may have moved to other brokers
                 self._check_timers(topic)
@@ -199,7 +199,7 @@ class TaskWriter:
             try:
                 checks.check_topic(self._sender, topic, self._options, must_exist=topic == self._options.topic)
                 deadline = Deadline.after(self._options.send_timeout)
-                self._topics.wait_for_queues(topic, deadline, deadline.pause)
+                self._routes.wait_for_queues(topic, deadline, deadline.pause)
                 self._check_timers(topic)
             except RocketMQError as e:  # with a spool, the spool requests the route later
                 if not self.is_transient(e):
@@ -216,7 +216,7 @@ class TaskWriter:
         return self._spool is not None and is_transient(error, self._sender)
 
     def _check_timers(self, topic: str) -> None:
-        checks.check_timers(self._sender, topic, self._options, self._columns, self._topics.brokers_of(topic))
+        checks.check_timers(self._sender, topic, self._options, self._columns, self._routes.brokers_of(topic))
 
     def submit(self, outgoing: OutgoingSend) -> None:
         """Pass a batch to the engine. While the engine has no room, count the batches that have ended."""
@@ -245,9 +245,9 @@ class TaskWriter:
                 )
             if self._exactly_once is not None:
                 self._exactly_once.raise_if_abandoned()
-        in_flight = self._engine.in_flight
+        window = self._engine.send_window
         raise SendFailed(
-            f"{in_flight.requests} batches of {in_flight.bytes} bytes have had no outcome for {timeout_s:g} s, longer "
+            f"{window.request_count} batches of {window.byte_count} bytes have had no outcome for {timeout_s:g} s, longer "
             "than 'sendTimeout' allows",
             remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
         )

@@ -173,7 +173,7 @@ class BoundsReader:
         ]
         deadline, routes = Deadline.after(self._options.request_timeout), self.ports.routes
         new_topics = (topic for topic in topics if topic not in numbered_topics)
-        return [*routed_queues, *(queue for topic in new_topics for queue in routes.unlisted(topic, deadline))]
+        return [*routed_queues, *(queue for topic in new_topics for queue in routes.unlisted_queues(topic, deadline))]
 
     def fetch_all(self) -> QueuesView:
         """Return the bounds of all queues. Raises an error if any topic, queue or broker is missing."""
@@ -334,7 +334,7 @@ class BoundsReader:
         self.known_routes = {**kept_routes, **routes}
         queues = self._readable_queues.of_routes(routes.values(), skip_missing, checkpoint.queues)
         assigned_topic_queues = (
-            [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
+            [queue for route in routes.values() for queue in route.readable_queues()] if self._options.assign else None
         )
         queues = self.owned.select(queues, routes if skip_missing else checkpoint.topics, assigned_topic_queues)
         # The bounds come from the master if there is one, also if tasks read from slaves.

@@ -29,7 +29,7 @@ class OwnedQueues:
     def numbers(self) -> dict[MessageQueue, int]:
         """The queues that the environment owns, with its number; empty unless the environment is given by its number alone."""
         environment = self._environment
-        if environment is None or not environment.by_position:
+        if environment is None or not environment.is_by_position:
             return {}
         return dict.fromkeys(self._kept, environment.number)
 

@@ -89,6 +89,6 @@ class RemovedQueues:
         self, reader: OffsetReader, topic: str, broker_name: str, queues: list[MessageQueue]
     ) -> dict[MessageQueue, int]:
         deadline = Deadline.after(self._timeout_s)
-        read_count = reader.read_queues(topic, broker_name, deadline) or 0
+        read_count = reader.read_queue_count(topic, broker_name, deadline) or 0
         removed = [queue for queue in queues if queue.queue_id >= read_count]
         return reader.max_offsets(removed, deadline) if removed else {}

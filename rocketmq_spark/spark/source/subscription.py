@@ -198,7 +198,7 @@ def readable_queues(
             f"topic {route.topic!r} is a static topic (logical queues mapped over brokers), which cannot be read",
             remedy="Name topics with ordinary queues",
         )
-    queues, waited_for = route.readable(), set[MessageQueue]()
+    queues, waited_for = route.readable_queues(), set[MessageQueue]()
     if options.assign:
         assigned = {queue for queue in options.assign if queue.topic == route.topic}
         missing = assigned - set(queues)

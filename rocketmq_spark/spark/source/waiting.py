@@ -98,7 +98,7 @@ def _missing_topic(reader: BoundsReader, error: RocketMQError) -> RocketMQError:
     """Return ``error`` with the names of similar topics. It has all details, so the error needs no cause."""
     if not isinstance(error, RouteNotFound) or error.topic is None:
         return error
-    return reader.ports.routes.missing_topic(error)
+    return reader.ports.routes.with_similar_topics(error)
 
 
 def fetch_bounds_of_masters(reader: BoundsReader, options: Options, limits: WaitLimits) -> QueuesView:

@@ -17,6 +17,7 @@ from tests.scale import soak
 SMALL = ("--seconds", "4", "--rate", "200")
 
 
+@soak
 @pytest.mark.timeout(1200)
 def test_from_a_wheel_counts_agree_and_next_commands_work(start, own_cache, installed, tmp_path):
     """Away from the clone, as a user runs it after ``pip install``."""

@@ -104,7 +104,7 @@ def test_a_broker_that_does_not_answer_leaves_the_totals_unknown(watched, monkey
         def bounds(*arguments):
             raise error
 
-        monkeypatch.setattr(watch._client.brokers, "bounds", bounds)
+        monkeypatch.setattr(watch._client.offset_reader, "bounds", bounds)
 
     fail(CallTimeout("no answer"))
     assert watch.stored_totals() is None

@@ -38,7 +38,7 @@ def queues(tasks) -> list[set[MessageQueue]]:
 
 def shares(mq: LocalBroker, topic: str, strategy: str, count: int, **config) -> list[set[MessageQueue]]:
     """What the strategy itself says, without the empty shares."""
-    every = mq.admin.route(topic).readable()
+    every = mq.admin.route(topic).readable_queues()
     consumers = [f"partition-{i:05d}" for i in range(count)]
     given = [set(allocate(strategy, consumer, every, consumers, **config)) for consumer in consumers]
     return [share for share in given if share]
@@ -116,7 +116,7 @@ def test_partition_rooms__assign_queues_to_partitions_of_room(rooms):
     assert [{q.broker_name for q in task} for task in queues(tasks)] == [{first}, {second}]
     # A room without partitions is read by all.
     tasks = plan(rooms, subscribe="orders", partitionRooms="room1,room1", **nearby)
-    assert set().union(*queues(tasks)) == set(rooms.admin.route("orders").readable())
+    assert set().union(*queues(tasks)) == set(rooms.admin.route("orders").readable_queues())
 
 
 @pytest.fixture

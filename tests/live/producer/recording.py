@@ -19,7 +19,7 @@ class RecordingSender(RemotingSender):
     """The remoting sender with a note of every send: when, to which queue, and the request."""
 
     def __init__(self, client: session.Client) -> None:
-        super().__init__(client.calls, client.routes, client.instance, client.topic_attributes)
+        super().__init__(client.rpc_client, client.routes, client.instance, client.topic_attributes)
         self.sends: list[tuple[float, MessageQueue, SendRequest]] = []
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:

@@ -83,7 +83,7 @@ def test_queue_may_be_named_in_the_first_send_of_a_client(
             assert done.result(60).outcome.queue == queue
             assert engine.close(Deadline.after(1.0)) == []
         assert counts(rocketmq, rocketmq_topic, 1) == {5: 1}
-    fresh.calls.pool.close()
+    fresh.rpc_client.pool.close()
 
 
 def test_sends_of_one_thread_spread_evenly_over_queues(

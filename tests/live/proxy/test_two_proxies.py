@@ -219,7 +219,7 @@ class Received:
 
 def listed(address: str, group: str) -> list[str]:
     """The members of a group as a Proxy lists them."""
-    calls = session.client(options_table.parse({"nameServer": address}).for_role("sink")).calls
+    calls = session.client(options_table.parse({"nameServer": address}).for_role("sink")).rpc_client
     request = rpc.GET_CONSUMER_LIST_BY_GROUP.request(consumerGroup=group, bname="broker-a")
     return json.loads(calls.request(address, request, Deadline.after(10.0)).body)["consumerIdList"]
 
