@@ -185,7 +185,12 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
                 left = drainer.send_all(timeout_s, dead)
             finally:
                 delivered = drainer.finish()
-            row = {"path": str(path), "sent": delivered, "left": left, "dead": drainer.store.totals.dead}
+            row = {
+                "path": str(path),
+                "sent": delivered,
+                "left": left,
+                "dead": drainer.store.totals.dead,
+            }
             output.item(row, f"{path}: {delivered} sent, {left} left, {row['dead']} dead")
             if unsent := left + max(0, drainer.store.totals.dead - dead_before):
                 raise SpoolError(
@@ -291,7 +296,12 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
                 copied = copy_spool(path, new / name, limits, rules=COPY_RULES)
                 for warning in copied.warnings:
                     output.warning(f"{path}: its reader reports: {warning}")
-                row = {"path": str(path), "copy": str(copied_to / name), "waiting": copied.waiting, "dead": copied.dead}
+                row = {
+                    "path": str(path),
+                    "copy": str(copied_to / name),
+                    "waiting": copied.waiting,
+                    "dead": copied.dead,
+                }
                 text = f"{path} -> {row['copy']}: {copied.waiting} wait, {copied.dead} dead"
                 if copied.notes_left_out:
                     text += (
@@ -609,7 +619,7 @@ def serve(
 
     stop = Latch()
     with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-        node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
+        node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, resends_dead_letters=dead)
         node = open_node(node_settings, **{**target.settings(), "group": group})
         tune_gc()
         row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting_count}
