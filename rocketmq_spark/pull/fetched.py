@@ -138,7 +138,7 @@ class ReceivedAnswers:
             rest_answers, self._unused_answers = self._unused_answers + rest_answers, []
             count = offset_count(rest_answers)
         self.answers, self.offset_count, self.delivered_answers = rest_answers, count, []
-        if stream.full or stream.room < stream.filled - self._new_answers_begin:
+        if stream.full or stream.free_bytes < stream.filled_bytes - self._new_answers_begin:
             new_begins = stream.compact((answer.begin, answer.end) for answer in self.answers)
             self.answers = [
                 answer._replace(
@@ -146,7 +146,7 @@ class ReceivedAnswers:
                 )
                 for answer in self.answers
             ]
-        self._new_answers_begin = stream.filled
+        self._new_answers_begin = stream.filled_bytes
 
     def clear(self) -> list[FetchedAnswer]:
         """Remove all answers, because their stream and buffer are gone. Returns them, so that they are requested again."""

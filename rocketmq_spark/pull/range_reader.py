@@ -206,7 +206,7 @@ class RangeReader:
             return
         depth = self._pacing.depth()
         # While the first pending offset has no answer, the answers after it may have at most as many bytes as may be in flight.
-        if stream.filled > BUFFER_BYTES + self._settings.max_bytes_in_flight:
+        if stream.filled_bytes > BUFFER_BYTES + self._settings.max_bytes_in_flight:
             depth = 0 if self._pending.next_retry_at is not None else 1
         frames: list[bytes] = []
         pending = self._pending

@@ -84,7 +84,7 @@ class Replica:
                 deadline.within(self.connect_options.connect_timeout_s),
                 self.connect_options.tls,
                 spare_bytes=self.spare_bytes,
-                arriving=self.connect_options.arriving,
+                receive_budget=self.connect_options.receive_budget,
             )
         except RocketMQError as e:
             # The remedy assumes that the name server answers, which is known only if the address just came from a route.

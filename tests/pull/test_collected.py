@@ -19,14 +19,14 @@ class Buffer:
     """Of a stream what is asked when answers were read. A turn puts what is kept to the front."""
 
     def __init__(self, filled: int = 30, room: int = 100, full: bool = False) -> None:
-        self.filled, self.room, self.full = filled, room, full
+        self.filled_bytes, self.free_bytes, self.full = filled, room, full
         self.turns = 0
 
     def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
         moved = {}
-        self.turns, self.filled = self.turns + 1, 0
+        self.turns, self.filled_bytes = self.turns + 1, 0
         for begin, end in keep:
-            moved[begin], self.filled = self.filled, self.filled + end - begin
+            moved[begin], self.filled_bytes = self.filled_bytes, self.filled_bytes + end - begin
         return moved
 
 

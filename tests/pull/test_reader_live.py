@@ -86,7 +86,7 @@ def fill(parts: Parts, topic: str, counts: Sequence[int], size: int = 200) -> li
             request = SendRequest("g", encode_batch(items), batch=True)
             eventually(lambda queue=queue, request=request: sent(parts, queue, request))  # type: ignore[misc]
     wanted = dict(zip(queues, counts, strict=True))
-    eventually(lambda: parts.brokers.max_offsets(queues, parts.soon) == wanted)
+    eventually(lambda: parts.offset_reader.max_offsets(queues, parts.soon) == wanted)
     return queues
 
 
@@ -159,7 +159,7 @@ def test_an_operator_s_reset_is_ignored(real: Parts, filled: list[OffsetRange], 
     reset = rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(
         group=f"reader-{topic}", topic=topic, timestamp=0, isForce=True, queueId=-1
     )
-    assert real.calls.request(address, reset).code == 0
+    assert real.rpc_client.request(address, reset).code == 0
     reading = Reading([OffsetRange(filled[0].queue, 100, 300)], lambda: address)
     assert reading.run() == reading.expected
     assert reading.reader.requests.sent_count > 1
