@@ -12,7 +12,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
 from rocketmq_spark.spool import spool as spool_module
-from rocketmq_spark.spool.database import in_use
+from rocketmq_spark.spool.database import is_in_use
 from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SEND_KIND, SendSpool, broker_target
@@ -238,4 +238,4 @@ def test_a_spool_that_cannot_be_made_leaves_its_folder(tmp_path: Path, monkeypat
             store.add([(Record("send", b"x", 1, "t"), 1)])
             with pytest.raises(KeyboardInterrupt, match=place):
                 SendSpool(store, FakeResender(), Timer("spool"))
-        assert not in_use(tmp_path / "s")
+        assert not is_in_use(tmp_path / "s")
