@@ -92,8 +92,10 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     else:
         output.rows(_BATCH_COLUMNS, [_batch_row(read, output.machine) for read in shown_reads])
     for read in shown_reads:
-        if read.unknown:
-            output.note(f"Batch {read.batch.number}: its start is not kept any more for {len(read.unknown)} queues")
+        if read.queues_without_start:
+            output.note(
+                f"Batch {read.batch.number}: its start is not kept any more for {len(read.queues_without_start)} queues"
+            )
     output.note(_next_batch_text(reads[-1]))
 
 
@@ -106,7 +108,7 @@ def _batch_row(read: BatchRead, machine: bool) -> dict[str, object]:
     }
     if not machine:
         return {**row, "queues": len({offset_range.queue for offset_range in read.ranges})}
-    return {**row, "ranges": list(map(_range_row, read.ranges)), "unknownQueues": len(read.unknown)}
+    return {**row, "ranges": list(map(_range_row, read.ranges)), "unknownQueues": len(read.queues_without_start)}
 
 
 def _tail_commands(ranges: Sequence[OffsetRange]) -> Iterator[str]:
@@ -299,10 +301,10 @@ def rewind(
     with checkpoint_folder.as_owner():
         reads = history(checkpoint_folder)
         plan = rewinding.plan_rewind(checkpoint_folder, reads, rewinding.choose_batch(reads, number, time_ms))
-        if apply_change and plan.removed and not limits["force"]:
+        if apply_change and plan.files_to_remove and not limits["force"]:
             _check_quiet(checkpoint_folder, limits["quiet_s"])
     lines = list(_reread_lines(plan))
-    if not plan.removed:
+    if not plan.files_to_remove:
         output.item(
             {"rewound": False, "batchId": plan.batch.number},
             f"Batch {plan.batch.number} is the last: nothing to do",
@@ -320,7 +322,7 @@ def rewind(
     row = {
         "rewound": apply_change,
         "batchId": plan.batch.number,
-        "again": plan.rolled_back,
+        "again": plan.later_batches,
         "ranges": ranges,
         "backup": backup,
     }
@@ -330,11 +332,11 @@ def rewind(
 
 def _reread_lines(plan: RewindPlan) -> Iterator[str]:
     """The lines that say what the query will read again, with the range of each queue."""
-    if plan.rolled_back:
+    if plan.later_batches:
         batches = (
-            f"batch {plan.rolled_back[0]}"
-            if len(plan.rolled_back) == 1
-            else f"batches {plan.rolled_back[0]} to {plan.rolled_back[-1]}"
+            f"batch {plan.later_batches[0]}"
+            if len(plan.later_batches) == 1
+            else f"batches {plan.later_batches[0]} to {plan.later_batches[-1]}"
         )
         count = sum(offset_range.size for offset_range in plan.ranges)
         yield f"What {batches} read is read again, {count} offsets, in new batches from number {plan.batch.number + 1} on:"

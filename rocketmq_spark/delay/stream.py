@@ -297,7 +297,7 @@ class _Waiting(StatefulProcessor):
         """The rows of all bodies. What the sink would refuse is a dead letter, because its error would end the query."""
         while part := list(itertools.islice(bodies, _CHECK_PAGE)):
             rows = [sink_row(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in part]
-            for number, why in sink.refused(rows).items():
+            for number, why in sink.rejection_reasons(rows).items():
                 error = DecodeError(f"the sink does not accept the message in this envelope: {why}")
                 rows[number] = dead_letter_row(part[number], error, self._dead_topic, sink.max_bytes)
             yield from map(_row, rows)

@@ -559,9 +559,7 @@ class Store:
             return LeasedRecord(pending, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
-            now_ms = min(
-                now_ms, max(due.due_ms, self.totals.last_ms)
-            )  # ``now_ms`` of an adoption is the end of time
+            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # ``now_ms`` of an adoption is the end of time
             change = AtomicChange(self.totals)
             change.remove_pending(pending)
             change.add_dead(due.sequence, len(data), RecordState(0, now_ms, f"it cannot be read: {e.message}"))
