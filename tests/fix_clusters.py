@@ -84,7 +84,7 @@ class Secured:
 
     def user(self, name: str, *grants: tuple[str, str]) -> dict[str, str]:
         """A user with so many grants: ``("Topic:orders", "Sub,Get")``; its connection options."""
-        calls, address = self.admin.brokers.calls, self.mq.address("broker-a")
+        calls, address = self.admin.offset_reader.rpc_client, self.mq.address("broker-a")
         user = {"username": name, "password": f"{name}-secret", "userType": "Normal"}
         calls.request(address, Command(_CREATE_USER, {"username": name}, body=json.dumps(user).encode()))
         entries = [

@@ -38,7 +38,7 @@ SETTINGS = ProducerSettings(group="g", features=FEATURES[GRPC])
 
 
 @pytest.fixture(autouse=True)
-def _forgotten():
+def _forgotten_routes():
     yield
     session.close_all()
 

@@ -64,19 +64,19 @@ def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is not session.client(parsed())
     assert session.client(parsed(**different)) is session.client(parsed(**different))
     theirs, mine = (session.client(one).rpc_client.pool.connect_options for one in (parsed(**different), parsed()))
-    assert theirs.arriving is not mine.arriving
-    assert theirs.waiting is not mine.waiting
+    assert theirs.receive_budget is not mine.receive_budget
+    assert theirs.waiting_budget is not mine.waiting_budget
 
 
 def test_bulk_reads_have_the_account_of_their_client():
-    account = session.client(parsed()).rpc_client.pool.connect_options.arriving
-    assert session.puller(parsed()).dialling.arriving is account
-    assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
+    account = session.client(parsed()).rpc_client.pool.connect_options.receive_budget
+    assert session.puller(parsed()).connect_options.receive_budget is account
+    assert session.puller(parsed(pullBatchSize="7"), "slave").connect_options.receive_budget is account
     pullers = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_ids, "id_reader", lambda open_puller, on_ranges: pullers.append(open_puller()))
         stored_ids.scan_tools(parsed())
-    assert [one.dialling.arriving for one in pullers] == [account]
+    assert [one.connect_options.receive_budget for one in pullers] == [account]
 
 
 def test_only_an_explicit_option_allows_secrets_in_plain_text():
@@ -148,7 +148,7 @@ def test_users_of_two_files_share_no_client(tmp_path):
 def test_unconfirmed_requests_end_before_a_scan_has_settled():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
-        return made.rpc_client.pool.connect_options.undelivered.unconfirmed_s
+        return made.rpc_client.pool.connect_options.undelivered_policy.unconfirmed_s
 
     once = {"topic": "t", "deliveryGuarantee": "exactly-once"}
     assert of("sink", topic="t") == 15.0
@@ -162,7 +162,7 @@ def test_unconfirmed_requests_end_before_a_scan_has_settled():
 def test_an_exactly_once_sinks_unsent_bytes_end_with_its_process():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
-        return made.rpc_client.pool.connect_options.undelivered.drop_unsent
+        return made.rpc_client.pool.connect_options.undelivered_policy.drop_unsent
 
     assert of("sink", topic="t", deliveryGuarantee="exactly-once", exactlyOnceSettle="60s") is DropUnsent.ON_EXIT
     assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="20s", sendTimeout="60s") is DropUnsent.ON_CLOSE

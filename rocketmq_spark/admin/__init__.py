@@ -22,7 +22,7 @@ from rocketmq_spark.wire.header import Command
 
 
 class AdminTools(Protocol):
-    """Parts of a client. They accept the user's names of topics and groups, except ``calls``, which accepts names on the wire."""
+    """Parts of a client. They accept the user's names of topics and groups. Only ``rpc_client`` accepts names on the wire."""
 
     @property
     def rpc_client(self) -> RpcClient:
@@ -72,11 +72,17 @@ def with_kept_minimums(
         failed_queues.add(queue)
         on_error(error, queue)
 
-    to_check = [queue for queue, reported in bounds.items() if known_positions.get(queue, 0) < reported.min_offset]
-    kept_from = tools.offset_reader.first_kept_offsets(GROUP, to_check, deadline(tools), on_failure) if to_check else {}
+    unchecked_queues = [
+        queue for queue, reported in bounds.items() if known_positions.get(queue, 0) < reported.min_offset
+    ]
+    kept_offsets = (
+        tools.offset_reader.first_kept_offsets(GROUP, unchecked_queues, deadline(tools), on_failure)
+        if unchecked_queues
+        else {}
+    )
     minimums = {
         queue: min(offset, bounds[queue].min_offset, known_positions.get(queue, offset))
-        for queue, offset in kept_from.items()
+        for queue, offset in kept_offsets.items()
     }
     return {
         q: reported._replace(min_offset=minimums.get(q, reported.min_offset))
@@ -86,23 +92,26 @@ def with_kept_minimums(
 
 
 def request_each(
-    tools: AdminTools, requests: Mapping[str, tuple[str, Command]], accept: Sequence[int], change: bool = False
+    tools: AdminTools,
+    requests: Mapping[str, tuple[str, Command]],
+    accepted_codes: Sequence[int],
+    is_change: bool = False,
 ) -> Iterator[tuple[str, Command]]:
     """Send requests in parallel, and yield each answer with its key. ``requests`` has an address and a request for each key.
 
-    Raises the first error. If the requests are a ``change``, the error lists the servers that have applied the change.
+    Raises the first error. If the requests are a ``is_change``, the error lists the servers that have applied the change.
     """
     answers = tools.rpc_client.invoke_each(list(requests.values()), deadline(tools))
     outcomes = {
         key: error_from_response(answer, address)
-        if isinstance(answer, Command) and answer.code not in accept
+        if isinstance(answer, Command) and answer.code not in accepted_codes
         else answer
         for (key, (address, _)), answer in zip(requests.items(), answers, strict=True)
     }
-    failed = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, RocketMQError)}
+    errors = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, RocketMQError)}
     for key, outcome in outcomes.items():
         if isinstance(outcome, RocketMQError):
-            if change:
-                add_partial_result(outcome, [other for other in requests if other not in failed], failed)
+            if is_change:
+                add_partial_result(outcome, [other for other in requests if other not in errors], errors)
             raise outcome
         yield key, outcome

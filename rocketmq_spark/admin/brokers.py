@@ -159,18 +159,18 @@ def states(tools: AdminTools) -> list[BrokerState]:
     parallel.
     """
     replicas = [
-        (data, number, address) for data in cluster(tools) for number, address in sorted(data.addresses.items())
+        (data, broker_id, address) for data in cluster(tools) for broker_id, address in sorted(data.addresses.items())
     ]
     requests = [(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, address in replicas]
-    overall = deadline(tools)
-    answers = tools.rpc_client.invoke_each(requests, overall)
-    starting = overall.within(_STARTING_S)
-    while any(_is_starting(answer) for answer in answers) and not starting.expired:
-        starting.pause(_STARTING_PAUSE_S)
-        answers = tools.rpc_client.invoke_each(requests, overall)
+    overall_deadline = deadline(tools)
+    answers = tools.rpc_client.invoke_each(requests, overall_deadline)
+    start_deadline = overall_deadline.within(_STARTING_S)
+    while any(_is_starting(answer) for answer in answers) and not start_deadline.expired:
+        start_deadline.pause(_STARTING_PAUSE_S)
+        answers = tools.rpc_client.invoke_each(requests, overall_deadline)
     return [
-        _broker_state(BrokerState(data.broker_name, data.cluster, number, address), answer)
-        for (data, number, address), answer in zip(replicas, answers, strict=True)
+        _broker_state(BrokerState(data.broker_name, data.cluster, broker_id, address), answer)
+        for (data, broker_id, address), answer in zip(replicas, answers, strict=True)
     ]
 
 
@@ -191,11 +191,11 @@ def _broker_state(broker: BrokerState, answer: Command | RocketMQError) -> Broke
     if isinstance(answer, RocketMQError):
         return BrokerState(*identity, error=str(answer))
     runtime_info = bodies.runtime_info(answer.body)
-    started = runtime_info.get("bootTimestamp", "")
+    boot_time = runtime_info.get("bootTimestamp", "")
     return BrokerState(
         *identity,
         version=runtime_info.get("brokerVersionDesc"),
-        started_ms=int(started) if started.isdecimal() and len(started) <= _MAX_TIME_DIGITS else None,
+        started_ms=int(boot_time) if boot_time.isdecimal() and len(boot_time) <= _MAX_TIME_DIGITS else None,
         put_per_s=_first_number(runtime_info.get("putTps")),
         # RocketMQ 4.9 uses the second spelling.
         get_per_s=_first_number(runtime_info.get("getTransferredTps") or runtime_info.get("getTransferedTps")),
@@ -228,25 +228,27 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
         logger.warning("without TLS, it is not checked whether broker %s accepts %s", broker, ", ".join(sorted(values)))
         tools.admin.update_broker_config(broker, values)
         return {}
-    before = tools.admin.broker_config(broker)
-    if unknown := sorted(values.keys() - before.keys()):
-        similar = similar_names(unknown[0], before, 2, 0.6)
+    old_settings = tools.admin.broker_config(broker)
+    if unknown_names := sorted(values.keys() - old_settings.keys()):
+        suggestions = similar_names(unknown_names[0], old_settings, 2, 0.6)
         raise OptionError(
-            f"broker {broker} has no setting {', '.join(map(repr, unknown))}; nothing was changed",
-            remedy=f"Did you mean {' or '.join(similar)}?" if similar else None,
+            f"broker {broker} has no setting {', '.join(map(repr, unknown_names))}; nothing was changed",
+            remedy=f"Did you mean {' or '.join(suggestions)}?" if suggestions else None,
         )
     tools.admin.update_broker_config(broker, values)
-    after = tools.admin.broker_config(broker)
-    unchanged = sorted(
-        n for n, value in values.items() if after.get(n) == before[n] and not _is_same_value(before[n], value)
+    new_settings = tools.admin.broker_config(broker)
+    unchanged_names = sorted(
+        name
+        for name, value in values.items()
+        if new_settings.get(name) == old_settings[name] and not _is_same_value(old_settings[name], value)
     )
-    if unchanged:
-        raise OptionError(f"broker {broker} kept its value of {unchanged[0]} and rejected the new one")
-    return after
+    if unchanged_names:
+        raise OptionError(f"broker {broker} kept its value of {unchanged_names[0]} and rejected the new one")
+    return new_settings
 
 
-def _is_same_value(value: str, other: str) -> bool:
-    return value.strip().lower() == other.strip().lower()
+def _is_same_value(value: str, other_value: str) -> bool:
+    return value.strip().lower() == other_value.strip().lower()
 
 
 Stored = TypeVar("Stored", StoredUser, StoredPolicy)
@@ -262,8 +264,10 @@ def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
     )
 
 
-def _accounts(stored: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
-    return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _with_brokers(stored)]
+def _accounts(stored_users: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
+    return [
+        UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _with_brokers(stored_users)
+    ]
 
 
 def _private_masters(tools: AdminTools) -> dict[str, str]:
@@ -274,10 +278,10 @@ def _private_masters(tools: AdminTools) -> dict[str, str]:
     return masters
 
 
-_NO_USER = "user is not exist"  # text of a broker that does not have the user of an update
+_NO_USER_REMARK = "user is not exist"  # text of a broker that does not have the user of an update
 
 
-def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, int]:
+def _versions_of_masters_with_user(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, int]:
     """Return the RocketMQ versions of the ``masters`` that have the user, by broker name.
 
     The request is an update without values, which changes nothing: the answer to a request that reads users has passwords.
@@ -287,13 +291,13 @@ def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> 
         tools,
         masters,
         lambda broker: rpc.AUTH_UPDATE_USER.request(body, username=name, bname=broker),
-        accept=(Response.NO_PERMISSION,),
+        accepted_codes=(Response.NO_PERMISSION,),
     )
     versions = {}
     for broker, answer in answers:
         if answer.code == Response.SUCCESS:
             versions[broker] = answer.version
-        elif _NO_USER not in (answer.remark or ""):
+        elif _NO_USER_REMARK not in (answer.remark or ""):
             raise error_from_response(answer, masters[broker])
     return versions
 
@@ -310,12 +314,12 @@ def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> d
         if tools.rpc_client.is_private(address)
     }
     answers = tools.rpc_client.invoke_each(list(requests.values()), deadline(tools))
-    stored = [
+    broker_users = [
         (broker, parse_user(answer.body))
         for broker, answer in zip(requests, answers, strict=True)
         if isinstance(answer, Command) and answer.code == Response.SUCCESS
     ]
-    return {broker: user for broker, user in stored if user is not None}
+    return {broker: user for broker, user in broker_users if user is not None}
 
 
 def set_user(
@@ -332,32 +336,34 @@ def set_user(
     if password is not None and not password.strip():  # a broker ignores an empty password and keeps the old one
         raise OptionError("password is empty; expected a text, or no password to keep the current one")
     masters = _private_masters(tools)
-    versions = _versions_with(tools, masters, name)
+    versions = _versions_of_masters_with_user(tools, masters, name)
     masters_without_user = sorted(masters.keys() - versions.keys())
     if masters_without_user and not password:
         raise OptionError(f"user {name} is not on {', '.join(masters_without_user)}; expected a password to create it")
-    to_read = {
+    masters_to_read = {
         broker: masters[broker]
         for broker, version in versions.items()
         if None in (is_super, enabled) or (version < FIRST_VERSION_THAT_UPDATES_USERS and password is None)
     }
-    stored = _stored_users(tools, to_read, name)
+    stored_users = _stored_users(tools, masters_to_read, name)
     for broker, version in versions.items():
         if version < FIRST_VERSION_THAT_UPDATES_USERS:
-            _check_change(name, stored.get(broker), broker, password, is_super, enabled)
+            _check_change(name, stored_users.get(broker), broker, password, is_super, enabled)
     body = user_body(name, password, is_super, enabled)
 
     def user_request(broker: str) -> Command:
         rpc_row = rpc.AUTH_UPDATE_USER if broker in versions else rpc.AUTH_CREATE_USER
         return rpc_row.request(body, username=name, bname=broker)
 
-    _request_masters(tools, masters, user_request, change=True)
-    created, unknown = StoredUser(name, False, True), StoredUser(name, None, None)
-    before = {broker: stored.get(broker, unknown) for broker in versions} | dict.fromkeys(masters_without_user, created)
-    return _accounts((broker, _changed(user, is_super, enabled)) for broker, user in before.items())
+    _request_masters(tools, masters, user_request, is_change=True)
+    created_user, unknown_user = StoredUser(name, False, True), StoredUser(name, None, None)
+    users_before = {broker: stored_users.get(broker, unknown_user) for broker in versions} | dict.fromkeys(
+        masters_without_user, created_user
+    )
+    return _accounts((broker, _changed_user(user, is_super, enabled)) for broker, user in users_before.items())
 
 
-def _changed(user: StoredUser, is_super: bool | None, enabled: bool | None) -> StoredUser:
+def _changed_user(user: StoredUser, is_super: bool | None, enabled: bool | None) -> StoredUser:
     return StoredUser(
         user.name, user.is_super if is_super is None else is_super, user.enabled if enabled is None else enabled
     )
@@ -365,7 +371,7 @@ def _changed(user: StoredUser, is_super: bool | None, enabled: bool | None) -> S
 
 def _check_change(
     name: str,
-    stored: StoredUser | None,
+    stored_user: StoredUser | None,
     broker: str,
     password: str | None,
     is_super: bool | None,
@@ -373,7 +379,9 @@ def _check_change(
 ) -> None:
     """Raise ``NotSupported`` if a user would change on a broker before 5.3.2, which reports success and changes nothing."""
     is_empty = (password, is_super, enabled) == (None, None, None)
-    is_unchanged = password is None and stored is not None and _changed(stored, is_super, enabled) == stored
+    is_unchanged = (
+        password is None and stored_user is not None and _changed_user(stored_user, is_super, enabled) == stored_user
+    )
     if not (is_empty or is_unchanged):
         raise NotSupported(
             f"broker {broker} is older than RocketMQ 5.3.2, which reports success without changing the user; nothing was changed",
@@ -384,10 +392,10 @@ def _check_change(
 def delete_user(tools: AdminTools, name: str) -> None:
     """Delete a user and all of its policies."""
     masters = _private_masters(tools)
-    if not _versions_with(tools, masters, name):
+    if not _versions_of_masters_with_user(tools, masters, name):
         raise OptionError(f"there is no user {name}")
     _request_masters(
-        tools, masters, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True
+        tools, masters, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), is_change=True
     )
 
 
@@ -405,8 +413,8 @@ def _stored_policies(tools: AdminTools, user: str | None) -> list[tuple[str, Sto
     answers = _request_masters(
         tools, _masters(tools), lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker)
     )
-    stored = [(broker, policy) for broker, answer in answers for policy in parse_policies(answer.body)]
-    return [(broker, policy) for broker, policy in stored if subject is None or policy.subject == subject]
+    stored_policies = [(broker, policy) for broker, answer in answers for policy in parse_policies(answer.body)]
+    return [(broker, policy) for broker, policy in stored_policies if subject is None or policy.subject == subject]
 
 
 def set_policy(
@@ -422,7 +430,7 @@ def set_policy(
     # Raises an error, before anything is changed, if one of the brokers does not support policies.
     _stored_policies(tools, user)
     masters = _masters(tools)
-    if masters_without_user := sorted(masters.keys() - _versions_with(tools, masters, user).keys()):
+    if masters_without_user := sorted(masters.keys() - _versions_of_masters_with_user(tools, masters, user).keys()):
         raise OptionError(
             f"user {user} is not on {', '.join(masters_without_user)}; nothing was changed",
             remedy=f"Create it there: rocketmq-spark user set {user}",
@@ -431,24 +439,26 @@ def set_policy(
         tools,
         masters,
         lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker),
-        change=True,
+        is_change=True,
     )
     return policies(tools, user)
 
 
 def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
     """Delete the custom and default policies of a user for a resource, on the brokers that have them."""
-    stored = {(policy.kind, broker) for broker, policy in _stored_policies(tools, user) if policy.resource == resource}
-    if not stored:
+    kinds_and_brokers = {
+        (policy.kind, broker) for broker, policy in _stored_policies(tools, user) if policy.resource == resource
+    }
+    if not kinds_and_brokers:
         raise OptionError(f"user {user} has no policy for {resource}")
     masters, row = _masters(tools), rpc.AUTH_DELETE_ACL
-    for kind in sorted({kind for kind, _ in stored}):
+    for kind in sorted({kind for kind, _ in kinds_and_brokers}):
         requests = {
             broker: (address, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
             for broker, address in masters.items()
-            if (kind, broker) in stored
+            if (kind, broker) in kinds_and_brokers
         }
-        for _ in request_each(tools, requests, (Response.SUCCESS,), change=True):
+        for _ in request_each(tools, requests, (Response.SUCCESS,), is_change=True):
             pass
 
 
@@ -467,16 +477,16 @@ def _request_masters(
     tools: AdminTools,
     masters: Mapping[str, str],
     make_request: Callable[[str], Command],
-    change: bool = False,
-    accept: Sequence[int] = (),
+    is_change: bool = False,
+    accepted_codes: Sequence[int] = (),
 ) -> list[tuple[str, Command]]:
     """Send a request to each of ``masters``. Returns pairs of broker and answer. Raises an error for an answer whose code is
-    neither success nor in ``accept``.
+    neither success nor in ``accepted_codes``.
     """
     requests = {name: (address, make_request(name)) for name, address in masters.items()}
     answers = []
-    codes = (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED, *accept)
-    for name, answer in request_each(tools, requests, codes, change):
+    codes = (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED, *accepted_codes)
+    for name, answer in request_each(tools, requests, codes, is_change):
         if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED:
             raise NotSupported(
                 f"broker {name} has no users and policies: it is older than RocketMQ 5.3, which introduced ACL 2.0",

@@ -55,9 +55,9 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
         positions |= tools.offset_reader.committed(group, queues, deadline(tools))
     if all(position is None for position in positions.values()):
         require_masters(tools)
-        where = f" in {', '.join(topics)}" if topics else ""
+        where_text = f" in {', '.join(topics)}" if topics else ""
         remedy = " ".join(filter(None, [similar_groups_hint(tools, group), new_group_remedy(group, topics)]))
-        raise OffsetError(f"group {group} has no offsets{where}", remedy=remedy)
+        raise OffsetError(f"group {group} has no offsets{where_text}", remedy=remedy)
     return positions
 
 
@@ -87,22 +87,22 @@ def new_group_remedy(group: str, topics: Sequence[str] = ()) -> str:
 def similar_groups_hint(tools: AdminTools, group: str) -> str:
     """Return a hint with similar group names. It is empty if brokers know the group, or if there is no similar name."""
     try:
-        existing = topic_readers.groups(tools.rpc_client, tools.admin)
+        existing_groups = topic_readers.groups(tools.rpc_client, tools.admin)
     except RocketMQError:  # the hint is optional
         return ""
-    similar = similar_names(group, existing, 3, 0.6) if group not in existing else []
-    return f"Did you mean {', '.join(similar)}?" if similar else ""
+    similar_groups = similar_names(group, existing_groups, 3, 0.6) if group not in existing_groups else []
+    return f"Did you mean {', '.join(similar_groups)}?" if similar_groups else ""
 
 
 def queue_lags(
-    tools: AdminTools, positions: Mapping[MessageQueue, int | None], new: Collection[MessageQueue] = ()
+    tools: AdminTools, positions: Mapping[MessageQueue, int | None], new_queues: Collection[MessageQueue] = ()
 ) -> QueuePositions:
     """Return bounds and lag of these queues, and the store time of the next message of each queue.
 
-    For a queue in ``new`` without a position, the next message is the first message of the queue.
+    For a queue in ``new_queues`` without a position, the next message is the first message of the queue.
     """
     bounds, errors = bounds_of(tools, positions)
-    deadline_ = deadline(tools)
+    request_deadline = deadline(tools)
     rows = []
     unavailable_brokers: set[str] = set()  # they get no further requests
     for queue in sorted(positions):
@@ -110,12 +110,12 @@ def queue_lags(
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
         bound, position = bounds[queue], positions[queue]
-        if position is None and queue in new:
+        if position is None and queue in new_queues:
             position = bound.min_offset
         row = QueueLag(queue, bound.min_offset, position, bound.max_offset)
         if row.lag and row.next_offset is not None and queue.broker_name not in unavailable_brokers:
             try:
-                stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, deadline_)
+                stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, request_deadline)
                 row = row._replace(next_stored_ms=stored_ms)
             except NotReadable:  # the topic lacks read permission now; only the store time is missing
                 pass
@@ -172,9 +172,9 @@ def offset_changes(
     target = _checked_target(target, argument_name)
     if isinstance(target, Mapping):
         topics_of_target = sorted({queue.topic for queue in target})
-        if topics and (others := [topic for topic in topics_of_target if topic not in topics]):
+        if topics and (other_topics := [topic for topic in topics_of_target if topic not in topics]):
             raise OffsetError(
-                f"{argument_name} names {', '.join(others)}, which --topic excludes", remedy="Omit --topic"
+                f"{argument_name} names {', '.join(other_topics)}, which --topic excludes", remedy="Omit --topic"
             )
         topics = topics_of_target
     elif not topics:
@@ -185,11 +185,11 @@ def offset_changes(
         raise OffsetError(f"group {group} has no offsets", remedy=f"{hint} Name the topics with --topic".lstrip())
     queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).stored_queues()]
     queues = environment.owned(queues) if environment is not None else queues
-    before = tools.offset_reader.committed(group, queues, deadline(tools))
+    current_offsets = tools.offset_reader.committed(group, queues, deadline(tools))
     bounds = tools.offset_reader.bounds(queues, deadline(tools))
     bounds = bounds if target == "latest" else with_kept_minimums(tools, bounds)
-    after = _target_offsets(tools, target, bounds, argument_name)
-    return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
+    target_offsets = _target_offsets(tools, target, bounds, argument_name)
+    return [OffsetChange(queue, current_offsets[queue], target_offsets[queue]) for queue in sorted(target_offsets)]
 
 
 _SPECIAL_OFFSETS = {EARLIEST: "earliest", LATEST: "latest"}
@@ -227,23 +227,23 @@ def _target_offsets(
 ) -> dict[MessageQueue, int]:
     if isinstance(target, int):
         times = dict.fromkeys(bounds, target)
-        found_offsets = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
-        return {queue: bounds[queue].clamp(offset) for queue, offset in found_offsets.items()}
+        offsets_at_time = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
+        return {queue: bounds[queue].clamp(offset) for queue, offset in offsets_at_time.items()}
     if isinstance(target, str):
         return {queue: b.min_offset if target == "earliest" else b.max_offset for queue, b in bounds.items()}
-    unknown = sorted(target.keys() - bounds.keys())
-    if unknown:
-        raise OffsetError(f"{argument_name} names queues that do not exist: {', '.join(map(str, unknown[:10]))}")
+    unknown_queues = sorted(target.keys() - bounds.keys())
+    if unknown_queues:
+        raise OffsetError(f"{argument_name} names queues that do not exist: {', '.join(map(str, unknown_queues[:10]))}")
     offsets = {
         q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(offset, offset)
         for q, offset in target.items()
     }
-    invalid = [q for q, offset in offsets.items() if bounds[q].clamp(offset) != offset]
-    if invalid:
-        first, bound = invalid[0], bounds[invalid[0]]
+    invalid_queues = [q for q, offset in offsets.items() if bounds[q].clamp(offset) != offset]
+    if invalid_queues:
+        queue, bound = invalid_queues[0], bounds[invalid_queues[0]]
         raise OffsetError(
-            f"{argument_name}: {first} is {offsets[first]}, but the queue has {bound.min_offset} to {bound.max_offset}",
-            topic=first.topic,
+            f"{argument_name}: {queue} is {offsets[queue]}, but the queue has {bound.min_offset} to {bound.max_offset}",
+            topic=queue.topic,
             remedy="Give an offset in between; -2 is the first, -1 the end",
         )
     return offsets
@@ -257,38 +257,39 @@ def members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> li
     return sorted(member_ids)
 
 
-def check_members(group: str, online: Sequence[str], consequence: str = "overwrite these offsets") -> None:
-    """Raise ``OffsetError`` if the group has members ``online``. ``consequence`` is what the error says that they would do."""
-    if online:
+def check_members(group: str, online_members: Sequence[str], consequence: str = "overwrite these offsets") -> None:
+    """Raise ``OffsetError`` if there are ``online_members``. In the error, ``consequence`` says what these members would do."""
+    if online_members:
         raise OffsetError(
-            f"group {group} has {len(online)} members, which would {consequence}: {', '.join(online[:3])}",
+            f"group {group} has {len(online_members)} members, which would {consequence}: {', '.join(online_members[:3])}",
             remedy="Stop them first, or use --force",
         )
 
 
 def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, int]) -> None:
     """Commit offsets and read them back. Raises ``OffsetError`` with the queue if a broker did not store an offset."""
-    failed = tools.committer.commit_each(group, offsets, deadline(tools))
-    if new_offsets := {queue: offsets[queue] for queue, error in failed.items() if isinstance(error, GroupNotFound)}:
+    errors = tools.committer.commit_each(group, offsets, deadline(tools))
+    if new_offsets := {queue: offsets[queue] for queue, error in errors.items() if isinstance(error, GroupNotFound)}:
         tools.committer.create_group(group, new_offsets)  # a new group
-        failed = tools.committer.commit_each(group, offsets, deadline(tools))
-    if failed:
-        queue, error = next(iter(failed.items()))
+        errors = tools.committer.commit_each(group, offsets, deadline(tools))
+    if errors:
+        queue, error = next(iter(errors.items()))
         if isinstance(error, AccessDenied):
             raise error
-        others = "The others are set. " if len(failed) < len(offsets) else ""
+        remedy_start = "The others are set. " if len(errors) < len(offsets) else ""
         raise OffsetError(
-            f"{len(failed)} of {len(offsets)} offsets of group {group} were not set, of {queue} among them",
+            f"{len(errors)} of {len(offsets)} offsets of group {group} were not set, of {queue} among them",
             error.addr,
             error.broker_code,
             remark=error.message if not error.remark else error.remark,
-            remedy=f"{others}Check that broker, and try again",
+            remedy=f"{remedy_start}Check that broker, and try again",
         ) from error
-    stored = tools.offset_reader.committed(group, sorted(offsets), deadline(tools))
-    not_stored = sorted(queue for queue, offset in offsets.items() if stored[queue] != offset)
-    if not_stored:
+    stored_offsets = tools.offset_reader.committed(group, sorted(offsets), deadline(tools))
+    unstored_queues = sorted(queue for queue, offset in offsets.items() if stored_offsets[queue] != offset)
+    if unstored_queues:
         raise OffsetError(
-            f"the offset of {not_stored[0]} was set to {offsets[not_stored[0]]} and is {stored[not_stored[0]]}",
+            f"the offset of {unstored_queues[0]} was set to {offsets[unstored_queues[0]]} and is "
+            f"{stored_offsets[unstored_queues[0]]}",
             remedy="Another process commits offsets of the group: stop its members and queries",
         )
 
@@ -320,8 +321,8 @@ def names(tools: AdminTools) -> list[str]:
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
     """Return a group's settings, members and lag. Raises ``GroupNotFound``, with similar names, if no broker knows the group."""
-    masters = _group_brokers(tools)
-    settings, online = _group_settings(tools, group, masters), _online_members(tools, group, masters)
+    addresses = _group_brokers(tools)
+    settings, online = _group_settings(tools, group, addresses), _online_members(tools, group, addresses)
     topics = _topics_with_offsets(tools, group, bool(settings or online))
     lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
     # The store times of messages need more permissions. If only these are missing, describe the rest.
@@ -349,22 +350,22 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     )
 
 
-def _group_settings(tools: AdminTools, group: str, masters: Mapping[str, str]) -> dict[str, Mapping[str, object]]:
+def _group_settings(tools: AdminTools, group: str, addresses: Mapping[str, str]) -> dict[str, Mapping[str, object]]:
     """Return the settings of the group, by broker. Brokers without the group are missing."""
     rpc_row = rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-    requests = {name: (address, rpc_row.request(bname=name)) for name, address in masters.items()}
+    requests = {name: (address, rpc_row.request(bname=name)) for name, address in addresses.items()}
     on_wire = tools.rpc_client.on_wire(group)
-    answers = {
+    groups_by_broker = {
         name: bodies.subscription_groups(a.body) for name, a in request_each(tools, requests, (Response.SUCCESS,))
     }
-    return {name: all_groups[on_wire] for name, all_groups in answers.items() if on_wire in all_groups}
+    return {name: all_groups[on_wire] for name, all_groups in groups_by_broker.items() if on_wire in all_groups}
 
 
-def _online_members(tools: AdminTools, group: str, masters: Mapping[str, str]) -> list[GroupOnline]:
+def _online_members(tools: AdminTools, group: str, addresses: Mapping[str, str]) -> list[GroupOnline]:
     """Return the members of the group on each broker. Brokers without members are missing."""
     rpc_row, on_wire = rpc.GET_CONSUMER_CONNECTION_LIST, tools.rpc_client.on_wire(group)
     requests = {
-        name: (address, rpc_row.request(consumerGroup=on_wire, bname=name)) for name, address in masters.items()
+        name: (address, rpc_row.request(consumerGroup=on_wire, bname=name)) for name, address in addresses.items()
     }
     answers = request_each(tools, requests, (Response.SUCCESS, Response.CONSUMER_NOT_ONLINE))
     return [bodies.group_online(a.body) for _, a in answers if a.code == Response.SUCCESS]
@@ -387,7 +388,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     """
     check_deletable(tools, group, force)
     # The topics come first, because they are found by the offsets of the group.
-    for topic in _own_topics(tools, group) if topics else ():
+    for topic in _retry_and_dead_letter_topics(tools, group) if topics else ():
         try:
             tools.admin.delete_topic(topic)
         except RouteNotFound:
@@ -398,11 +399,11 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
         name: (address, rpc_row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
     }
-    for _ in request_each(tools, requests, (Response.SUCCESS,), change=True):
+    for _ in request_each(tools, requests, (Response.SUCCESS,), is_change=True):
         pass
 
 
-def _own_topics(tools: AdminTools, group: str) -> list[str]:
+def _retry_and_dead_letter_topics(tools: AdminTools, group: str) -> list[str]:
     """Return the names of retry and dead-letter topics that a group may have.
 
     A group that pops has a retry topic for each of its topics. Their names are those of ``KeyBuilder.buildPopRetryTopic``. If

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.admin import AdminTools, deadline, request_each, with_kept_minimums
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client.broker_client import PULLED, BrokerClient, BrokerCommand
+from rocketmq_spark.client.broker_client import PULL_CODES, BrokerClient, BrokerCommand
 from rocketmq_spark.client.broker_requests import with_stored_names, with_user_names
 from rocketmq_spark.client.long_polls import pull_command, to_pull_answer
 from rocketmq_spark.client.pulled_messages import requested_messages
@@ -62,10 +62,10 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
             remedy="For an id that a producer assigned, give the topic, too; an offset message id contains a broker's address",
         )
     search = IndexSearch(message_id, 0, _MAX_MS, MAX_BY_KEY, True)
-    matching = [m for m in _search_indexes(tools, topic, search) if m.msg_id == message_id]
-    if not matching:
+    matching_messages = [m for m in _search_indexes(tools, topic, search) if m.msg_id == message_id]
+    if not matching_messages:
         raise _not_found(message_id, topic)
-    return min(matching, key=lambda message: message.store_timestamp)
+    return min(matching_messages, key=lambda message: message.store_timestamp)
 
 
 def messages_by_key(
@@ -84,17 +84,17 @@ def messages_by_key(
     # many as possible, and filter the messages below.
     search = IndexSearch(key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_BY_KEY)
     # An index compares hashes of keys, so compare the keys here.
-    matching = [
+    matching_messages = [
         m
         for m in _search_indexes(tools, topic, search)
         if (key in m.keys or key == m.msg_id) and first_ms <= m.store_timestamp <= last_ms
     ]
-    newest: list[ReceivedMessage] = []
-    count: Counter[str] = Counter()
-    for message in reversed(matching):
-        count[message.broker_name] += 1
-        newest += [message] if count[message.broker_name] <= limit else []
-    return newest[::-1]
+    newest_messages: list[ReceivedMessage] = []
+    count_by_broker: Counter[str] = Counter()
+    for message in reversed(matching_messages):
+        count_by_broker[message.broker_name] += 1
+        newest_messages += [message] if count_by_broker[message.broker_name] <= limit else []
+    return newest_messages[::-1]
 
 
 def _period(begin_ms: int | None, end_ms: int | None) -> tuple[int, int]:
@@ -127,22 +127,28 @@ def _message_at(
     on_wire = None if topic is None else tools.rpc_client.on_wire(topic)
     command = rpc.VIEW_MESSAGE_BY_ID.request(offset=offset_id.offset, topic=on_wire, bname=broker)
     # SYSTEM_ERROR with "can not find message by the offset" means that there is no such message.
-    answer = tools.rpc_client.request(offset_id.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
+    answer = tools.rpc_client.request(offset_id.host, command, accepted_codes=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
     # If the offset is not the start of a message, the broker returns arbitrary bytes. The message may also be of a topic outside
     # the namespace.
-    scope, decoded = (
+    scope, decoded_messages = (
         tools.rpc_client.scope,
         decode_leniently(answer.body, broker, budget=DecodeBudget(_MAX_RESULT_BYTES)),
     )
-    matching = [m for m in decoded if m.commit_log_offset == offset_id.offset and scope.is_reversible(m.topic)]
-    if not matching:
+    matching_messages = [
+        m for m in decoded_messages if m.commit_log_offset == offset_id.offset and scope.is_reversible(m.topic)
+    ]
+    if not matching_messages:
         return None
-    stored = with_stored_names(matching[0], scope)
+    stored_message = with_stored_names(matching_messages[0], scope)
     # A caller with the id of a retried message may know only its original topic. The result has the topic that stores the
     # message, because the original topic is only a property of the message.
-    return stored if topic in (None, stored.topic, with_user_names(matching[0], scope).topic) else None
+    return (
+        stored_message
+        if topic in (None, stored_message.topic, with_user_names(matching_messages[0], scope).topic)
+        else None
+    )
 
 
 def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
@@ -169,19 +175,23 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
         if (address := data.replica("hint"))
     }
     answers = request_each(tools, requests, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
-    room = DecodeBudget(_MAX_RESULT_BYTES)
-    decoded = (decode_leniently(a.body, name, budget=room) for name, a in answers if a.code == Response.SUCCESS)
-    matching = [
-        with_stored_names(m, tools.rpc_client.scope) for m in chain.from_iterable(decoded) if m.topic == on_wire
+    decode_budget = DecodeBudget(_MAX_RESULT_BYTES)
+    decoded_messages = (
+        decode_leniently(a.body, name, budget=decode_budget) for name, a in answers if a.code == Response.SUCCESS
+    )
+    matching_messages = [
+        with_stored_names(m, tools.rpc_client.scope)
+        for m in chain.from_iterable(decoded_messages)
+        if m.topic == on_wire
     ]
-    return sorted(matching, key=lambda message: _store_order(message.store_timestamp, message))
+    return sorted(matching_messages, key=lambda message: _store_order(message.store_timestamp, message))
 
 
-def _store_order(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
+def _store_order(stored_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
     """Return the sort key for the order of storing. A broker may store several messages in one millisecond; their order is that
     of its commit log.
     """
-    return at_ms, message.broker_name, message.commit_log_offset
+    return stored_ms, message.broker_name, message.commit_log_offset
 
 
 def _not_found(message_id: str, topic: str | None = None) -> NotFound:
@@ -208,14 +218,14 @@ class _QueueReader:
     """
 
     def __init__(
-        self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int, room: UnwrapBudget
+        self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int, decode_budget: UnwrapBudget
     ) -> None:
         self.queue = queue
-        self._room = room
+        self._decode_budget = decode_budget
         self.head: tuple[int, ReceivedMessage] | None = None
         self._next_offset, self._end = start, end
         self._begin_ms, self._end_ms = begin_ms, end_ms
-        self._decoded: Iterator[tuple[int, ReceivedMessage]] = iter(())
+        self._decoded_messages: Iterator[tuple[int, ReceivedMessage]] = iter(())
 
     @property
     def needs_pull(self) -> bool:
@@ -237,24 +247,24 @@ class _QueueReader:
 
     def add_answer(self, request: PullRequest, answer: PullAnswer, scope: Scope) -> None:
         self._next_offset = self._end if answer.next_offset <= self._next_offset else answer.next_offset
-        self._decoded = self._in_period(
-            requested_messages(request, answer.stored, scope, answer.next_offset, self._room)
+        self._decoded_messages = self._in_period(
+            requested_messages(request, answer.stored, scope, answer.next_offset, self._decode_budget)
         )
         self.advance()
 
     def advance(self) -> None:
-        self.head = next(self._decoded, None)
+        self.head = next(self._decoded_messages, None)
 
     def _in_period(self, messages: Iterable[ReceivedMessage]) -> Iterator[tuple[int, ReceivedMessage]]:
         for message in messages:
-            at_ms = message.store_timestamp
+            stored_ms = message.store_timestamp
             if message.queue_offset >= self._end or (
-                at_ms > self._end_ms and decompressed(message).decode_error is None
+                stored_ms > self._end_ms and decompressed(message).decode_error is None
             ):
                 self._next_offset = self._end
                 return
-            if self._begin_ms <= at_ms <= self._end_ms:
-                yield at_ms, message
+            if self._begin_ms <= stored_ms <= self._end_ms:
+                yield stored_ms, message
 
 
 def messages_of_time(
@@ -275,45 +285,50 @@ def messages_of_time(
     queues = EnvironmentQueues(environment)(tools.routes.get_existing(topic, 0.0).stored_queues())
     bounds = with_kept_minimums(tools, tools.offset_reader.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
-    starts = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
-    room, read_ahead = DecodeBudget(_MAX_RESULT_BYTES), UnwrapBudget(_MAX_READ_AHEAD_BYTES)
+    start_offsets = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
+    decode_budget, read_ahead_budget = DecodeBudget(_MAX_RESULT_BYTES), UnwrapBudget(_MAX_READ_AHEAD_BYTES)
     readers = [
         _QueueReader(
-            queue, bound.clamp(starts.get(queue, bound.min_offset)), bound.max_offset, first_ms, last_ms, read_ahead
+            queue,
+            bound.clamp(start_offsets.get(queue, bound.min_offset)),
+            bound.max_offset,
+            first_ms,
+            last_ms,
+            read_ahead_budget,
         )
         for queue, bound in sorted(bounds.items())
     ]
     result: list[ReceivedMessage] = []
-    heads: list[tuple[tuple[int, str, int], int, ReceivedMessage]] = []
-    pulled = range(len(readers))
+    next_messages: list[tuple[tuple[int, str, int], int, ReceivedMessage]] = []
+    pulled_indexes = range(len(readers))
     while len(result) < limit:
         _pull_heads(
-            tools, [readers[index] for index in pulled], _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0
+            tools, [readers[index] for index in pulled_indexes], _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0
         )
-        for index in pulled:
+        for index in pulled_indexes:
             if head := readers[index].head:
-                heapq.heappush(heads, (_store_order(*head), index, head[1]))
-        if not heads:
+                heapq.heappush(next_messages, (_store_order(*head), index, head[1]))
+        if not next_messages:
             break
-        _, index, message = heapq.heappop(heads)
-        message = room.decompress(message)
+        _, index, message = heapq.heappop(next_messages)
+        message = decode_budget.decompress(message)
         result.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
         readers[index].advance()
-        pulled = range(index, index + 1)
+        pulled_indexes = range(index, index + 1)
     return result
 
 
 def _pull_heads(tools: AdminTools, readers: Sequence[_QueueReader], max_bytes: int) -> None:
     """Pull messages for all readers in parallel, until each reader has a head or has read all of its messages."""
     broker_client = BrokerClient(tools.rpc_client, tools.routes)
-    while waiting := [reader for reader in readers if reader.needs_pull]:
-        requests = [reader.request(max_bytes) for reader in waiting]
+    while waiting_readers := [reader for reader in readers if reader.needs_pull]:
+        requests = [reader.request(max_bytes) for reader in waiting_readers]
         commands = [
             BrokerCommand(r.queue.broker_name, pull_command(r, tools.rpc_client, True), r.queue.topic, r.queue)
             for r in requests
         ]
-        answers = broker_client.request_all(commands, deadline(tools), PULLED)
-        for reader, request, answer in zip(waiting, requests, answers, strict=True):
+        answers = broker_client.request_all(commands, deadline(tools), PULL_CODES)
+        for reader, request, answer in zip(waiting_readers, requests, answers, strict=True):
             reader.add_answer(
                 request,
                 to_pull_answer(request, answer, request.queue.broker_name, tools.rpc_client.scope),

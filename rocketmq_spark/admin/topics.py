@@ -20,11 +20,11 @@ from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.names import is_user_topic, topic_problem
 
 
-def names(tools: AdminTools, system: bool = False) -> list[str]:
-    """Return all topics, sorted. With ``system``, includes RocketMQ's own, retry and dead-letter topics."""
+def names(tools: AdminTools, with_system_topics: bool = False) -> list[str]:
+    """Return all topics, sorted. With ``with_system_topics``, includes RocketMQ's own, retry and dead-letter topics."""
     cluster = require_brokers(tools.admin.cluster())
     system_names = {*cluster, *(data.cluster for data in cluster.values())}
-    return [name for name in tools.admin.topics() if system or is_user_topic(name, system_names)]
+    return [name for name in tools.admin.topics() if with_system_topics or is_user_topic(name, system_names)]
 
 
 def describe(tools: AdminTools, topic: str) -> TopicDescription:
@@ -40,13 +40,13 @@ def _settings_by_broker(tools: AdminTools, route: TopicRoute) -> dict[str, Topic
         name: (address, rpc.GET_TOPIC_CONFIG.request(topic=tools.rpc_client.on_wire(topic), bname=name))
         for name, address in masters.items()
     }
-    by_route = {data.broker_name: data for data in route.queues}
+    data_by_broker = {data.broker_name: data for data in route.queues}
     brokers: dict[str, TopicOnBroker] = {}
     for name, answer in request_each(tools, requests, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED)):
         if answer.code == Response.SUCCESS:
             brokers[name] = _from_config(bodies.topic_config(answer.body))
-        elif name in by_route:  # the broker is older than 5.0, or a Proxy answers
-            brokers[name] = _from_route(by_route[name], bool(route.order_conf))
+        elif name in data_by_broker:  # the broker is older than 5.0, or a Proxy answers
+            brokers[name] = _from_route(data_by_broker[name], bool(route.order_conf))
     return brokers
 
 
@@ -73,9 +73,9 @@ def create(
     all_attributes = batch_attributes(attributes) if batch else attributes
     if problem := topic_problem(topic, tools.rpc_client.scope):
         raise OptionError(problem)
-    if existing := tools.admin.queues_of(topic, brokers):
+    if existing_queues := tools.admin.queues_of(topic, brokers):
         raise OptionError(
-            f"topic {topic} exists already; its queues: {format_queue_counts(existing)}",
+            f"topic {topic} exists already; its queues: {format_queue_counts(existing_queues)}",
             remedy=f"Use it as it is. To change it: rocketmq-spark topic widen {topic} --queues N, or topic shrink; to create "
             "it on another broker, use --broker",
         )
@@ -86,9 +86,9 @@ def widen(
     tools: AdminTools, topic: str, queues: int, brokers: Sequence[str] | None = None, argument_name: str = "queues"
 ) -> TopicQueues:
     """Add queues to a topic. ``argument_name`` is the name of ``queues`` in errors."""
-    existing = _existing_queues(tools, topic, brokers)
-    _require_no_fewer_queues(topic, queues, existing, argument_name)
-    return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing)))
+    existing_queues = _existing_queues(tools, topic, brokers)
+    _require_no_fewer_queues(topic, queues, existing_queues, argument_name)
+    return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing_queues)))
 
 
 def shrink(
@@ -103,15 +103,17 @@ def shrink(
 
     With ``preview``, nothing is changed, and the result has the current queues of the topic.
     """
-    existing = _existing_queues(tools, topic, brokers)
-    if any(min(data.read_queues, data.write_queues) < queues for data in existing.values()):
-        raise _wrong_direction(argument_name, topic, queues, existing, "widen")
+    existing_queues = _existing_queues(tools, topic, brokers)
+    if any(min(data.read_queues, data.write_queues) < queues for data in existing_queues.values()):
+        raise _wrong_direction(argument_name, topic, queues, existing_queues, "widen")
     bounds = tools.admin.describe_topic(topic)
-    removed = [bound for queue, bound in bounds.items() if queue.broker_name in existing and queue.queue_id >= queues]
-    lost_messages = sum(bound.max_offset - bound.min_offset for bound in removed)
+    removed_bounds = [
+        bound for queue, bound in bounds.items() if queue.broker_name in existing_queues and queue.queue_id >= queues
+    ]
+    lost_messages = sum(bound.max_offset - bound.min_offset for bound in removed_bounds)
     if preview:
-        return TopicQueues(topic, existing, lost_messages)
-    return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing)), lost_messages)
+        return TopicQueues(topic, existing_queues, lost_messages)
+    return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing_queues)), lost_messages)
 
 
 # Permissions by the text that a user enters.
@@ -144,12 +146,15 @@ def update(
         raise OptionError("there is nothing to change; expected queues, a permission, an order or attributes")
     if change.permission not in (None, *PERMISSIONS):
         raise OptionError(f"permission is {change.permission!r}; expected {', '.join(PERMISSIONS)}")
-    existing = _existing_queues(tools, topic, brokers)
-    _require_no_fewer_queues(topic, change.queues, existing, argument_name)
-    masters_of(tools.admin.cluster(), sorted(existing))  # raises an error for a broker whose master is not registered
-    attributes = _new_attributes(tools, topic, change, existing)
+    existing_queues = _existing_queues(tools, topic, brokers)
+    _require_no_fewer_queues(topic, change.queues, existing_queues, argument_name)
+    masters_of(
+        tools.admin.cluster(), sorted(existing_queues)
+    )  # raises an error for a broker whose master is not registered
+    attributes = _new_attributes(tools, topic, change, existing_queues)
     configs = {
-        name: _changed_config(tools.admin.topic_config(topic, name), change, attributes[name]) for name in existing
+        name: _changed_config(tools.admin.topic_config(topic, name), change, attributes[name])
+        for name in existing_queues
     }
     try:
         tools.admin.change_topic(topic, configs)
@@ -159,15 +164,15 @@ def update(
         changed_attributes = ", ".join(f"{name}={value}" for name, value in change.attributes.items())
         text = f"a broker rejects {changed_attributes}"
         raise OptionError(text, e.addr, topic=topic, remark=e.remark, remedy=e.remedy) from e
-    after = describe(tools, topic)
-    if not_applied := sorted(
-        name for name in configs if name in after.brokers and not _is_applied(after.brokers[name], change)
+    description = describe(tools, topic)
+    if failed_brokers := sorted(
+        name for name in configs if name in description.brokers and not _is_applied(description.brokers[name], change)
     ):
         raise RocketMQError(
-            f"topic {topic} lacks the new settings on {', '.join(not_applied)}: another process changed it at the same time",
+            f"topic {topic} lacks the new settings on {', '.join(failed_brokers)}: another process changed it at the same time",
             remedy=f"Check its settings (rocketmq-spark topic describe {topic}), and try again",
         )
-    return after
+    return description
 
 
 def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
@@ -182,7 +187,7 @@ def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
 
 
 def _new_attributes(
-    tools: AdminTools, topic: str, change: TopicChange, existing: Mapping[str, QueueData]
+    tools: AdminTools, topic: str, change: TopicChange, existing_queues: Mapping[str, QueueData]
 ) -> dict[str, dict[str, str]]:
     """Return by broker the attributes that differ from the change. A broker rejects an immutable attribute, even with the same
     value.
@@ -190,10 +195,10 @@ def _new_attributes(
     Brokers before 5.0 have no attributes, and immediately reset the order to the configuration of the name servers.
     """
     if not change.attributes and change.order is None:
-        return {name: {} for name in existing}
+        return {name: {} for name in existing_queues}
     settings = _settings_by_broker(tools, tools.admin.routes.get_existing(topic, 0.0))
     new_attributes: dict[str, dict[str, str]] = {}
-    for name in existing:
+    for name in existing_queues:
         if name not in settings or settings[name].message_type is None:
             reason = "has no attributes" if change.attributes else "reads the order from name servers"
             raise NotSupported(
@@ -201,29 +206,31 @@ def _new_attributes(
                 topic=topic,
                 remedy=None if change.attributes else "Set the order at the name servers: mqadmin updateOrderConf",
             )
-        current = {**_IMMUTABLE_ATTRIBUTES, **settings[name].attributes}
-        new_attributes[name] = {key: value for key, value in change.attributes.items() if current.get(key) != value}
-        if immutable := sorted(new_attributes[name].keys() & _IMMUTABLE_ATTRIBUTES):
+        current_attributes = {**_IMMUTABLE_ATTRIBUTES, **settings[name].attributes}
+        new_attributes[name] = {
+            key: value for key, value in change.attributes.items() if current_attributes.get(key) != value
+        }
+        if immutable_names := sorted(new_attributes[name].keys() & _IMMUTABLE_ATTRIBUTES):
             raise OptionError(
-                f"attribute {immutable[0]!r} of topic {topic} is {current[immutable[0]]!r} and cannot be changed; nothing was "
-                "changed",
+                f"attribute {immutable_names[0]!r} of topic {topic} is {current_attributes[immutable_names[0]]!r} and "
+                "cannot be changed; nothing was changed",
                 remedy="Create another topic with this attribute",
             )
     return new_attributes
 
 
 def _changed_config(
-    current: bodies.TopicConfig, change: TopicChange, attributes: Mapping[str, str]
+    current_config: bodies.TopicConfig, change: TopicChange, attributes: Mapping[str, str]
 ) -> bodies.TopicConfig:
-    perm = current.perm
+    perm = current_config.perm
     if change.permission is not None:
         perm = perm & ~(Perm.READ | Perm.WRITE) | PERMISSIONS[change.permission]
     return replace(
-        current,
-        read_queues=change.queues or current.read_queues,
-        write_queues=change.queues or current.write_queues,
+        current_config,
+        read_queues=change.queues or current_config.read_queues,
+        write_queues=change.queues or current_config.write_queues,
         perm=int(perm),
-        order=current.order if change.order is None else change.order,
+        order=current_config.order if change.order is None else change.order,
         attributes=attributes,
     )
 
@@ -233,29 +240,31 @@ def _existing_queues(tools: AdminTools, topic: str, brokers: Sequence[str] | Non
     them.
     """
     tools.admin.routes.get_existing(topic, 0.0)
-    existing = tools.admin.queues_of(topic, brokers)
-    if missing := sorted(set(brokers or ()) - existing.keys()):
+    existing_queues = tools.admin.queues_of(topic, brokers)
+    if missing_brokers := sorted(set(brokers or ()) - existing_queues.keys()):
         raise OptionError(
-            f"topic {topic} is not on {', '.join(missing)}",
-            remedy=f"Create it there: rocketmq-spark topic create {topic} --broker {missing[0]}",
+            f"topic {topic} is not on {', '.join(missing_brokers)}",
+            remedy=f"Create it there: rocketmq-spark topic create {topic} --broker {missing_brokers[0]}",
         )
-    return existing
+    return existing_queues
 
 
 def _require_no_fewer_queues(
-    topic: str, queues: int | None, existing: Mapping[str, QueueData], argument_name: str
+    topic: str, queues: int | None, existing_queues: Mapping[str, QueueData], argument_name: str
 ) -> None:
     """Raise ``OptionError`` if ``queues`` is less than the topic has on a broker."""
-    if queues is not None and any(max(data.read_queues, data.write_queues) > queues for data in existing.values()):
-        raise _wrong_direction(argument_name, topic, queues, existing, "shrink")
+    if queues is not None and any(
+        max(data.read_queues, data.write_queues) > queues for data in existing_queues.values()
+    ):
+        raise _wrong_direction(argument_name, topic, queues, existing_queues, "shrink")
 
 
 def _wrong_direction(
-    argument_name: str, topic: str, queues: int, existing: Mapping[str, QueueData], command: str
+    argument_name: str, topic: str, queues: int, existing_queues: Mapping[str, QueueData], command: str
 ) -> OptionError:
-    more = "fewer than" if command == "shrink" else "more than"
+    comparison = "fewer than" if command == "shrink" else "more than"
     return OptionError(
-        f"{argument_name} is {queues}, {more} topic {topic} has: {format_queue_counts(existing)}",
+        f"{argument_name} is {queues}, {comparison} topic {topic} has: {format_queue_counts(existing_queues)}",
         remedy=f"Use: rocketmq-spark topic {command}",
     )
 

@@ -4,11 +4,11 @@ Methods and arguments are those of the classes for threads, with these exception
 ``stop``; ``send`` and ``request`` also replace ``send_async`` and ``request_async``; ``poll_arrow``, ``add_hook``, ``faults`` and
 ``spool_metrics`` are missing.
 
-Each class wraps its counterpart for threads: blocking calls run on threads, and their outcomes are passed to the event
-loop, many per wake-up. An object belongs to the event loop in which it was first used.
+Each class wraps its counterpart for threads: blocking calls run on threads, and their outcomes are passed to the event loop,
+many outcomes per wake-up. An object belongs to the event loop in which it was first used.
 
-A call that is cancelled before it begins has no effect. If a send is cancelled later, its message may be stored. The messages
-of a cancelled poll are returned by the next one.
+A call that is cancelled before it begins has no effect. If a send is cancelled later, its message may be stored. The next poll
+returns the messages of a cancelled poll.
 """
 
 from rocketmq_spark.aio.consumers import Consumer, PullConsumer, SimpleConsumer

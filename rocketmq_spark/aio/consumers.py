@@ -47,7 +47,7 @@ class Consumer(AsyncClient):
         self._consumer = consumers.Consumer(name_server, group, **options)
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Consume all messages of ``topic``, or those that match; see ``rocketmq_spark.Consumer.subscribe``."""
+        """Consume all messages of ``topic``, or the messages that match; see ``rocketmq_spark.Consumer.subscribe``."""
         await self._run_on_thread(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
@@ -70,11 +70,11 @@ class Consumer(AsyncClient):
         self._check_open()
         settings = self._consumer.settings
         check_listener(listener, settings.arrow, coroutines=True)
-        code: Listener = functools.partial(self._loop.run, listener)
+        thread_listener: Listener = functools.partial(self._loop.run, listener)
         if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.uses_pop:
-            code = CoroutineListener(self._loop, listener, settings.threads)
+            thread_listener = CoroutineListener(self._loop, listener, settings.threads)
         self._loop.on_loop_closed = self._leave
-        await self._loop.call(self._consumer.start, code)
+        await self._loop.call(self._consumer.start, thread_listener)
 
     def _leave(self) -> None:
         """Leave the group after the event loop was closed, because every call of the listener would fail. Other members can
@@ -89,7 +89,7 @@ class Consumer(AsyncClient):
     async def run(self, listener: Callable[[Any, Any], Any]) -> None:
         """Call ``start`` with ``listener``, wait until the task is cancelled, and close the consumer.
 
-        ``asyncio.run`` cancels it at Ctrl-C. For SIGTERM, call ``loop.add_signal_handler(signal.SIGTERM, task.cancel)``.
+        ``asyncio.run`` cancels the task at Ctrl-C. For SIGTERM, call ``loop.add_signal_handler(signal.SIGTERM, task.cancel)``.
         """
         try:
             await self.start(listener)
@@ -127,8 +127,8 @@ class PullConsumer(AsyncClient):
     ``rocketmq_spark.PullConsumer``.
 
     ``async for message in consumer`` yields messages without end. A message is finished when ``commit`` is called, or when a
-    later poll or the loop fetches more messages. A loop that was left can be entered again; it continues after the last message
-    that it yielded. Only one task at a time may use a consumer.
+    later poll or the loop fetches more messages. A new loop continues after the last message that an earlier loop yielded. Only
+    one task at a time may use a consumer.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.
@@ -141,8 +141,9 @@ class PullConsumer(AsyncClient):
     ) -> None:
         super().__init__(threads=1)  # a PullConsumer serves one thread at a time
         self._consumer = consumers.PullConsumer(name_server, group, **options)
-        self._next_answer: asyncio.Future[Iterator[ReceivedMessage]] | None = None  # may be of a cancelled poll
-        self._answer: Iterator[ReceivedMessage] = iter(())  # messages that were not returned or yielded yet
+        # The next answer, perhaps to a cancelled poll.
+        self._answer_future: asyncio.Future[Iterator[ReceivedMessage]] | None = None
+        self._remaining_messages: Iterator[ReceivedMessage] = iter(())  # messages that were not returned or yielded yet
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Share the queues of ``topic`` with the group; see ``rocketmq_spark.PullConsumer.subscribe``."""
@@ -189,38 +190,38 @@ class PullConsumer(AsyncClient):
         await self._run_on_thread(self._consumer.seek_to_timestamp, epoch_ms, *queues)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Commit ``offsets``, by default those of all messages that were returned or yielded."""
+        """Commit ``offsets``; by default, the offsets of all messages that were returned or yielded."""
         await self._run_on_thread(self._consumer.commit, offsets)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the committed offset of ``queue``; None if there is none."""
+        """Return the committed offset of ``queue``; None if no offset was committed."""
         return await self._run_on_thread(self._consumer.committed, queue)
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
         """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds. The
         list ends after 500 messages, or with the message that brings the decompressed bodies to 64 MiB.
         """
-        end = time.monotonic() + checked_timeout(timeout_s)
+        ends_at = time.monotonic() + checked_timeout(timeout_s)
         while True:
             self._check_open()
             if messages := self._take_messages():
                 return messages
-            remaining = end - time.monotonic()
+            remaining = ends_at - time.monotonic()
             await self._fetch(max(0.0, min(remaining, POLL_S)))
             if remaining <= 0:
                 return self._take_messages()
 
     def _take_messages(self) -> list[ReceivedMessage]:
         # If ``take_messages`` raises, the next answer begins with the same messages.
-        answer, self._answer = self._answer, iter(())
-        messages = take_messages(self._consumer, answer, _MAX_DECODED)
-        self._answer = answer
+        remaining_messages, self._remaining_messages = self._remaining_messages, iter(())
+        messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED)
+        self._remaining_messages = remaining_messages
         return messages
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         while not self._closed:
             pause_at = time.monotonic() + YIELD_AFTER_S
-            for message in self._answer:
+            for message in self._remaining_messages:
                 yield message
                 if time.monotonic() > pause_at:  # an answer may have hundreds of messages
                     await asyncio.sleep(0)
@@ -232,16 +233,16 @@ class PullConsumer(AsyncClient):
                     raise
 
     async def _fetch(self, wait_s: float) -> None:
-        """Wait for the next answer. The answer of a cancelled poll comes first, because no caller got its messages. That poll
+        """Wait for the next answer. The answer to a cancelled poll comes first, because no caller got its messages. That poll
         may have a longer timeout than ``wait_s``, so this method waits for at most ``wait_s``.
         """
-        earlier = self._next_answer
-        future = earlier or self._loop.start(next_answer, self._consumer, wait_s)
-        self._next_answer = future
-        await asyncio.wait((future,), timeout=wait_s if future is earlier else None)
+        earlier_future = self._answer_future
+        future = earlier_future or self._loop.start(next_answer, self._consumer, wait_s)
+        self._answer_future = future
+        await asyncio.wait((future,), timeout=wait_s if future is earlier_future else None)
         if future.done():
-            self._next_answer = None
-            self._answer = future.result()
+            self._answer_future = None
+            self._remaining_messages = future.result()
 
     async def close(self) -> None:
         """Stop, and leave the group; see ``rocketmq_spark.PullConsumer.close``."""
@@ -266,8 +267,9 @@ class SimpleConsumer(AsyncClient):
         super().__init__()
         self._consumer = consumers.SimpleConsumer(name_server, group, **options)
         self._receive_threads = EventLoop()  # separate, because waiting receives must not delay acknowledgements
-        self._unclaimed: list[PoppedMessage] = []  # messages of cancelled calls of ``receive``
-        self._abandoned: list[asyncio.Future[Sequence[PoppedMessage]]] = []  # unanswered requests of cancelled calls
+        self._unclaimed_messages: list[PoppedMessage] = []  # messages of cancelled calls of ``receive``
+        # Unanswered requests of cancelled calls.
+        self._abandoned_requests: list[asyncio.Future[Sequence[PoppedMessage]]] = []
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
@@ -280,43 +282,46 @@ class SimpleConsumer(AsyncClient):
     async def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
     ) -> Sequence[PoppedMessage]:
-        """Return up to ``max_messages`` messages; an empty list if none came within ``wait``.
+        """Return up to ``max_messages`` messages; an empty list if no message came within ``wait``.
 
-        Other members do not get the messages for the time ``invisible``. The messages of a cancelled call are returned by the
-        next one, which waits for them if they have not arrived; their invisible time has begun.
+        Other members do not get the messages for the time ``invisible``. The next call returns the messages of a cancelled
+        call, and waits for them if they have not arrived. The invisible time of these messages has begun already.
         """
         self._check_open()
         check_max_messages(max_messages)
-        while self._abandoned and not self._unclaimed:
-            await self._wait_for(self._abandoned.pop())
+        while self._abandoned_requests and not self._unclaimed_messages:
+            await self._wait_for(self._abandoned_requests.pop())
             self._check_open()
-        if self._unclaimed:
-            messages, self._unclaimed = self._unclaimed[:max_messages], self._unclaimed[max_messages:]
+        if self._unclaimed_messages:
+            messages, self._unclaimed_messages = (
+                self._unclaimed_messages[:max_messages],
+                self._unclaimed_messages[max_messages:],
+            )
             return messages
-        received = self._receive_threads.start(
+        receive_future = self._receive_threads.start(
             copy_context().run, self._consumer.receive, max_messages, invisible, wait
         )
         try:
-            await self._wait_for(received)
+            await self._wait_for(receive_future)
         except asyncio.CancelledError:
-            received.add_done_callback(self._keep_messages)
+            receive_future.add_done_callback(self._keep_messages)
             raise
-        return received.result()
+        return receive_future.result()
 
-    async def _wait_for(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
-        """Wait for ``received``. If this wait is cancelled, a later call of ``receive`` waits for it."""
+    async def _wait_for(self, receive_future: asyncio.Future[Sequence[PoppedMessage]]) -> None:
+        """Wait for ``receive_future``. If this wait is cancelled, a later call of ``receive`` waits for the future."""
         try:
-            await asyncio.wait((received,))
+            await asyncio.wait((receive_future,))
         except asyncio.CancelledError:
-            self._abandoned.append(received)
+            self._abandoned_requests.append(receive_future)
             raise
 
-    def _keep_messages(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
-        if not received.cancelled() and received.exception() is None:
-            self._unclaimed += received.result()
+    def _keep_messages(self, receive_future: asyncio.Future[Sequence[PoppedMessage]]) -> None:
+        if not receive_future.cancelled() and receive_future.exception() is None:
+            self._unclaimed_messages += receive_future.result()
 
     async def ack(self, message: PoppedMessage) -> None:
-        """Acknowledge ``message``: it is done."""
+        """Acknowledge ``message``, which is done."""
         await self._run_on_thread(self._consumer.ack, message)
 
     async def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:

@@ -28,13 +28,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WAITING_THREADS = 8
-RETRY_S = 1.0  # time until an outcome is applied again after no thread could start
+RETRY_S = 1.0  # time until an outcome is applied again if no thread could start
 YIELD_AFTER_S = 0.005  # code that runs in the event loop without awaiting yields after this time
-_LOOP_CHECK_S = 1.0  # interval at which a thread that waits for a coroutine checks that the event loop is not closed
+_LOOP_CHECK_S = 1.0  # interval at which a thread that waits for a coroutine checks whether the event loop was closed
 
 
 _EXIT_TIMEOUT_S = 30.0  # at its exit, the process waits this long for all running calls together
-_all_threads: LiveObjects[DaemonThreadPool] = LiveObjects()  # empty in a forked child, which has none of the threads
+# Empty in a forked child, because the threads do not exist there.
+_all_threads: LiveObjects[DaemonThreadPool] = LiveObjects()
 
 
 @atexit.register
@@ -49,26 +50,25 @@ class EventLoop:
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop of the first use
-        self._created_in: asyncio.AbstractEventLoop | None = None  # for calls from threads before the first use
+        self._creation_loop: asyncio.AbstractEventLoop | None = None  # for calls from threads before the first use
         with contextlib.suppress(RuntimeError):
-            self._created_in = asyncio.get_running_loop()
+            self._creation_loop = asyncio.get_running_loop()
         self._threads: Executor = _all_threads.add(DaemonThreadPool(threads, "rocketmq-aio"))
-        self._ready: deque[Callable[[], object]] = deque()  # calls to run in the event loop
-        self._drain_scheduled = False
+        self._ready_calls: deque[Callable[[], object]] = deque()  # calls to run in the event loop
+        self._is_drain_scheduled = False
         self._tasks: set[asyncio.Task[Any]] = set()  # of ``run_task``
         self.closed = False
-        self.on_loop_closed: Callable[[], None] | None = (
-            None  # called once if the event loop is closed before this object
-        )
+        # Called once if the event loop is closed before this object.
+        self.on_loop_closed: Callable[[], None] | None = None
 
     def running_loop(self) -> asyncio.AbstractEventLoop:
         """Return the running loop. Raises ``OptionError`` if the object was used in another loop before."""
-        running = asyncio.get_running_loop()
+        current_loop = asyncio.get_running_loop()
         if self._loop is None:
-            self._loop = running
-        if self._loop is not running:
+            self._loop = current_loop
+        if self._loop is not current_loop:
             raise OptionError("this object was used in another event loop before; expected one object for each loop")
-        return running
+        return current_loop
 
     # --- from the event loop to threads
 
@@ -81,13 +81,13 @@ class EventLoop:
         return future
 
     async def call(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``code`` on a thread in the caller's context, and return its result. If the caller is cancelled, ``code`` runs to
-        its end if it has begun; otherwise it does not begin.
+        """Run ``code`` on a thread in the caller's context, and return its result. If the caller is cancelled after ``code``
+        has begun, ``code`` runs to its end. If the caller is cancelled before, ``code`` does not begin.
         """
         work = [functools.partial(copy_context().run, functools.partial(code, *args, **kwargs))]
         try:
             future = self.start(lambda: work.pop()())
-        except BaseException:  # no thread could start: a later thread must not run ``code`` after this error
+        except BaseException:  # no thread could start, and a later thread must not run ``code`` after this error
             work.clear()
             raise
         return await future
@@ -110,13 +110,13 @@ class EventLoop:
                 self.start_after_close(undo, future.result())
 
     def start_after_close(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """As ``start``, but allowed after ``close``: for operations that began before ``close``."""
+        """As ``start``, but also allowed after ``close``, for operations that began before ``close``."""
         if self.closed:
             return self.start_on_new_thread(functools.partial(code, *args, **kwargs))
         return self.start(code, *args, **kwargs)
 
     async def call_after_close(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As ``call``, but allowed after ``close``: for operations that began before ``close``. ``code`` runs even if the
+        """As ``call``, but also allowed after ``close``, for operations that began before ``close``. ``code`` runs even if the
         caller is cancelled.
         """
         return await asyncio.shield(
@@ -124,7 +124,7 @@ class EventLoop:
         )
 
     def start_on_new_thread(self, code: Callable[[], T]) -> asyncio.Future[T]:
-        """Run ``code`` on a new thread: closing an object must not wait for busy threads, and must begin even if its caller is
+        """Run ``code`` on a new thread, for a close, which must not wait for busy threads, and must begin even if its caller is
         cancelled. Raises ``RuntimeError`` if no thread can start; then ``code`` does not run.
         """
         threads = _all_threads.add(DaemonThreadPool(1, "rocketmq-aio-close"))
@@ -141,30 +141,33 @@ class EventLoop:
         return self._loop is not None and self._loop.is_closed()
 
     def schedule(self, call: Callable[[], object]) -> None:
-        """Schedule ``call`` in the event loop. Raises ``RuntimeError`` if the event loop was closed or there is none yet."""
-        if self._loop is None and self._created_in is not None and not self._created_in.is_closed():
-            self._loop = self._created_in
+        """Schedule ``call`` in the event loop. Raises ``RuntimeError`` if the event loop was closed, or if there is no event
+        loop yet.
+        """
+        if self._loop is None and self._creation_loop is not None and not self._creation_loop.is_closed():
+            self._loop = self._creation_loop
         if self._loop is None:
             raise RuntimeError("there is no event loop yet")
-        self._ready.append(call)
-        if self._drain_scheduled and not self.loop_is_closed:
+        self._ready_calls.append(call)
+        if self._is_drain_scheduled and not self.loop_is_closed:
             return
-        self._drain_scheduled = True
+        self._is_drain_scheduled = True
         try:
             self._loop.call_soon_threadsafe(self._drain)
         except RuntimeError:
-            self._drain_scheduled = False
-            self._ready.clear()
+            self._is_drain_scheduled = False
+            self._ready_calls.clear()
             on_loop_closed, self.on_loop_closed = self.on_loop_closed, None
             if on_loop_closed is not None and self.loop_is_closed and not self.closed:
                 start_thread("rocketmq-aio-close", on_loop_closed, restart=False)
             raise
 
     def _drain(self) -> None:
-        self._drain_scheduled = False  # before the loop below, so that later calls of ``schedule`` schedule a new drain
+        # Before the loop below, so that later calls of ``schedule`` schedule a new drain.
+        self._is_drain_scheduled = False
         try:
-            while self._ready:
-                self._ready.popleft()()
+            while self._ready_calls:
+                self._ready_calls.popleft()()
         except BaseException:  # for example Ctrl-C, which is raised to the user; the other calls still run
             self.running_loop().call_soon(self._drain)
             raise
@@ -227,33 +230,33 @@ class EventLoop:
 class CoroutineListener(DeferredListener):
     """A listener that awaits ``code`` in an event loop, at most ``limit`` calls at a time."""
 
-    def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], limit: int) -> None:
+    def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], max_running: int) -> None:
         self._loop = loop
         self._code = code
-        self._limit = limit
-        self._running = 0
-        self._waiting: deque[NextCall] = deque()
+        self._max_running = max_running
+        self._running_count = 0
+        self._waiting_calls: deque[NextCall] = deque()
 
     def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
         """Queue calls. Raises ``RuntimeError`` if the event loop was closed before the consumer."""
-        (self._waiting.extendleft if at_front else self._waiting.extend)(repeat(next_call, count))
+        (self._waiting_calls.extendleft if at_front else self._waiting_calls.extend)(repeat(next_call, count))
         try:
             self._loop.schedule(self._start_tasks)
         except RuntimeError:
-            self._waiting.clear()
+            self._waiting_calls.clear()
             raise
 
     def _start_tasks(self) -> None:
-        for _ in range(min(len(self._waiting), self._limit - self._running)):
-            self._running += 1
-            self._loop.run_task(self._run(), self._ended)
+        for _ in range(min(len(self._waiting_calls), self._max_running - self._running_count)):
+            self._running_count += 1
+            self._loop.run_task(self._run(), self._on_task_end)
 
-    def _ended(self, task: object) -> None:
-        """Count the end of a task, and start tasks for the waiting calls. Also called if the task was cancelled before it
-        began.
+    def _on_task_end(self, task: object) -> None:
+        """Count the end of a task, and start tasks for the waiting calls. This is also called if the task was cancelled before
+        it began.
         """
-        self._running -= 1
-        if self._waiting and not self._loop.closed:
+        self._running_count -= 1
+        if self._waiting_calls and not self._loop.closed:
             self._start_tasks()
 
     async def _run(self) -> None:
@@ -262,10 +265,10 @@ class CoroutineListener(DeferredListener):
         A call that sets context variables is the last call of its task, so that other calls do not see these variables.
         """
         pause_at = time.monotonic() + YIELD_AFTER_S
-        while self._waiting:
-            if (call := self._waiting.popleft()()) is None:
+        while self._waiting_calls:
+            if (call := self._waiting_calls.popleft()()) is None:
                 continue
-            before = copy_context()  # after the line above, because a call may set variables before it starts
+            context_before = copy_context()  # after the line above, because a call may set variables before it starts
             outcome: object
             try:
                 outcome = await self._code(call.messages, call.context)
@@ -280,30 +283,33 @@ class CoroutineListener(DeferredListener):
                 call(None)
             else:
                 self._apply_outcome(call, outcome)
-            if capture(copy_context().__eq__, before) is not True:  # comparing the user's values may raise an error
+            # Captured, because comparing the user's values may raise an error.
+            if capture(copy_context().__eq__, context_before) is not True:
                 return
             if time.monotonic() > pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + YIELD_AFTER_S
 
     def _apply_outcome(self, call: ListenerCall, outcome: object) -> None:
-        """Apply an outcome on a thread, because this may send messages back to a broker. Tries again if no thread can start."""
-        applied = capture(self._loop.start, call, outcome)
-        if isinstance(applied, Failure):
-            logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, applied)
+        """Apply an outcome on a thread, because applying it may send messages back to a broker. Tries again later if no thread
+        can start.
+        """
+        submission = capture(self._loop.start, call, outcome)
+        if isinstance(submission, Failure):
+            logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, submission)
             if not self._loop.closed:
                 asyncio.get_running_loop().call_later(RETRY_S, self._apply_outcome, call, outcome)
 
 
 def _is_cancelled() -> bool:
-    """Whether the current task was cancelled, and not an operation that it awaited."""
+    """Whether the current task itself was cancelled, not only an operation that it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def _run(coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None:
-    """Run a user's coroutine, and set its result or exception as that of ``future``. Includes ``SystemExit``, which would end the
-    event loop.
+    """Run a user's coroutine, and give ``future`` its result or exception. The exception may be ``SystemExit``, which would
+    otherwise end the event loop.
     """
     try:
         future.set_result(await coroutine)
@@ -325,7 +331,7 @@ def _set_outcome(future: asyncio.Future[Any], outcome: object) -> None:
 
 
 def _mark_retrieved(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception, because asyncio logs exceptions that were not retrieved, as after a cancelled call."""
+    """Retrieve the exception. Otherwise asyncio would log it, for example after a cancelled call."""
     if not future.cancelled():
         future.exception()
 
@@ -356,15 +362,15 @@ class AsyncClient:
         """
         self._closed = True
         try:
-            ending = self._loop.start_on_new_thread(code)
+            close_future = self._loop.start_on_new_thread(code)
         except BaseException:
             self._closed = False
             raise
-        ending.add_done_callback(self._on_closed)
-        return await asyncio.shield(ending)
+        close_future.add_done_callback(self._on_closed)
+        return await asyncio.shield(close_future)
 
-    def _on_closed(self, closing: asyncio.Future[Any]) -> None:
-        if closing.cancelled() or closing.exception() is None:
+    def _on_closed(self, close_future: asyncio.Future[Any]) -> None:
+        if close_future.cancelled() or close_future.exception() is None:
             self._loop.close()
         else:
             self._closed = False

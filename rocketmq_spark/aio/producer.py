@@ -1,8 +1,8 @@
 """A producer for coroutines. It wraps ``session/producers.Producer``.
 
 Sends of one iteration of the event loop begin together, so that they need few writes. A send begins in the event loop if it
-does not block: its route is cached, and there is room for unacknowledged messages. Threads begin the other sends: sends to a
-topic whose route is not cached, which requests the route, and in their order, sends that wait for room.
+does not block: its route is cached, and there is room for unacknowledged messages. Threads begin the other sends. Sends to a
+topic whose route is not cached request the route first. Sends that wait for room begin in their order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Threads begin sends of larger bodies, because compressing 256 KiB takes up to 50 ms.
+# Sends of larger bodies begin on threads, because compressing 256 KiB takes up to 50 ms.
 MAX_LOOP_BODY_BYTES = 64 * 1024
 # Cause and remedy for a send that was passed to a thread and did not begin within its timeout.
 _NO_ROOM = "too many messages are unacknowledged", "Send more slowly, or await earlier sends first"
@@ -59,7 +59,7 @@ class AsyncHalfMessage:
 
     def __init__(self, half: HalfMessage, call: Callable[..., Any]) -> None:
         self._half = half
-        self._call = call
+        self._call_on_thread = call
         self.message, self.result = half.message, half.result
 
     @property
@@ -68,12 +68,12 @@ class AsyncHalfMessage:
         return self._half.state
 
     async def commit(self, timeout_s: float | None = None) -> None:
-        """Deliver the message. ``timeout_s`` and errors are those of ``rocketmq_spark.HalfMessage.commit``."""
-        await self._call(self._half.commit, timeout_s)
+        """Deliver the message. ``timeout_s`` and errors are as in ``rocketmq_spark.HalfMessage.commit``."""
+        await self._call_on_thread(self._half.commit, timeout_s)
 
     async def rollback(self, timeout_s: float | None = None) -> None:
-        """Drop the message. ``timeout_s`` and errors are those of ``rocketmq_spark.HalfMessage.commit``."""
-        await self._call(self._half.rollback, timeout_s)
+        """Drop the message. ``timeout_s`` and errors are as in ``rocketmq_spark.HalfMessage.commit``."""
+        await self._call_on_thread(self._half.rollback, timeout_s)
 
 
 class _UnstartedSend(NamedTuple):
@@ -82,7 +82,7 @@ class _UnstartedSend(NamedTuple):
     future: asyncio.Future[SendResult]
     message: Message
     how: How
-    since_s: float  # time of the monotonic clock
+    queued_at_s: float  # time of the monotonic clock
     context: Context  # of the coroutine that sends the message
 
 
@@ -90,7 +90,7 @@ class _UnstartedSendCount:
     """Counts the sends that threads have not begun yet."""
 
     def __init__(self) -> None:
-        # ``with`` on the lock itself, not on the condition: then Ctrl-C cannot leave the lock locked.
+        # ``with`` enters the lock itself, not the condition, so that Ctrl-C cannot leave the lock held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._futures: set[asyncio.Future[SendResult]] = set()
@@ -123,7 +123,7 @@ class _SendThread:
         self._thread = self._thread or start_thread("rocketmq-aio-send", functools.partial(_begin_each, self._sends))
         self._sends.put(begin)
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return self._sends.empty()
 
     def end(self) -> None:
@@ -175,7 +175,7 @@ class Producer(AsyncClient):
         self._bulk_threads = EventLoop()  # separate threads for calls that may take long
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that messages of ``topic`` can go to."""
+        """Return the queues that messages of ``topic`` can go to."""
         return await self._run_on_thread(self._producer.queues, topic)
 
     async def send(
@@ -197,7 +197,7 @@ class Producer(AsyncClient):
         """
         loop = self._check_open()
         if timeout_s is not None:
-            # Check the value here, because an error on a thread would leave the future without a result.
+            # Checked here, because an error on a thread would leave the future without a result.
             check_seconds("timeout_s", timeout_s)
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
@@ -216,26 +216,26 @@ class Producer(AsyncClient):
                     send = self._new_sends.popleft()
                     self._begun_count += 1
                     try:
-                        begun = capture(self._begin_or_pass_to_thread, send)
+                        outcome = capture(self._begin_or_pass_to_thread, send)
                     except BaseException:  # for example Ctrl-C, which is raised to the user
                         send.future.cancel()
                         raise
-                    if isinstance(begun, Failure):
-                        self._loop.put(send.future, _start_error(begun.error, send))
-        finally:  # after an interrupt, nothing else would begin the other sends
+                    if isinstance(outcome, Failure):
+                        self._loop.put(send.future, _start_error(outcome.error, send))
+        finally:  # because after an interrupt, nothing else would begin the other sends
             if self._new_sends:
                 self._loop.running_loop().call_soon(self._begin_new_sends)
 
     def _begin_or_pass_to_thread(self, send: _UnstartedSend) -> None:
         message, how = send.message, send.how
-        if not _is_well_typed(message):  # the producer rejects it at once
+        if not _is_well_typed(message):  # the producer rejects the message at once
             self._begin(send)
         elif not has_cached_route(self._producer, message.topic, how.timeout_s is how.delay_level is None):
             # Not on the send thread, because a slow route must not delay sends to other topics.
             self._pass_to_thread(send, lambda: self._loop.start(self._begin_on_thread, send, _NO_ROUTE))
         elif (
             self._is_quick(message, how)
-            and self._send_thread.empty()
+            and self._send_thread.is_empty()
             and sends_without_waiting(self._producer, message)
         ):
             self._begin(send)
@@ -256,13 +256,11 @@ class Producer(AsyncClient):
             raise
 
     def _begin_on_thread(self, send: _UnstartedSend, cause_and_remedy: tuple[str, str]) -> None:
-        """Begin a send on a thread, or fail it with ``cause_and_remedy`` (cause and remedy) if it waited for longer than its
-        timeout.
-        """
+        """Begin a send on a thread. If the send has waited for longer than its timeout, it fails with ``cause_and_remedy``."""
         try:
             own_timeout_s = send.how.timeout_s
             timeout_s = self._producer.settings.send_timeout_s if own_timeout_s is None else own_timeout_s
-            if time.monotonic() - send.since_s < timeout_s:
+            if time.monotonic() - send.queued_at_s < timeout_s:
                 self._begin(send)
                 return
             cause, remedy = cause_and_remedy
@@ -277,29 +275,31 @@ class Producer(AsyncClient):
             return
         on_outcome = NonblockingCallback(functools.partial(self._loop.put, future))
         how_arguments = {} if how == DEFAULT_HOW else how._asdict()
-        started = capture(
+        outcome = capture(
             context.run, functools.partial(self._producer.send_async, message, on_outcome, **how_arguments)
         )
-        if isinstance(started, Failure):
-            self._loop.put(future, started.error)
+        if isinstance(outcome, Failure):
+            self._loop.put(future, outcome.error)
 
     async def send_oneway(self, message: Message, **how: Any) -> None:
-        """Send without an answer, so it stays unknown whether the message was stored.
+        """Send without waiting for an answer, so it stays unknown whether the message was stored.
 
-        ``how``: the keyword arguments of ``rocketmq_spark.Producer.send_oneway``.
+        ``how`` are the keyword arguments of ``rocketmq_spark.Producer.send_oneway``.
         """
         await self._run_on_thread(self._producer.send_oneway, message, **how)
 
     async def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Send ``messages`` of one topic in one request, to ``queue`` or any. See ``rocketmq_spark.Producer.send_batch``."""
+        """Send ``messages`` of one topic in one request, to ``queue`` or to any queue. See
+        ``rocketmq_spark.Producer.send_batch``.
+        """
         return await self._run_on_thread(self._producer.send_batch, messages, queue, timeout_s)
 
     async def send_arrow(self, rows: Any, topic: str | None = None, **how: Any) -> SentRows:
         """Send the ``rows`` of Arrow data to ``topic``, on a thread. See ``rocketmq_spark.Producer.send_arrow``.
 
-        ``how``: its other keyword arguments. Cancelling a call that has begun does not stop it.
+        ``how`` are the other keyword arguments of that method. Cancelling a call that has begun does not stop it.
         """
         self._check_open()
         return await self._bulk_threads.call(self._producer.send_arrow, rows, topic, **how)
@@ -307,7 +307,7 @@ class Producer(AsyncClient):
     async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
         """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
 
-        ``how``: its other keyword arguments. Cancelling a call that has begun does not stop it.
+        ``how`` are the other keyword arguments of that method. Cancelling a call that has begun does not stop it.
         """
         self._check_open()
         return await self._bulk_threads.call(self._producer.send_many, messages, **how)
@@ -315,7 +315,7 @@ class Producer(AsyncClient):
     async def request(self, message: Message, **how: Any) -> Reply:
         """Send a message, and wait for the reply of a consumer that receives it.
 
-        ``how``: the keyword arguments of ``rocketmq_spark.Producer.request``.
+        ``how`` are the keyword arguments of ``rocketmq_spark.Producer.request``.
         """
         reply_future = await self._run_on_thread(self._producer.request_async, message, **how)
         future: asyncio.Future[Reply] = self._loop.running_loop().create_future()
@@ -330,15 +330,15 @@ class Producer(AsyncClient):
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
         """Store a half message, which is delivered when you commit it. See ``rocketmq_spark.Producer.send_half``.
 
-        If the call is cancelled, the message is rolled back: you may send another one.
+        If the call is cancelled, the message is rolled back, so you may send another message.
         """
         self._check_open()
         half = await self._store_half(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
         return AsyncHalfMessage(half, self._loop.call_after_close)
 
     async def _store_half(self, store: Callable[[], HalfMessage]) -> HalfMessage:
-        """Store a half message on a thread. If the caller is cancelled, roll back the half message: nothing would decide it,
-        and if the caller tries again, the check of this half message would find the data of the other attempt.
+        """Store a half message on a thread. If the caller is cancelled, roll back the half message, because nothing would
+        decide it. If the caller then tried again, the check of this half message would find the data of the second attempt.
         """
         roll_back = functools.partial(self._producer._decide_at_end, decision=TransactionState.ROLLBACK)
         return await self._loop.call_or_undo(roll_back, store)
@@ -355,7 +355,7 @@ class Producer(AsyncClient):
         try:
             yield AsyncHalfMessage(half, self._loop.call_after_close)
         except BaseException as e:
-            with contextlib.suppress(type(e)):  # ``__exit__`` may raise ``e`` again, and so does the next line
+            with contextlib.suppress(type(e)):  # ``__exit__`` may raise ``e`` again, which the ``raise`` below does
                 await self._leave_block(half, transaction.__exit__, type(e), e, e.__traceback__)
             raise
         await self._leave_block(half, transaction.__exit__, None, None, None)
@@ -380,16 +380,16 @@ class Producer(AsyncClient):
         Returns False if sends are still unanswered after ``timeout_s`` seconds (default: send timeout).
         """
         self._check_open()
-        deadline, last = self._deadline(timeout_s), self._begun_count + len(self._new_sends)
+        deadline, last_count = self._deadline(timeout_s), self._begun_count + len(self._new_sends)
         self._begin_new_sends()
-        while self._begun_count < last:  # each iteration of the event loop begins some sends
+        while self._begun_count < last_count:  # each iteration of the event loop begins some sends
             if deadline.expired:
                 return False
             await asyncio.sleep(0)
         return await self._loop.call(self._flush, deadline)
 
-    def _on_closed(self, closing: asyncio.Future[Any]) -> None:
-        super()._on_closed(closing)
+    def _on_closed(self, close_future: asyncio.Future[Any]) -> None:
+        super()._on_closed(close_future)
         if self._loop.closed:
             self._bulk_threads.close()
 
@@ -416,7 +416,7 @@ class Producer(AsyncClient):
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return self._producer._deadline(timeout_s)  # raises an error for a timeout that is not a number
+        return self._producer._deadline(timeout_s)  # raises ``OptionError`` for a timeout that is not a number
 
 
 def _is_well_typed(message: object) -> bool:

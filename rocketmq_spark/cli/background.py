@@ -34,7 +34,7 @@ from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import NAME_SERVER, broker_names
 
 _PAUSE_S = 0.02
-_NAME, _DATA = distribution.BACKGROUND_DATA
+_FOLDER_NAME, _DATA_NAME = distribution.BACKGROUND_DATA
 _LOCK_TIMEOUT_S = 1.0
 
 
@@ -69,14 +69,16 @@ class StartRequest:
 
 
 def default_data() -> Path:
-    return _folder() / _DATA
+    return _folder() / _DATA_NAME
 
 
 def stored_brokers(data: Path) -> dict[str, int]:
     """Return the brokers of a data folder, in the order of their names, with the number of slaves of each."""
-    homes = [conf.parent.name for conf in data.glob("*/broker.conf")]
-    names = itertools.takewhile(lambda name: name in homes, (broker_names(i + 1)[i] for i in itertools.count()))
-    return {name: sum(home.startswith(f"{name}-slave-") for home in homes) for name in names}
+    server_folders = [conf.parent.name for conf in data.glob("*/broker.conf")]
+    names = itertools.takewhile(
+        lambda name: name in server_folders, (broker_names(i + 1)[i] for i in itertools.count())
+    )
+    return {name: sum(home.startswith(f"{name}-slave-") for home in server_folders) for name in names}
 
 
 def log_path() -> Path:
@@ -84,7 +86,7 @@ def log_path() -> Path:
     return _path("log.txt")
 
 
-def running() -> RunningBroker | None:
+def running_broker() -> RunningBroker | None:
     """Return the local broker; None if none runs."""
     if not _is_locked():
         return None
@@ -113,23 +115,23 @@ def start(request: StartRequest) -> RunningBroker:
 
 def _check_no_foreign_files() -> None:
     """Raise if the folder has a file of another user, who could write there earlier. ``LocalBroker`` checks the data folder."""
-    if (foreign_file := folders.foreign_file_in(_folder(), (_DATA,))) is not None:
+    if (foreign_file := folders.foreign_file_in(_folder(), (_DATA_NAME,))) is not None:
         raise _foreign_file_error(foreign_file)
 
 
 def _check_not_running() -> None:
     if _is_locked():
-        broker = running()
-        where = f": {broker.name_server}, process {broker.pid}" if broker else " and is starting or stopping"
+        broker = running_broker()
+        where_text = f": {broker.name_server}, process {broker.pid}" if broker else " and is starting or stopping"
         raise LocalBrokerError(
-            f"A local broker is running already{where}", remedy="Stop it with: rocketmq-spark broker stop"
+            f"A local broker is running already{where_text}", remedy="Stop it with: rocketmq-spark broker stop"
         )
 
 
 def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
     read_fd, write_fd = os.pipe()
-    root = str(Path(rocketmq_spark.__file__).parent.parent)
-    arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[root])
+    package_root = str(Path(rocketmq_spark.__file__).parent.parent)
+    arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[package_root])
     if distribution.CACHE_VARIABLE in arguments["env"]:
         # It may be relative to the folder of this process.
         arguments["env"][distribution.CACHE_VARIABLE] = str(distribution.cache_folder())
@@ -148,7 +150,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
             child.terminate()
             child.wait()
             raise
-    broker = running() if answer.get("ready") else None
+    broker = running_broker() if answer.get("ready") else None
     if broker is None:
         child.wait()
         reason = answer.get("message") or f"The local broker ended while starting; see {log_path()}"
@@ -159,7 +161,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
 
 def stop(timeout_s: float = 40.0) -> RunningBroker:
     """Stop the local broker cleanly, and return its state when it has ended."""
-    broker = running()
+    broker = running_broker()
     if broker is None:
         raise not_running()
     with contextlib.suppress(ProcessLookupError):
@@ -176,7 +178,7 @@ def not_running() -> LocalBrokerError:
 
 
 def _folder() -> Path:
-    return distribution.cache_folder() / _NAME
+    return distribution.cache_folder() / _FOLDER_NAME
 
 
 def _path(name: str) -> Path:

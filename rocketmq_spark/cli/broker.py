@@ -66,8 +66,10 @@ def start(
             f"{folder} has the data of {len(stored)} brokers: without {', '.join(left_out)} their queues would be missing",
             remedy="Omit --brokers, or name another folder with --data",
         )
-    running = background.start(request)
-    output.item(_document(running), f"RocketMQ runs: name server {running.name_server}, data in {running.data}")
+    broker_state = background.start(request)
+    output.item(
+        _document(broker_state), f"RocketMQ runs: name server {broker_state.name_server}, data in {broker_state.data}"
+    )
     output.note("Try: rocketmq-spark topic create hello, and: echo Hello | rocketmq-spark produce hello")
 
 
@@ -77,7 +79,7 @@ def stop(output: Output) -> None:
     """Shut all servers down cleanly. The data is kept."""
     from rocketmq_spark.cli import background
 
-    if background.running() is not None:
+    if background.running_broker() is not None:
         output.note("Stopping RocketMQ, which may take 20 s ...")
     running = background.stop()
     output.item({"running": False, "data": running.data}, f"RocketMQ has stopped; its data stays in {running.data}")
@@ -90,7 +92,7 @@ def status(ctx: click.Context, output: Output) -> None:
     """Show the servers and their addresses. Exit code 1 if none runs or if one of them is down."""
     from rocketmq_spark.cli import background
 
-    running = background.running()
+    running = background.running_broker()
     if running is None:
         reason = background.not_running()
         output.item({"running": False}, f"{reason.message}. {reason.remedy}")
@@ -127,7 +129,7 @@ def logs(output: Output, name: str, lines: int) -> None:
     """
     from rocketmq_spark.cli import background
 
-    running = background.running()
+    running = background.running_broker()
     if running is None:
         raise background.not_running()
     if name not in running.servers:

@@ -14,7 +14,7 @@ import click
 from rocketmq_spark.cli.command import TIMES, CliGroup, time_option, with_yes
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.numbers import IntRange
-from rocketmq_spark.cli.output import Output, moment
+from rocketmq_spark.cli.output import Output, time_text
 from rocketmq_spark.errors import AccessDenied, NotSupported, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model.admin import GROUP
 
@@ -78,37 +78,48 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     from rocketmq_spark.spark.checkpoints.files import open_folder
     from rocketmq_spark.spark.checkpoints.offset_log import history
 
-    reads = history(open_folder(folder))
-    if not reads:
+    batch_reads = history(open_folder(folder))
+    if not batch_reads:
         raise OffsetError(f"{folder} has no batch yet", remedy="Wait for the first batch")
-    shown_reads = [read for read in reads if read.batch.number == number] if number is not None else reads[-last:]
+    shown_reads = (
+        [batch_read for batch_read in batch_reads if batch_read.batch.number == number]
+        if number is not None
+        else batch_reads[-last:]
+    )
     if not shown_reads:
-        first, newest = reads[0].batch.number, reads[-1].batch.number
-        raise OffsetError(f"batch {number} is not kept in {folder}", remedy=f"Name a batch from {first} to {newest}")
+        first_number, last_number = batch_reads[0].batch.number, batch_reads[-1].batch.number
+        raise OffsetError(
+            f"batch {number} is not kept in {folder}", remedy=f"Name a batch from {first_number} to {last_number}"
+        )
     if number is not None and not output.machine:
         output.rows(_RANGE_COLUMNS, map(_range_row, shown_reads[0].ranges))
         for command in _tail_commands(shown_reads[0].ranges):
             output.note(f"Its messages: {command}")
     else:
-        output.rows(_BATCH_COLUMNS, [_batch_row(read, output.machine) for read in shown_reads])
-    for read in shown_reads:
-        if read.queues_without_start:
+        output.rows(_BATCH_COLUMNS, [_batch_row(batch_read, output.machine) for batch_read in shown_reads])
+    for batch_read in shown_reads:
+        if batch_read.queues_without_start:
             output.note(
-                f"Batch {read.batch.number}: its start is not kept any more for {len(read.queues_without_start)} queues"
+                f"Batch {batch_read.batch.number}: its start is not kept any more for "
+                f"{len(batch_read.queues_without_start)} queues"
             )
-    output.note(_next_batch_text(reads[-1]))
+    output.note(_next_batch_text(batch_reads[-1]))
 
 
-def _batch_row(read: BatchRead, machine: bool) -> dict[str, object]:
+def _batch_row(batch_read: BatchRead, machine: bool) -> dict[str, object]:
     row = {
-        "batchId": read.batch.number,
-        "begun": moment(read.batch.planned_ms),
-        "done": moment(read.done_ms),
-        "offsets": read.size,
+        "batchId": batch_read.batch.number,
+        "begun": time_text(batch_read.batch.planned_ms),
+        "done": time_text(batch_read.done_ms),
+        "offsets": batch_read.size,
     }
     if not machine:
-        return {**row, "queues": len({offset_range.queue for offset_range in read.ranges})}
-    return {**row, "ranges": list(map(_range_row, read.ranges)), "unknownQueues": len(read.queues_without_start)}
+        return {**row, "queues": len({offset_range.queue for offset_range in batch_read.ranges})}
+    return {
+        **row,
+        "ranges": list(map(_range_row, batch_read.ranges)),
+        "unknownQueues": len(batch_read.queues_without_start),
+    }
 
 
 def _tail_commands(ranges: Sequence[OffsetRange]) -> Iterator[str]:
@@ -137,13 +148,14 @@ def _queue_columns(queue: MessageQueue) -> dict[str, object]:
     return {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
 
 
-def _next_batch_text(last: BatchRead) -> str:
-    number = last.batch.number
-    if last.done_ms is None:
+def _next_batch_text(last_read: BatchRead) -> str:
+    number = last_read.batch.number
+    if last_read.done_ms is None:
         return (
-            f"Next: batch {number} again as it was begun, {last.size if last.size is not None else 'unknown'} offsets"
+            f"Next: batch {number} again as it was begun, "
+            f"{last_read.size if last_read.size is not None else 'unknown'} offsets"
         )
-    topics = sorted({queue.topic for queue in last.batch.positions})
+    topics = sorted({queue.topic for queue in last_read.batch.positions})
     return f"Next: batch {number + 1}, from where batch {number} ended in {', '.join(topics) or 'no topic of RocketMQ'}"
 
 
@@ -188,16 +200,16 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     for line in errors:
         output.note(line)
     unavailable_brokers = [drift.queue.broker_name for drift in problems if drift.state.is_unavailable]
-    if lost := len(problems) - len(unavailable_brokers):
+    if lost_count := len(problems) - len(unavailable_brokers):
         output.note(
-            f"{lost} of {len(drifts)} queues have lost what was to be read next. With failOnDataLoss=warn the query continues at "
-            "the first message that is kept, and reads a topic that was created again from its start"
+            f"{lost_count} of {len(drifts)} queues have lost what was to be read next. With failOnDataLoss=warn the query "
+            "continues at the first message that is kept, and reads a topic that was created again from its start"
         )
     if unavailable_brokers:
-        names = ", ".join(sorted(set(unavailable_brokers)))
+        broker_names = ", ".join(sorted(set(unavailable_brokers)))
         output.note(
-            f"{len(unavailable_brokers)} of {len(drifts)} queues wait for {names}: start it on its data, and nothing of them is "
-            "lost"
+            f"{len(unavailable_brokers)} of {len(drifts)} queues wait for {broker_names}: start it on its data, and nothing "
+            "of them is lost"
         )
     if not problems:
         output.note("Nothing is lost")
@@ -218,18 +230,18 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
         unavailable_brokers.add(queue.broker_name)
         errors.append(str(error))
 
-    new, route_errors = unplanned_queues(client, batch)
+    new_queues, route_errors = unplanned_queues(client, batch)
     errors += map(str, route_errors)
-    positions: dict[MessageQueue, int | None] = {**batch.positions, **dict.fromkeys(new)}
+    positions: dict[MessageQueue, int | None] = {**batch.positions, **dict.fromkeys(new_queues)}
     missing_topics = {error.topic for error in route_errors if isinstance(error, RouteNotFound)}
     queues = {queue for queue in positions if queue.topic not in missing_topics}
     bounds = with_kept_minimums(
         client, client.offset_reader.bounds(queues, deadline(client), note_error), positions, note_error
     )
-    recreated: list[MessageQueue] = []
+    recreated_queues: list[MessageQueue] = []
     for offsets in batch.sources.values():
         recreation = RecreationWatch(lambda: client.offset_reader, GROUP).check(offsets, bounds, deadline(client))
-        recreated += recreation.recreated
+        recreated_queues += recreation.recreated
         for topic_at_broker, error in recreation.unanswered.items():
             unavailable_brokers.add(topic_at_broker[1])
             errors.append(str(error))
@@ -237,12 +249,14 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
                 queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
             }
     # The route may name a new queue that its broker does not have: the query will not read it.
-    existing = {
+    compared_positions = {
         q: position
         for q, position in positions.items()
-        if q not in new or q in bounds or q.broker_name in unavailable_brokers
+        if q not in new_queues or q in bounds or q.broker_name in unavailable_brokers
     }
-    return drift(existing, bounds, recreated, unavailable_brokers, _unregistered_brokers(client, batch)), errors
+    return drift(
+        compared_positions, bounds, recreated_queues, unavailable_brokers, _unregistered_brokers(client, batch)
+    ), errors
 
 
 def _unregistered_brokers(client: Client, batch: LoggedBatch) -> set[str]:
@@ -264,7 +278,7 @@ def _drift_row(queue_drift: Drift) -> dict[str, object]:
     }
 
 
-def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
+def _parse_duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     from rocketmq_spark.options.parsing import duration
 
     try:
@@ -279,7 +293,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @time_option("--to-time", "time_ms", help="Rewind to the end of the last batch that began at or before this time: everything "
              f"stored since is read again, and perhaps messages stored before. {TIMES}.")  # fmt: skip
 @with_yes
-@click.option("--quiet-for", "quiet_s", callback=_duration, default="60s", show_default=True, metavar="DURATION",
+@click.option("--quiet-for", "quiet_s", callback=_parse_duration, default="60s", show_default=True, metavar="DURATION",
               help="Fail if anything in FOLDER changed within this time.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Rewind even if FOLDER changed recently.")
 @click.pass_obj
@@ -299,8 +313,10 @@ def rewind(
         raise click.UsageError("rewind needs either --to-batch N or --to-time TIME")
     checkpoint_folder = open_folder(folder)
     with checkpoint_folder.as_owner():
-        reads = history(checkpoint_folder)
-        plan = rewinding.plan_rewind(checkpoint_folder, reads, rewinding.choose_batch(reads, number, time_ms))
+        batch_reads = history(checkpoint_folder)
+        plan = rewinding.plan_rewind(
+            checkpoint_folder, batch_reads, rewinding.choose_batch(batch_reads, number, time_ms)
+        )
         if apply_change and plan.files_to_remove and not limits["force"]:
             _check_quiet(checkpoint_folder, limits["quiet_s"])
     lines = list(_reread_lines(plan))
@@ -348,13 +364,13 @@ def _reread_lines(plan: RewindPlan) -> Iterator[str]:
 def _check_quiet(folder: Folder, quiet_s: float) -> None:
     from rocketmq_spark.spark.checkpoints.rewind import changed_ms
 
-    changed = changed_ms(folder)
-    if changed is None:
+    last_change_ms = changed_ms(folder)
+    if last_change_ms is None:
         raise OffsetError(
             f"{folder.name}: its file system does not report when files changed",
             remedy="Stop the query, and use --force",
         )
-    age_s = time.time() - changed / 1000
+    age_s = time.time() - last_change_ms / 1000
     if age_s < quiet_s:
         raise OffsetError(
             f"{folder.name} changed {max(0.0, age_s):.0f} s ago, and the query may still run",

@@ -9,7 +9,7 @@ import click
 
 from rocketmq_spark.cli.command import CliCommand, CliGroup, confirm
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.output import Output, moment
+from rocketmq_spark.cli.output import Output, time_text
 
 if TYPE_CHECKING:
     from rocketmq_spark.model.admin import AccessPolicy, BrokerState, UserAccount
@@ -42,12 +42,12 @@ def cluster(ctx: click.Context, output: Output, target: Target) -> None:
 
     states = brokers.states(target.client())
     output.rows(_BROKER_COLUMNS, [_row(state, output.machine) for state in states])
-    silent = [state for state in states if state.error is not None]
-    for state in silent:
+    silent_brokers = [state for state in states if state.error is not None]
+    for state in silent_brokers:
         output.note(f"{state.broker_name} ({state.address}) does not answer: {state.error}")
     if not states:
         output.note("The name server knows no broker")
-    if silent or not states:
+    if silent_brokers or not states:
         ctx.exit(1)
 
 
@@ -58,7 +58,7 @@ def _row(state: BrokerState, machine: bool) -> dict[str, object]:
         "brokerId": state.broker_id,
         "address": state.address,
         "version": state.version,
-        "started": moment(state.started_ms),
+        "started": time_text(state.started_ms),
         "putPerSecond": state.put_per_s,
         "getPerSecond": state.get_per_s,
         "diskUsed": state.disk_used,

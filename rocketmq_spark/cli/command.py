@@ -78,10 +78,12 @@ class SuggestingGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         names = self.list_commands(ctx)
         if args and args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
-            similar = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5)
-            ratios = [difflib.SequenceMatcher(None, args[0], name).ratio() for name in similar]
-            similar = [name for name, ratio in zip(similar, ratios, strict=True) if ratio > 0.75 * ratios[0]]
-            hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
+            similar_names = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5)
+            ratios = [difflib.SequenceMatcher(None, args[0], name).ratio() for name in similar_names]
+            similar_names = [
+                name for name, ratio in zip(similar_names, ratios, strict=True) if ratio > 0.75 * ratios[0]
+            ]
+            hint = f" Did you mean {' or '.join(similar_names)}?" if similar_names else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -154,13 +156,13 @@ def start_or_time(text: str) -> str | int:
 def time_option(*names: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a click option that passes a time as ms since 1970."""
 
-    def parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    def parse(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
         try:
             return None if value is None else time_ms(value)
         except ValueError as e:
             raise click.BadParameter(f"{value!r} is not {e}") from e
 
-    return click.option(*names, callback=parsed, metavar="TIME", help=help)
+    return click.option(*names, callback=parse, metavar="TIME", help=help)
 
 
 def _discard_output() -> None:
@@ -265,24 +267,24 @@ def help(ctx: click.Context, topic: str | None) -> None:
         text = _page_text(page)
         output.item({"page": name, "text": text}, "") if output.machine else _print_markdown(text)
         return
-    table = {
+    row_by_name = {
         name.lower(): (name, row)
         for page_name in _PAGES_WITH_TABLES
         for name, row in _rows_by_name(_page_text(pages[page_name]))
     }
     command = app.get_command(ctx, topic)
-    if topic.lower() in table:
-        _, row = table[topic.lower()]
+    if topic.lower() in row_by_name:
+        _, row = row_by_name[topic.lower()]
         output.item(row, *(f"{heading}: {cell}" for heading, cell in row.items()))
     if command is not None:  # shown in addition to an option of the same name
         text = command.get_help(click.Context(command, parent=ctx.parent, info_name=topic))
         output.item({"command": topic, "text": text}, *text.split("\n"))
-    if command is not None or topic.lower() in table:
+    if command is not None or topic.lower() in row_by_name:
         return
-    similar = difflib.get_close_matches(topic.lower(), [*pages, *table], n=3, cutoff=0.7)
+    similar_names = difflib.get_close_matches(topic.lower(), [*pages, *row_by_name], n=3, cutoff=0.7)
     hint = (
-        f"Did you mean {' or '.join(table[name][0] if name in table else name for name in similar)}? "
-        if similar
+        f"Did you mean {' or '.join(row_by_name[name][0] if name in row_by_name else name for name in similar_names)}? "
+        if similar_names
         else ""
     )
     commands = [name for name, (text, _) in COMMANDS.items() if topic.lower() in re.findall(r"\w+", text.lower())]

@@ -28,7 +28,7 @@ class Target:
     ``allows_query_options``: options of queries are accepted, because the command examines a query.
     """
 
-    given: dict[str, Any] = field(repr=False)
+    given_options: dict[str, Any] = field(repr=False)
     allows_query_options: bool = False
 
     def options(self, role: str = "batch source") -> Options:
@@ -54,14 +54,19 @@ class Target:
         from rocketmq_spark import options
 
         rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
-        given = self.settings()
-        kept = {n: v for n, v in given.items() if n.lower() not in rows or role in rows[n.lower()].roles}
-        return replace(self, given=kept)
+        all_options = self.settings()
+        accepted_options = {
+            n: v for n, v in all_options.items() if n.lower() not in rows or role in rows[n.lower()].roles
+        }
+        return replace(self, given_options=accepted_options)
 
     def without(self, fields: Collection[str]) -> Target:
         """Return a target without the options of these fields."""
         return replace(
-            self, given={name: value for name, value in self.given.items() if _field_name(name) not in fields}
+            self,
+            given_options={
+                name: value for name, value in self.given_options.items() if _field_name(name) not in fields
+            },
         )
 
     def in_checkpoint_scope(self, identities: Sequence[Mapping[str, object]]) -> Target:
@@ -69,18 +74,22 @@ class Target:
 
         If the checkpoint does not record them, or its sources differ, return this target.
         """
-        with_namespace = [record for record in identities if "namespace" in record]
+        recorded_scopes = [record for record in identities if "namespace" in record]
         scopes = [
             {"namespace": record["namespace"], **_topic_environment(record)}
-            for record in with_namespace
-            if len(with_namespace) == len(identities)
+            for record in recorded_scopes
+            if len(recorded_scopes) == len(identities)
         ]
         if not scopes or any(other != scopes[0] for other in scopes):
             return self
-        others = {
-            name: value for name, value in self.given.items() if name.replace("_", "").lower() not in _SCOPE_OPTIONS
+        other_options = {
+            name: value
+            for name, value in self.given_options.items()
+            if name.replace("_", "").lower() not in _SCOPE_OPTIONS
         }
-        return replace(self, given={**others, **{name: value for name, value in scopes[0].items() if value}})
+        return replace(
+            self, given_options={**other_options, **{name: value for name, value in scopes[0].items() if value}}
+        )
 
     def client(self) -> Client:
         from rocketmq_spark import session
@@ -92,37 +101,37 @@ class Target:
         from rocketmq_spark.queues.environment import is_by_position, position_problem
         from rocketmq_spark.session.producers import Producer
 
-        given = {"group": GROUP, **self.settings(), **overrides}
-        parsed = options.parse(given)
+        producer_options = {"group": GROUP, **self.settings(), **overrides}
+        parsed = options.parse(producer_options)
         if is_by_position(parsed):
             raise OptionError(position_problem(parsed, "a command does not know the count of earlier senders"))
-        return Producer(**given)
+        return Producer(**producer_options)
 
     def note_environment(self, output: Output) -> None:
         """Note the environment to which the command is restricted, if any."""
         from rocketmq_spark import options
 
-        given = options.parse(self.given)
-        if given.environment is not None:
-            output.note(given.in_environment)
+        parsed = options.parse(self.given_options)
+        if parsed.environment is not None:
+            output.note(parsed.in_environment)
 
     def settings(self) -> dict[str, Any]:
         """Return the given options, with the name server of the local broker if none is given."""
-        if any(value and _field_name(name) == "name_server" for name, value in self.given.items()):
-            return self.given
+        if any(value and _field_name(name) == "name_server" for name, value in self.given_options.items()):
+            return self.given_options
         from rocketmq_spark.cli import background
 
         problem_text = ""
         try:
-            running = background.running()
+            local_broker = background.running_broker()
         except LocalBrokerError as e:  # other users may write to the cache
-            running, problem_text = None, f" that can be used: {e.message}"
-        if running is None:
+            local_broker, problem_text = None, f" that can be used: {e.message}"
+        if local_broker is None:
             raise OptionError(
                 f"no name server is given, and no local broker is running{problem_text}",
                 remedy="Use --name-server host:port, set ROCKETMQ_NAMESRV, or run: rocketmq-spark broker start",
             )
-        return {**self.given, "name_server": running.name_server}
+        return {**self.given_options, "name_server": local_broker.name_server}
 
 
 _SPARK_ROLES = frozenset({"stream source", "batch source", "sink"})
@@ -136,8 +145,8 @@ _SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
 
 def _topic_environment(record: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a recorded environment that has its own topics. In mode queues, positions name the queues already."""
-    suffixed = record.get("environmentMode") == "suffix" and "environment" in record
-    return {"environment": record["environment"], "environmentMode": "suffix"} if suffixed else {}
+    has_suffix = record.get("environmentMode") == "suffix" and "environment" in record
+    return {"environment": record["environment"], "environmentMode": "suffix"} if has_suffix else {}
 
 
 def connected(function: Callable[..., None]) -> Callable[..., None]:
@@ -154,18 +163,18 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
     return functools.reduce(lambda decorated, add: add(decorated), reversed(_CLICK_OPTIONS), run)
 
 
-def _merge_options(ctx: click.Context, options: dict[str, Any], further: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a command with the ``further`` options of ``-o``, which override environment variables.
+def _merge_options(ctx: click.Context, options: dict[str, Any], further_options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a command with the ``further_options`` options of ``-o``, which override environment variables.
 
     Raises ``OptionError`` for an option that the command line gives twice, in any spelling.
     """
-    on_command_line = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    merged = {name: value for name, value in options.items() if name in on_command_line}
-    for name, value in further.items():
-        if _field_name(name) in merged:
+    command_line_names = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    merged_options = {name: value for name, value in options.items() if name in command_line_names}
+    for name, value in further_options.items():
+        if _field_name(name) in merged_options:
             raise OptionError(f"option {name!r} is given twice", remedy="Omit one of them")
-        merged[_field_name(name)] = value
-    return {**options, **merged}
+        merged_options[_field_name(name)] = value
+    return {**options, **merged_options}
 
 
 def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -180,15 +189,15 @@ def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> di
     secrets = {row.field: row.name for row in options.TABLE if row.parse is secret}
     values = dict(given)
     for name, value in given.items():
-        public = secrets.get(_field_name(name))
-        if public is None:
+        public_name = secrets.get(_field_name(name))
+        if public_name is None:
             continue
         if value.startswith("@"):
             values[name] = _first_line(f"{flag} {name}", Path(value[1:]))
         else:
             output.warning(
-                f"{flag} {public}=… can be read by other users of this machine, in the list of processes; give a file as "
-                f"{flag} {public}=@FILE, or use option 'credentialsFile'"
+                f"{flag} {public_name}=… can be read by other users of this machine, in the list of processes; give a file as "
+                f"{flag} {public_name}=@FILE, or use option 'credentialsFile'"
             )
     return values
 
@@ -197,8 +206,8 @@ def _first_line(option: str, path: Path) -> str:
     try:
         return path.expanduser().read_text("utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as e:
-        why = e.strerror if isinstance(e, OSError) else "it is no text"
-        raise OptionError(f"{option} names file {str(path)!r}; it cannot be read: {why}") from e
+        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise OptionError(f"{option} names file {str(path)!r}; it cannot be read: {reason}") from e
 
 
 def _field_name(name: str) -> str:

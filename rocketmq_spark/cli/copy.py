@@ -44,7 +44,7 @@ _POLL_S = 0.5
 # If the command is killed, a restart repeats the messages sent within this time, and those in flight.
 COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
 # Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
-_BATCH_BYTES = 512 << 10
+_MAX_BATCH_BYTES = 512 << 10
 # While messages arrive: the interval of checks whether the end is reached.
 _END_CHECK_S = 1.0
 # Shorter pauses are skipped.
@@ -61,21 +61,21 @@ class Copier:
     messages for one queue, and is acknowledged before the next one is sent, so the order is kept.
     """
 
-    def __init__(self, consumer: PullConsumer, producer: BaseProducer, how: dict[str, Any], stop: Latch) -> None:
+    def __init__(self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop: Latch) -> None:
         self._consumer = consumer
         self._producer = producer
-        self._how = how
+        self._arguments = arguments
         self._stop = stop
-        self._committed_s = time.monotonic()
+        self._last_commit_s = time.monotonic()
         # When the rate allows the next messages.
-        self._next_send_s = self._committed_s
-        self.copied = self.skipped = self.spooled = 0
+        self._next_send_s = self._last_commit_s
+        self.copied_count = self.skipped_count = self.spooled_count = 0
 
     def send(self, polled: PolledMessages, limit: int | None = None) -> int:
         """Send copies of the messages of one queue, in order. Returns how many are done. Ends early if the command stops, or if
         the queue was revoked: its other messages belong to the next owner, even if that is this command.
         """
-        rate, done = self._how["rate"], 0
+        rate, done_count = self._arguments["rate"], 0
         for chunk in chunks(
             polled.messages[:limit], MAX_IN_FLIGHT if rate is None else max(1, min(MAX_IN_FLIGHT, int(rate / 10)))
         ):
@@ -84,11 +84,11 @@ class Copier:
             if self._stop.is_set() or not polled.is_current:
                 break
             self._send(chunk)
-            done += len(chunk)
-            polled.mark_finished(done)
-            if time.monotonic() - self._committed_s >= COMMIT_S:
+            done_count += len(chunk)
+            polled.mark_finished(done_count)
+            if time.monotonic() - self._last_commit_s >= COMMIT_S:
                 self.commit()
-        return done
+        return done_count
 
     def _pace(self, duration_s: float) -> None:
         """Wait until the rate allows messages that take ``duration_s``. Idle time counts for at most a second."""
@@ -98,49 +98,49 @@ class Copier:
         self._next_send_s += duration_s
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
-        by_queue: dict[MessageQueue, list[ReceivedMessage]] = {}
-        queues = self._producer.queues(self._how["destination"])
+        messages_by_queue: dict[MessageQueue, list[ReceivedMessage]] = {}
+        queues = self._producer.queues(self._arguments["destination"])
         keyless_queue = queue_for(chunk[0].queue, queues)
         for message in chunk:
             key = message.properties.get(Property.SHARDING_KEY)
-            by_queue.setdefault(by_hash(queues, key) if key else keyless_queue, []).append(message)
-        for queue, part in by_queue.items():
-            self._send_to(queue, part)
+            messages_by_queue.setdefault(by_hash(queues, key) if key else keyless_queue, []).append(message)
+        for queue, messages in messages_by_queue.items():
+            self._send_to(queue, messages)
 
-    def _send_to(self, queue: MessageQueue, part: Sequence[ReceivedMessage]) -> None:
+    def _send_to(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> None:
         try:
-            copies = [self._copy(message) for message in part]
+            copies = [self._copy(message) for message in messages]
             is_single = len(copies) == 1
             result = (
                 self._producer.send(copies[0], queue=queue) if is_single else self._producer.send_batch(copies, queue)
             )
-            self.copied += len(copies)
-            self.spooled += len(copies) if result.status is SendStatus.SPOOLED else 0
+            self.copied_count += len(copies)
+            self.spooled_count += len(copies) if result.status is SendStatus.SPOOLED else 0
         except _BAD_MESSAGE_ERRORS as e:
-            if len(part) == 1:
-                self._skip_or_raise(part[0], e)
+            if len(messages) == 1:
+                self._skip_or_raise(messages[0], e)
             else:  # find the bad message; nothing was stored, because a broker stores a batch as a whole
-                for message in part:
+                for message in messages:
                     self._send_to(queue, [message])
 
     def _copy(self, message: ReceivedMessage) -> KeyedMessage:
         if message.decode_error is not None:
             raise DecodeError(f"it cannot be decoded: {message.decode_error}")
-        return copy_of(message, self._how["destination"], self._how["mark"])
+        return copy_of(message, self._arguments["destination"], self._arguments["mark"])
 
     def _skip_or_raise(self, message: ReceivedMessage, error: RocketMQError) -> None:
-        if not self._how["skip_bad"]:
+        if not self._arguments["skip_bad"]:
             raise type(error)(
                 f"{message.queue} offset {message.queue_offset} cannot be copied: {error.message}",
                 remark=error.remark,
                 remedy="Use --skip-bad to skip such messages",
             ) from error
-        self.skipped += 1
+        self.skipped_count += 1
 
     def commit(self) -> None:
         """Commit the offsets behind the copies, all of which are acknowledged, and behind messages that a filter skipped."""
         self._consumer.commit()
-        self._committed_s = time.monotonic()
+        self._last_commit_s = time.monotonic()
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
@@ -149,8 +149,8 @@ def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQu
     while their broker is down.
     """
     broker_and_id = source.broker_name, source.queue_id
-    number = zlib.crc32(source.broker_name.encode()) + source.queue_id
-    return next((q for q in queues if (q.broker_name, q.queue_id) == broker_and_id), queues[number % len(queues)])
+    queue_number = zlib.crc32(source.broker_name.encode()) + source.queue_id
+    return next((q for q in queues if (q.broker_name, q.queue_id) == broker_and_id), queues[queue_number % len(queues)])
 
 
 def remapped_queues(
@@ -160,7 +160,9 @@ def remapped_queues(
     mappings = {
         source: (queues[index % len(queues)], queue_for(source, queues)) for index, source in enumerate(sources)
     }
-    return {source: (before, now) for source, (before, now) in mappings.items() if before != now}
+    return {
+        source: (old_queue, new_queue) for source, (old_queue, new_queue) in mappings.items() if old_queue != new_queue
+    }
 
 
 def chunks(messages: Sequence[ReceivedMessage], max_messages: int) -> Iterator[list[ReceivedMessage]]:
@@ -169,8 +171,8 @@ def chunks(messages: Sequence[ReceivedMessage], max_messages: int) -> Iterator[l
     size = 0
     for message in messages:
         message_bytes = max(message.store_size, len(message.body))
-        is_large = message_bytes > _BATCH_BYTES
-        if chunk and (is_large or len(chunk) >= max_messages or size + message_bytes > _BATCH_BYTES):
+        is_large = message_bytes > _MAX_BATCH_BYTES
+        if chunk and (is_large or len(chunk) >= max_messages or size + message_bytes > _MAX_BATCH_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append(message)
@@ -222,7 +224,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
 @click.option("--skip-bad", is_flag=True, help="Skip messages that cannot be decoded or sent [default: fail].")
 @connected
 @click.pass_obj
-def copy(output: Output, /, target: Target, **how: Any) -> None:
+def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     """Copy messages of topic SOURCE to topic DESTINATION, of the same or another cluster.
 
     To resume a copy, run the command again with the same --group. No message is lost. After Ctrl-C none is copied twice. If the
@@ -234,24 +236,26 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     a queue are copied to one queue, in their order: to the one at the same broker name with the same id, if there is one. A copy
     has the body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
     """
-    source, destination = how["source"], how["destination"]
-    how["to_options"] = read_secret_files(output, "--to-option", how["to_options"])
-    to = _destination_target(target, how)
+    source, destination = arguments["source"], arguments["destination"]
+    arguments["to_options"] = read_secret_files(output, "--to-option", arguments["to_options"])
+    destination_target = _destination_target(target, arguments)
     # The destination must exist: brokers that create topics automatically would create a misspelt one.
-    if _overlap(_locations(to, destination), _locations(target, source)):
+    if _overlap(_locations(destination_target, destination), _locations(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = Latch(), time.monotonic()
-    reads, group = target.for_role("batch source"), how["group"]
-    copied = copied_offsets(reads, group, source)  # before a new group gets the offsets at which it begins
-    with subscribed_consumer(target, source, how) as consumer, to.producer() as producer:
-        changes = remapped_queues(list(copied), producer.queues(destination))
-        if changes := {queue: places for queue, places in changes.items() if copied[queue]}:
-            output.warning(_moved_text(group, changes))
-        copier = Copier(consumer, producer, how, stop)
+    source_target, group = target.for_role("batch source"), arguments["group"]
+    offsets_before = copied_offsets(
+        source_target, group, source
+    )  # before a new group gets the offsets at which it begins
+    with subscribed_consumer(target, source, arguments) as consumer, destination_target.producer() as producer:
+        changes = remapped_queues(list(offsets_before), producer.queues(destination))
+        if changes := {queue: old_and_new for queue, old_and_new in changes.items() if offsets_before[queue]}:
+            output.warning(_remapping_text(group, changes))
+        copier = Copier(consumer, producer, arguments, stop)
         with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-            _copy_all(copier, consumer, reads, how, stop)
-        took_s = time.monotonic() - begun_s
-    _report(output, copier, how, took_s)
+            _copy_all(copier, consumer, source_target, arguments, stop)
+        duration_s = time.monotonic() - begun_s
+    _report(output, copier, arguments, duration_s)
     if stop.is_set():
         raise KeyboardInterrupt
 
@@ -267,14 +271,14 @@ def _locations(target: Target, topic: str) -> set[Location]:
     """
     from rocketmq_spark.queues.environment import environment_of
 
-    reads = target.for_role("batch source")
-    client, environment = reads.client(), environment_of(reads.options())
+    source_target = target.for_role("batch source")
+    client, environment = source_target.client(), environment_of(source_target.options())
     route = client.routes.get_existing(topic, 0.0)
     on_wire = client.rpc_client.on_wire(topic)
     return {(address, on_wire, environment) for data in route.brokers.values() for address in data.addresses.values()}
 
 
-def _destination_target(target: Target, how: dict[str, Any]) -> Target:
+def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
     """The target of the copies: the cluster of the source, with its options that a producer has, or another cluster. Both use the
     environment of the source, because environments share the queues of the destination, too; ``environment=`` means none.
 
@@ -284,26 +288,26 @@ def _destination_target(target: Target, how: dict[str, Any]) -> Target:
     from rocketmq_spark import options
     from rocketmq_spark.options.transport import features
 
-    to_names = {_normalized(name) for name in how["to_options"]}
-    if how["to_name_server"] is not None and "tls" not in to_names and options.parse(target.given).tls:
+    to_names = {_normalized(name) for name in arguments["to_options"]}
+    if arguments["to_name_server"] is not None and "tls" not in to_names and options.parse(target.given_options).tls:
         raise OptionError(
             "the source is read with TLS, and no option says whether the server of --to-name-server uses TLS",
             remedy="Add --to-option tls=true, or tls=false to send in plain text",
         )
-    given = {_normalized(name): (name, value) for name, value in target.for_role("producer").given.items()}
-    if how["to_name_server"] is not None:
+    given = {_normalized(name): (name, value) for name, value in target.for_role("producer").given_options.items()}
+    if arguments["to_name_server"] is not None:
         environment_options = {key: given[key] for key in ENVIRONMENT_OPTIONS if key in given}
-        given = {"nameserver": ("name_server", how["to_name_server"]), **environment_options}
-    given |= {_normalized(name): (name, value) for name, value in how["to_options"].items()}
+        given = {"nameserver": ("name_server", arguments["to_name_server"]), **environment_options}
+    given |= {_normalized(name): (name, value) for name, value in arguments["to_options"].items()}
     if given.get("environment", ("", None))[1] == "":
         given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
-    to = Target(dict(given.values()))
-    if (chooses := features(options.parse(to.given)).queue_choice_problem) is not None:
+    destination_target = Target(dict(given.values()))
+    if (chooses := features(options.parse(destination_target.given_options)).queue_choice_problem) is not None:
         raise OptionError(
             f"option 'transport' of the destination is 'grpc', but {chooses}, and copies keep their order by naming queues",
             remedy="Use --to-option transport=remoting and --to-name-server, with the name server of the destination's brokers",
         )
-    return to
+    return destination_target
 
 
 def _normalized(name: str) -> str:
@@ -311,23 +315,23 @@ def _normalized(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
+def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments: dict[str, Any], stop: Latch) -> None:
     """Copy up to the current ends of the queues, or without end with ``follow``; at most ``count`` messages, and until
     ``stop``.
     """
     from rocketmq_spark.consumer.pull import PolledMessages
 
-    ends = None if how["follow"] else _ends(target, how["source"])
-    left, next_check = how["count"], Deadline.after(_END_CHECK_S)
+    ends = None if arguments["follow"] else _ends(target, arguments["source"])
+    left, next_check = arguments["count"], Deadline.after(_END_CHECK_S)
     while not stop.is_set():
         polled = PolledMessages(consumer, _POLL_S)
-        done = copier.send(polled, left)
-        left = None if left is None else left - done
+        done_count = copier.send(polled, left)
+        left = None if left is None else left - done_count
         if left == 0 or stop.is_set():
             break
         if not polled.messages or next_check.expired:
             copier.commit()
-            if ends is not None and _has_reached(target, how["group"], ends):
+            if ends is not None and _has_reached(target, arguments["group"], ends):
                 break
             next_check = Deadline.after(_END_CHECK_S)
     copier.commit()
@@ -348,9 +352,9 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
         client.routes.get_existing(source, 0.0).readable_queues()
     )
     committed = client.offset_reader.committed(own_group(target, group), queues, deadline(client))
-    known = {queue: offset for queue, offset in committed.items() if offset}
-    bounds = client.offset_reader.bounds(sorted(known), deadline(client)) if known else {}
-    for queue, offset in known.items():
+    known_offsets = {queue: offset for queue, offset in committed.items() if offset}
+    bounds = client.offset_reader.bounds(sorted(known_offsets), deadline(client)) if known_offsets else {}
+    for queue, offset in known_offsets.items():
         if queue in bounds and offset > bounds[queue].max_offset:
             raise OffsetError(
                 f"group {group} has copied {queue} up to {offset}, and the queue ends at {bounds[queue].max_offset}: its topic "
@@ -361,12 +365,14 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
     return committed
 
 
-def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:
-    listed = "; ".join(f"{source} to {now}, before {before}" for source, (before, now) in changes.items())
+def _remapping_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:
+    changes_text = "; ".join(
+        f"{source} to {new_queue}, before {old_queue}" for source, (old_queue, new_queue) in changes.items()
+    )
     return (
         "Releases up to 0.1.0 chose the queues of copies by the order of the source's queues. If one of them copied for group "
         f"{group} while the topics had the queues that they have now, later copies of these queues (but for messages with a "
-        f"sharding key) go to other queues than earlier ones: {listed}"
+        f"sharding key) go to other queues than earlier ones: {changes_text}"
     )
 
 
@@ -391,31 +397,32 @@ def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> b
 
     client = target.client()
     committed = client.offset_reader.committed(own_group(target, group), sorted(ends), deadline(client))
-    left = {queue: end for queue, end in ends.items() if (committed[queue] or 0) < end}
-    if not left:
+    remaining_ends = {queue: end for queue, end in ends.items() if (committed[queue] or 0) < end}
+    if not remaining_ends:
         return True
-    bounds = client.offset_reader.bounds(sorted(left), deadline(client))
-    for queue, end in left.items():
+    bounds = client.offset_reader.bounds(sorted(remaining_ends), deadline(client))
+    for queue, end in remaining_ends.items():
         if queue not in bounds or bounds[queue].max_offset < end:
-            now = f"ends at {bounds[queue].max_offset}" if queue in bounds else "is gone"
+            now_text = f"ends at {bounds[queue].max_offset}" if queue in bounds else "is gone"
             raise OffsetError(
-                f"{queue} ended at {end} when the copy began, and now {now}: its topic was created again, or has fewer queues",
+                f"{queue} ended at {end} when the copy began, and now {now_text}: its topic was created again, or "
+                "has fewer queues",
                 topic=queue.topic,
                 remedy="Its other messages up to then are not copied. To copy what is there now, run the command again",
             )
     return False
 
 
-def _report(output: Output, copier: Copier, how: dict[str, Any], took_s: float) -> None:
+def _report(output: Output, copier: Copier, arguments: dict[str, Any], duration_s: float) -> None:
     row = {
-        "source": how["source"],
-        "destination": how["destination"],
-        "copied": copier.copied,
-        "skipped": copier.skipped,
-        "spooled": copier.spooled,
+        "source": arguments["source"],
+        "destination": arguments["destination"],
+        "copied": copier.copied_count,
+        "skipped": copier.skipped_count,
+        "spooled": copier.spooled_count,
     }
-    text = f"Copied {copier.copied} messages from {how['source']} to {how['destination']} in {took_s:.1f} s"
-    text += f"; {copier.spooled} of them went to the spool" if copier.spooled else ""
-    output.item(row, text + (f"; {copier.skipped} were skipped" if copier.skipped else ""))
-    if copier.spooled:
+    text = f"Copied {copier.copied_count} messages from {arguments['source']} to {arguments['destination']} in {duration_s:.1f} s"
+    text += f"; {copier.spooled_count} of them went to the spool" if copier.spooled_count else ""
+    output.item(row, text + (f"; {copier.skipped_count} were skipped" if copier.skipped_count else ""))
+    if copier.spooled_count:
         output.note("See what is not delivered yet: rocketmq-spark spool show SPOOLDIR; to deliver it: spool send")

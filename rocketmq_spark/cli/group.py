@@ -77,19 +77,19 @@ def describe(output: Output, target: Target, name: str) -> None:
 def _print_description(output: Output, description: GroupDescription) -> None:
     from rocketmq_spark.admin import groups
 
-    kind = f", {description.consume_type}, {description.message_model}" if description.members else ""
-    click.echo(escaped(f"Group {description.group}: {len(description.members)} members{kind}"))
+    kind_text = f", {description.consume_type}, {description.message_model}" if description.members else ""
+    click.echo(escaped(f"Group {description.group}: {len(description.members)} members{kind_text}"))
     output.rows(
         {"clientId": "MEMBER", "address": "ADDRESS", "language": "LANGUAGE", "version": "VERSION"},
         _member_rows(description),
     )
     output.rows({"topic": "SUBSCRIBES TO", "expression": "FILTER", "kind": "KIND"}, _subscription_rows(description))
     output.rows(_QUEUE_COLUMNS, _queue_rows(description))
-    known = sum(row.lag is not None for row in description.queues)
-    counted = f"{known} of " if 0 < known < len(description.queues) else ""
+    known_count = sum(row.lag is not None for row in description.queues)
+    counted_text = f"{known_count} of " if 0 < known_count < len(description.queues) else ""
     output.note(groups.GRPC_MEMBERS_HINT)
     output.note(
-        f"lag: {'-' if description.lag is None else description.lag} in {counted}{len(description.queues)} queues"
+        f"lag: {'-' if description.lag is None else description.lag} in {counted_text}{len(description.queues)} queues"
     )
 
 
@@ -297,20 +297,20 @@ def set_offsets(
         _CHANGE_COLUMNS,
         [
             {
-                **_queue_of_row(c.queue),
-                "offset": c.before,
-                "new": c.after,
-                "effect": c.effect,
+                **_queue_of_row(change.queue),
+                "offset": change.before,
+                "new": change.after,
+                "effect": change.effect,
                 "applied": flags["apply_change"],
             }
-            for c in changes
+            for change in changes
         ],
     )
     if hint:
         output.note(f"No broker {'had' if flags['apply_change'] else 'has'} group {group_in_environment}. {hint}")
-    moved = sum(change.before != change.after for change in changes)
+    moved_count = sum(change.before != change.after for change in changes)
     output.note(
-        f"{moved} of {len(changes)} offsets {'are set' if flags['apply_change'] else 'would be set: use --yes to apply'}"
+        f"{moved_count} of {len(changes)} offsets {'are set' if flags['apply_change'] else 'would be set: use --yes to apply'}"
     )
     if groups.lists_all_members(client, [change.queue for change in changes]):
         output.note(f"{groups.GRPC_MEMBERS_HINT}. They continue at the new offsets")

@@ -107,8 +107,8 @@ class CallChain:
 
 
 def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
-    by_name = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
-    return call.args[index] if len(call.args) > index else by_name
+    named_argument = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+    return call.args[index] if len(call.args) > index else named_argument
 
 
 def _unpacked_options(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
@@ -197,8 +197,8 @@ class Chains:
         if chain.role is not None or self.owner(chain).roles or chain.names & _IO_METHODS:
             return True
         formats = [call for name, call in chain.calls if name == "format"]
-        of_text = any(text != UNKNOWN for text in self.program.texts(chain.root))
-        return not of_text and any(len(call.args) == 1 and not call.keywords for call in formats)
+        is_on_text = any(text != UNKNOWN for text in self.program.texts(chain.root))
+        return not is_on_text and any(len(call.args) == 1 and not call.keywords for call in formats)
 
     def written_frames(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
         """Yield the frames that are written, with their writers."""
@@ -308,27 +308,27 @@ class KafkaChains:
                     yield line, f"{chain.calls[-1][0]}(**…)", CHECK_FORMAT
         format = self._chains.format(chain)
         may_rename = UNKNOWN in owner.option_names and format == ROCKETMQ
-        others = owner.option_names | {"topicnames"} if may_rename else owner.option_names
+        option_names = owner.option_names | {"topicnames"} if may_rename else owner.option_names
         for option in chain.options(self._program):
-            yield from self._option_findings(option, role, format, others)
+            yield from self._option_findings(option, role, format, option_names)
         if format in (KAFKA, ROCKETMQ):
             yield from self._mode_findings(chain, owner)
 
     def _option_findings(
-        self, option: ChainOption, role: str | None, format: str | None, others: set[str]
+        self, option: ChainOption, role: str | None, format: str | None, option_names: set[str]
     ) -> Iterator[KafkaFinding]:
-        lower = option.name.lower()
+        lower_name = option.name.lower()
         self.explained_options.add((option.line, option.name))
         if option.name == UNKNOWN:
             if format == KAFKA:
                 yield option.line, "options", _OPTIONS
         elif format in (KAFKA, ROCKETMQ):
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
-            for replacement in replacements(Setting(option.name, texts, role, format, others)):
+            for replacement in replacements(Setting(option.name, texts, role, format, option_names)):
                 yield option.line, option.name, replacement
-        elif lower.startswith("kafka.") or (format is None and lower in SPARK_KAFKA_OPTIONS):
+        elif lower_name.startswith("kafka.") or (format is None and lower_name in SPARK_KAFKA_OPTIONS):
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
-            for replacement in replacements(Setting(option.name, texts, role, None, others)):
+            for replacement in replacements(Setting(option.name, texts, role, None, option_names)):
                 yield option.line, option.name, replacement
 
     def _mode_findings(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[KafkaFinding]:
@@ -348,10 +348,10 @@ class KafkaChains:
                 node = CallChain.parameter(name, call, "mode")
                 texts = [*owner.modes, *([] if node is None else self._program.texts(node))]
                 if not any(text.lower() == "append" or UNKNOWN in text for text in texts):
-                    shown = f'mode("{texts[0]}")' if texts else "save()"
-                    yield call.func.end_lineno or call.lineno, shown, _APPEND
+                    shown_text = f'mode("{texts[0]}")' if texts else "save()"
+                    yield call.func.end_lineno or call.lineno, shown_text, _APPEND
 
 
 def _is_kafka(text: str) -> bool:
-    lower = text.strip().lower()
-    return lower == KAFKA or "sql.kafka010" in lower
+    lower_text = text.strip().lower()
+    return lower_text == KAFKA or "sql.kafka010" in lower_text

@@ -42,29 +42,35 @@ _TOPIC_WITH_DOTS = re.compile(
 
 
 def column_findings(
-    tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
+    tree: ast.Module,
+    program: PythonProgram,
+    reads_kafka: Callable[[ast.expr], bool],
+    written_nodes: Container[ast.expr],
 ) -> Iterator[KafkaFinding]:
-    """Yield line, column and replacement. ``written`` are the calls and names in the expressions of all frames that Kafka's sink
-    writes.
+    """Yield line, column and replacement. ``written_nodes`` are the calls and names in the expressions of all frames that Kafka's
+    sink writes.
     """
-    for line, name, is_read in _columns(tree, program, reads_kafka, written):
+    for line, name, is_read in _columns(tree, program, reads_kafka, written_nodes):
         column = _COLUMN_OF_LOWER_NAME[name.lower()]
         yield line, f"column {column}", f"stays, with kafkaColumns=true{_hint_without_option(column.lower(), is_read)}"
-    for call, is_read in _frame_calls(tree, reads_kafka, written):
+    for call, is_read in _frame_calls(tree, reads_kafka, written_nodes):
         yield from _assigned_topic_findings(call, program)
         if is_read:
             yield from _compared_topic_findings(call, program)
 
 
 def topic_findings(
-    tree: ast.Module, program: PythonProgram, reads_rocketmq: Callable[[ast.expr], bool], written: Container[ast.expr]
+    tree: ast.Module,
+    program: PythonProgram,
+    reads_rocketmq: Callable[[ast.expr], bool],
+    written_nodes: Container[ast.expr],
 ) -> Iterator[KafkaFinding]:
     """Yield names of topics with dots in frames of RocketMQ.
 
-    ``written`` are the written frames, without those whose writer has option ``topicNames``.
+    ``written_nodes`` are the written frames, without those whose writer has option ``topicNames``.
     """
-    for call, is_read in _frame_calls(tree, reads_rocketmq, written):
-        if call in written:
+    for call, is_read in _frame_calls(tree, reads_rocketmq, written_nodes):
+        if call in written_nodes:
             yield from _assigned_topic_findings(call, program)
         if is_read:
             yield from _compared_topic_findings(call, program)
@@ -76,34 +82,37 @@ def _hint_without_option(kafka_column: str, is_read: bool) -> str:
 
 
 def _frame_calls(
-    tree: ast.Module, reads: Callable[[ast.expr], bool], written: Container[ast.expr]
+    tree: ast.Module, reads: Callable[[ast.expr], bool], written_nodes: Container[ast.expr]
 ) -> Iterator[tuple[ast.Call, bool]]:
-    """Yield the calls of methods of frames that are read or ``written``, and whether the frame is read."""
+    """Yield the calls of methods of frames that are read or ``written_nodes``, and whether the frame is read."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=frame)):
                 is_read = reads(frame)
-                if is_read or node in written:
+                if is_read or node in written_nodes:
                     yield node, is_read
 
 
 def _columns(
-    tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
+    tree: ast.Module,
+    program: PythonProgram,
+    reads_kafka: Callable[[ast.expr], bool],
+    written_nodes: Container[ast.expr],
 ) -> Iterator[tuple[int, str, bool]]:
     """Yield line and name of each column, and whether it is a column of Kafka's source."""
-    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    called_nodes = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     views: set[str] = set()
     for call, _ in _frame_calls(tree, reads_kafka, ()):
         if isinstance(call.func, ast.Attribute) and call.func.attr in _VIEW_METHODS:
             views.update(text for argument in call.args for text in program.texts(argument))
-    for call, is_read in _frame_calls(tree, reads_kafka, written):
+    for call, is_read in _frame_calls(tree, reads_kafka, written_nodes):
         yield from ((line, name, is_read) for line, name in _columns_in_call(call))
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr="sql"), args=[ast.Constant(value=str(text)) as query, *_]):
                 if any(re.search(rf"\b{re.escape(view)}\b", text) for view in views):
                     yield from ((line, name, True) for line, name in _columns_in_sql(query))
-            case ast.Attribute(value=frame, attr=name) if name in _COLUMNS and node not in called:
+            case ast.Attribute(value=frame, attr=name) if name in _COLUMNS and node not in called_nodes:
                 if reads_kafka(frame):
                     yield node.lineno, name, True
             case ast.Subscript(value=frame, slice=ast.Constant(value=str()) as name) if reads_kafka(frame):
@@ -215,6 +224,6 @@ def _column_name(text: ast.Constant) -> Iterator[tuple[int, str]]:
 
 
 def _columns_in_sql(text: ast.Constant) -> Iterator[tuple[int, str]]:
-    plain = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), str(text.value))
-    for match in _COLUMN_IN_SQL.finditer(plain):
-        yield text.lineno + plain.count("\n", 0, match.start()), match[1]
+    unquoted_text = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), str(text.value))
+    for match in _COLUMN_IN_SQL.finditer(unquoted_text):
+        yield text.lineno + unquoted_text.count("\n", 0, match.start()), match[1]

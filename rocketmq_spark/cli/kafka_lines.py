@@ -38,10 +38,10 @@ class PortedLine(NamedTuple):
 
 
 class PortReport(NamedTuple):
-    """The result. ``searched`` names the parts that were searched as text, such as ``cell 2``."""
+    """The result. ``searched_parts`` names the parts that were searched as text, such as ``cell 2``."""
 
     lines: list[PortedLine]
-    searched: list[str]
+    searched_parts: list[str]
 
 
 _DSTREAMS = "a stream of format rocketmq; there are no DStreams"
@@ -110,18 +110,19 @@ def _notebook_report(text: str) -> PortReport:
         raise SyntaxError(
             "it is not a notebook of format 4: expected a JSON object with a list 'cells', each with 'cell_type' and 'source'"
         ) from e
-    parsed = [_parse_cell(program) for program in programs]
-    python_findings = iter(_python_findings([tree for tree, _ in parsed if tree is not None]))
-    lines, searched = [], []
-    for number, (program, (tree, magic)) in enumerate(zip(programs, parsed, strict=True), 1):
+    parsed_cells = [_parse_cell(program) for program in programs]
+    python_findings = iter(_python_findings([tree for tree, _ in parsed_cells if tree is not None]))
+    lines, searched_parts = [], []
+    for number, (program, (tree, line_magics)) in enumerate(zip(programs, parsed_cells, strict=True), 1):
         if tree is None:
-            searched.append(f"cell {number}")
+            searched_parts.append(f"cell {number}")
             lines += _ported_lines(f"{number}:", text_findings(program))
         else:
             lines += _ported_lines(
-                f"{number}:", [*next(python_findings), *(finding for part in magic for finding in text_findings(part))]
+                f"{number}:",
+                [*next(python_findings), *(finding for part in line_magics for finding in text_findings(part))],
             )
-    return PortReport(lines, searched)
+    return PortReport(lines, searched_parts)
 
 
 def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
@@ -132,9 +133,9 @@ def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
         return None, []
     with contextlib.suppress(*PARSE_ERRORS):
         return ast.parse(cell), []  # a line may begin with the operator ``%``
-    magic = ["\n" * cell.count("\n", 0, part.start()) + part[0] for part in _LINE_MAGIC.finditer(cell)]
+    line_magics = ["\n" * cell.count("\n", 0, part.start()) + part[0] for part in _LINE_MAGIC.finditer(cell)]
     with contextlib.suppress(*PARSE_ERRORS):
-        return ast.parse(_LINE_MAGIC.sub(lambda part: f"{part[1]}pass" + "\n" * part[0].count("\n"), cell)), magic
+        return ast.parse(_LINE_MAGIC.sub(lambda part: f"{part[1]}pass" + "\n" * part[0].count("\n"), cell)), line_magics
     return None, []
 
 
@@ -159,41 +160,41 @@ def _python_findings(trees: list[ast.Module]) -> list[list[KafkaFinding]]:
     ]
 
 
-def _other_findings(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaFinding]:
+def _other_findings(tree: ast.Module, program: PythonProgram, kafka_chains: KafkaChains) -> Iterator[KafkaFinding]:
     """Yield findings outside of chains: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
-    seen: set[ast.AST] = set()  # docstrings, and parts of texts
+    seen_nodes: set[ast.AST] = set()  # docstrings, and parts of texts
     checked_dictionaries: set[object] = set()  # variables with dictionaries
     for node in ast.walk(tree):  # a whole text comes before its parts
         match node:
             case ast.Expr(value=ast.Constant() as docstring):
-                seen.add(docstring)
+                seen_nodes.add(docstring)
             case ast.Dict():
-                yield from _dictionary_findings(node, program, kafka)
+                yield from _dictionary_findings(node, program, kafka_chains)
             case ast.Assign(targets=[ast.Subscript(value=dictionary, slice=key)], value=value):
                 variable, _ = program.bindings(dictionary)
                 if variable not in checked_dictionaries:  # a dictionary may have a thousand such lines
                     checked_dictionaries.add(variable)
-                    yield from _dictionary_findings(dictionary, program, kafka)
-                yield from _dictionary_findings(ast.Dict([key], [value]), program, kafka)
+                    yield from _dictionary_findings(dictionary, program, kafka_chains)
+                yield from _dictionary_findings(ast.Dict([key], [value]), program, kafka_chains)
             case ast.Import() | ast.ImportFrom():
                 yield from _import_findings(node)
             case ast.Call(func=ast.Attribute(attr="format", value=ast.Constant() | ast.JoinedStr() as text)):
-                seen.update(node.args)
-                seen.update(keyword.value for keyword in node.keywords)
-                yield from _built_sql_findings(node, text, program, seen)
-            case ast.JoinedStr() | ast.BinOp() if node not in seen:
-                yield from _built_sql_findings(node, node, program, seen)
+                seen_nodes.update(node.args)
+                seen_nodes.update(keyword.value for keyword in node.keywords)
+                yield from _built_sql_findings(node, text, program, seen_nodes)
+            case ast.JoinedStr() | ast.BinOp() if node not in seen_nodes:
+                yield from _built_sql_findings(node, node, program, seen_nodes)
             case ast.AugAssign(value=ast.JoinedStr() | ast.BinOp() | ast.Constant() as text):
-                yield from _built_sql_findings(text, text, program, seen)
-            case ast.Constant(value=str() as text) if node not in seen:
+                yield from _built_sql_findings(text, text, program, seen_nodes)
+            case ast.Constant(value=str() as text) if node not in seen_nodes:
                 yield from sql_findings(text, node.lineno)
                 yield from _constant_findings(text, node.lineno)
-                if text.lower() == "kafka" and node not in kafka.format_constants:
+                if text.lower() == "kafka" and node not in kafka_chains.format_constants:
                     yield node.lineno, '"kafka"', CHECK_TEXT
 
 
 def _built_sql_findings(
-    node: ast.expr, place: ast.expr, program: PythonProgram, seen: set[ast.AST]
+    node: ast.expr, place: ast.expr, program: PythonProgram, seen_nodes: set[ast.AST]
 ) -> Iterator[KafkaFinding]:
     """Yield the findings of SQL in a text that is put together."""
     constants = [
@@ -202,14 +203,16 @@ def _built_sql_findings(
     texts = program.texts(node) if any(re.search(r"create|using", text, re.IGNORECASE) for text in constants) else []
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
     findings = [finding for text in texts for finding in sql_findings(text, place.lineno)]
-    seen.update(parts)
+    seen_nodes.update(parts)
     if findings:  # otherwise each part is searched separately
-        seen.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
+        seen_nodes.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
     yield from findings
 
 
-def _dictionary_findings(dictionary: ast.expr, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaFinding]:
-    """Yield findings for the entries of a dictionary with a name ``kafka.…``, except entries that a chain uses."""
+def _dictionary_findings(
+    dictionary: ast.expr, program: PythonProgram, kafka_chains: KafkaChains
+) -> Iterator[KafkaFinding]:
+    """Yield findings for the entries of a dictionary with a name ``kafka_chains.…``, except entries that a chain uses."""
     for entries in program.values(dictionary):
         if not isinstance(entries, DictValue) or not any(
             entry.name.lower().startswith("kafka.") for entry in entries.items
@@ -217,7 +220,7 @@ def _dictionary_findings(dictionary: ast.expr, program: PythonProgram, kafka: Ka
             continue
         names = {entry.name.lower() for entry in entries.items}
         for entry in entries.items:
-            if (entry.line, entry.name) not in kafka.explained_options:
+            if (entry.line, entry.name) not in kafka_chains.explained_options:
                 option = Setting(entry.name, program.texts(entry.value), None, None, names)
                 yield from ((entry.line, entry.name, replacement) for replacement in replacements(option))
 

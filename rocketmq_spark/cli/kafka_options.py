@@ -47,38 +47,43 @@ class Setting(NamedTuple):
     """An option of a source or a sink.
 
     ``texts`` are its possible values; an unknown part is ``UNKNOWN``. ``role`` is one of ``options.ROLES``, ``format`` is the
-    format's name; each is None if unknown. ``others`` are the names of all options of the same reader or writer, in lower case.
+    format's name; each is None if unknown. ``option_names`` are the names of all options of the same reader or writer, in lower
+    case.
     """
 
     name: str
     texts: list[str]
     role: str | None
     format: str | None
-    others: Container[str] = ()
+    option_names: Container[str] = ()
 
 
 def replacements(setting: Setting) -> Iterator[str]:
     """Yield the replacements of an option; none if it stays."""
-    lower = setting.name.lower()
-    row = _ROW_BY_NAME.get(lower)
-    if lower == "includeheaders" and setting.format != ROCKETMQ:
+    lower_name = setting.name.lower()
+    row = _ROW_BY_NAME.get(lower_name)
+    if lower_name == "includeheaders" and setting.format != ROCKETMQ:
         yield _SINK_HEADERS_REMEDY if setting.role == "sink" else _HEADERS_REMEDY
-    elif lower == "checkpointlocation":
+    elif lower_name == "checkpointlocation":
         if setting.format == KAFKA:
             yield _CHECKPOINT_REMEDY
     elif row is not None and setting.role is not None and setting.role not in row.roles:
         yield _no_option(setting.role)
-    elif lower in PARTITION_OPTIONS:
+    elif lower_name in PARTITION_OPTIONS:
         yield from _partition_replacements(setting)
-    elif lower == "subscribepattern":
+    elif lower_name == "subscribepattern":
         if any(has_dots_of_names(text) for text in setting.texts) or _is_computed(setting):
             yield _PATTERN_REMEDY
-    elif lower in ("topic", "subscribe"):
-        if any("." in text for text in setting.texts) and "topicnames" not in setting.others:
+    elif lower_name in ("topic", "subscribe"):
+        if any("." in text for text in setting.texts) and "topicnames" not in setting.option_names:
             yield TOPIC_NAMES_REMEDY
-    elif lower in GROUP_OPTIONS:
+    elif lower_name in GROUP_OPTIONS:
         yield from _group_replacements(setting)
-    elif row is None and lower not in TOLERATED and (setting.format != ROCKETMQ or _belongs_to_kafka_connector(lower)):
+    elif (
+        row is None
+        and lower_name not in TOLERATED
+        and (setting.format != ROCKETMQ or _belongs_to_kafka_connector(lower_name))
+    ):
         replacement = foreign_option(setting.name)
         if replacement is not None:
             names_option = setting.role is not None and not replacement.startswith("remove it")
@@ -89,8 +94,8 @@ def replacements(setting: Setting) -> Iterator[str]:
             )
 
 
-def _belongs_to_kafka_connector(lower: str) -> bool:
-    return lower.startswith("kafka.") or lower in SPARK_KAFKA_OPTIONS
+def _belongs_to_kafka_connector(lower_name: str) -> bool:
+    return lower_name.startswith("kafka.") or lower_name in SPARK_KAFKA_OPTIONS
 
 
 def _no_option(role: str | None) -> str:
@@ -110,7 +115,7 @@ def has_dots_of_names(pattern: str) -> bool:
 def _partition_replacements(setting: Setting) -> Iterator[str]:
     if _is_computed(setting) or any(map(_numbers_partitions, setting.texts)):
         yield PARTITION_OPTIONS[setting.name.lower()]
-    if "topicnames" not in setting.others and any(
+    if "topicnames" not in setting.option_names and any(
         "." in topic for text in setting.texts for topic in _topics_of_json(text)
     ):
         yield TOPIC_NAMES_REMEDY
@@ -153,6 +158,6 @@ def _group_replacements(setting: Setting) -> Iterator[str]:
 
 def _role_accepts(replacement: str, role: str | None) -> bool:
     """Whether the role accepts one of the options that ``replacement`` names; true if it names none."""
-    main, _, _ = replacement.partition(", with ")
-    named_rows = [row for row in TABLE if f"'{row.name}'" in main]
+    main_part, _, _ = replacement.partition(", with ")
+    named_rows = [row for row in TABLE if f"'{row.name}'" in main_part]
     return not named_rows or any(role in row.roles for row in named_rows)

@@ -61,12 +61,12 @@ _STATEMENT = re.compile(r"(?:.*?(?:;|\.(?:load|save|start|toTable)\s*\([^\n]*|\n
 
 def text_findings(text: str) -> Iterator[KafkaFinding]:
     """Yield the findings, with line numbers from 1."""
-    plain = _COMMENT.sub("//", text)
-    first = 1
-    for statement in _STATEMENT.finditer(plain):
+    text_without_comments = _COMMENT.sub("//", text)
+    first_line = 1
+    for statement in _STATEMENT.finditer(text_without_comments):
         for line, kafka, replacement in _statement_findings(statement[0]):
-            yield first + line, kafka, replacement
-        first += statement[0].count("\n")
+            yield first_line + line, kafka, replacement
+        first_line += statement[0].count("\n")
 
 
 def sql_findings(text: str, line: int) -> Iterator[KafkaFinding]:
@@ -82,8 +82,8 @@ def sql_findings(text: str, line: int) -> Iterator[KafkaFinding]:
 
 def _is_within(spans: list[tuple[int, int]], position: int) -> bool:
     """Whether one of the spans contains the position. The spans ascend and do not overlap."""
-    following = bisect.bisect_left(spans, (position + 1,))
-    return following > 0 and position < spans[following - 1][1]
+    next_index = bisect.bisect_left(spans, (position + 1,))
+    return next_index > 0 and position < spans[next_index - 1][1]
 
 
 def _statement_findings(text: str) -> Iterator[KafkaFinding]:
@@ -93,7 +93,7 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
     is_rocketmq = bool(_ROCKETMQ.search(text))
     is_kafka = bool(_FORMAT.search(text) or _IN_SQL.search(text))
     is_shared = is_kafka or is_rocketmq or not _OTHER_FORMAT.search(text)
-    ends = [end.start() for end in re.finditer("\n", text)]
+    line_ends = [end.start() for end in re.finditer("\n", text)]
     named_format_spans = sorted(match.span() for pattern in (_FORMAT, _IN_SQL) for match in pattern.finditer(text))
     for pattern, replacement in (
         (_FORMAT, USE_FORMAT),
@@ -108,8 +108,8 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
         for match in pattern.finditer(text):
             if replacement == CHECK_TEXT and _is_within(named_format_spans, match.start()):
                 continue
-            shown = " ".join(match[0].replace(UNKNOWN, "…").split()).removeprefix(".")
-            yield bisect.bisect_left(ends, match.start()), shown, replacement
+            shown_text = " ".join(match[0].replace(UNKNOWN, "…").split()).removeprefix(".")
+            yield bisect.bisect_left(line_ends, match.start()), shown_text, replacement
     format = KAFKA if is_kafka else ROCKETMQ if is_rocketmq else None
     pairs = [
         (match, match["long"] or match["double"] or match["single"] or "")
@@ -119,15 +119,15 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
     settings_with_matches = [
         (match, Setting(match[1], [value], None, format, option_names)) for match, value in pairs if is_shared
     ]
-    with_value = {match.start(1) for match, _ in settings_with_matches}
+    starts_with_value = {match.start(1) for match, _ in settings_with_matches}
     settings_with_matches += [
         (match, Setting(match[1], [UNKNOWN], None, format, option_names))
         for match in _OPTION.finditer(text)
-        if match.start(1) not in with_value
+        if match.start(1) not in starts_with_value
         and (match[1].lower().startswith("kafka.") or (is_shared and not is_rocketmq))
     ]
     for match, setting in settings_with_matches:
         # Without a known format, options named topic and group may belong to something else.
         if format is not None or setting.name.lower() not in ("topic", "group"):
             for replacement in replacements(setting):
-                yield bisect.bisect_left(ends, match.start(1)), match[1], replacement
+                yield bisect.bisect_left(line_ends, match.start(1)), match[1], replacement

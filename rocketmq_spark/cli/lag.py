@@ -31,14 +31,12 @@ if TYPE_CHECKING:
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
 
-def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
+def _parse_address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
     if value is None:
         return None
-    has_host = value.rpartition(":")[0]
+    host = value.rpartition(":")[0]
     try:
-        return split_address(
-            value if has_host else f"{exposition.DEFAULT_HOST}:{value.removeprefix(':')}", lowest_port=0
-        )
+        return split_address(value if host else f"{exposition.DEFAULT_HOST}:{value.removeprefix(':')}", lowest_port=0)
     except ValueError as e:
         raise click.BadParameter(f"{value!r} is not [HOST:]PORT, such as 9464 or 0.0.0.0:9464 ({e})") from e
 
@@ -65,7 +63,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option(
     "--serve",
     metavar="[HOST:]PORT",
-    callback=_address,
+    callback=_parse_address,
     help="Serve Prometheus metrics at /metrics until Ctrl-C; each request asks brokers. Without HOST, on loopback only.",
 )
 @connected
@@ -136,14 +134,16 @@ def _checkpoint_lag(target: Target, name: str, topics: tuple[str, ...]) -> Fetch
     from rocketmq_spark.cli.query import next_positions, silent_brokers_of
 
     def fetch() -> tuple[dict[str, object], QueuePositions]:
-        client, query = next_positions(target, name, topics)
-        reader: dict[str, object] = {"checkpoint": name, "batchId": query.batch, "underWay": None}
-        reader["otherClusters"] = list(query.other_clusters)
-        reader["newQueues"] = len(query.new)
-        if (read := query.unfinished_batch) is not None:
-            reader["underWay"] = unfinished_batch(read, silent_brokers_of(client, read), _now_ms())
-        positions = queue_lags(client, query.positions, query.new)
-        return reader, replace(positions, errors=[*positions.errors, *query.errors])
+        client, query_positions = next_positions(target, name, topics)
+        reader: dict[str, object] = {"checkpoint": name, "batchId": query_positions.batch, "underWay": None}
+        reader["otherClusters"] = list(query_positions.other_clusters)
+        reader["newQueues"] = len(query_positions.new_queues)
+        if (unfinished_read := query_positions.unfinished_batch) is not None:
+            reader["underWay"] = unfinished_batch(
+                unfinished_read, silent_brokers_of(client, unfinished_read), _now_ms()
+            )
+        positions = queue_lags(client, query_positions.positions, query_positions.new_queues)
+        return reader, replace(positions, errors=[*positions.errors, *query_positions.errors])
 
     return fetch
 
@@ -198,7 +198,7 @@ def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
     stop = Latch()
-    before: LagSnapshot | None = None
+    last_snapshot: LagSnapshot | None = None
     fetched_at_s = 0.0
     with on_signals(stop.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
         while True:
@@ -206,15 +206,15 @@ def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
             try:
                 reader, positions = fetch()
                 now_s = time.monotonic()
-                rows = before.rows if before is not None else ()
-                before = LagSnapshot(reader, positions.rows, _now_ms(), rows, now_s - fetched_at_s)
+                rows = last_snapshot.rows if last_snapshot is not None else ()
+                last_snapshot = LagSnapshot(reader, positions.rows, _now_ms(), rows, now_s - fetched_at_s)
                 fetched_at_s = now_s
                 error = positions.errors[0] if positions.errors else None
             except RocketMQError as e:
-                if before is None or not e.retriable:
+                if last_snapshot is None or not e.retriable:
                     raise
                 error = e
-            show(before, error)
+            show(last_snapshot, error)
             if stop.wait(interval_s):
                 return
 

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 class LagSnapshot(NamedTuple):
     """The lag of a reader at ``now_ms`` (epoch ms). ``reader`` is ``{"group": …}`` or ``{"checkpoint": …, "batchId": …}``.
 
-    ``before`` has the rows of the previous snapshot, which is ``seconds`` old; rates are computed from both.
+    ``rows_before`` has the rows of the previous snapshot, which is ``elapsed_s`` old; rates are computed from both.
     """
 
     reader: Mapping[str, object]
     rows: Sequence[QueueLag]
     now_ms: int
-    before: Sequence[QueueLag] = ()
-    seconds: float = 0.0
+    rows_before: Sequence[QueueLag] = ()
+    elapsed_s: float = 0.0
 
     @property
     def pace(self) -> Pace:
-        return pace(self.before, self.rows, self.seconds)
+        return pace(self.rows_before, self.rows, self.elapsed_s)
 
 
 _HEADINGS = {
@@ -47,25 +47,25 @@ _HEADINGS = {
 }
 _RATE_COLUMNS = ("read", "written", "left")
 # Columns that are omitted on a narrow terminal, in this order.
-_DROPPED_FIRST = ("minOffset", "written", "maxOffset", "position", "left", "read", "age")
+_DROP_ORDER = ("minOffset", "written", "maxOffset", "position", "left", "read", "age")
 _GAP = 2
 
 
-def unfinished_batch(read: BatchRead, silent: Iterable[str], now_ms: int) -> dict[str, object]:
-    """Describe the unfinished batch of a query: its number, its age, and the brokers that it reads and that are ``silent``."""
+def unfinished_batch(read: BatchRead, silent_brokers: Iterable[str], now_ms: int) -> dict[str, object]:
+    """Describe the unfinished batch of a query: its number, its age, and the ``silent_brokers`` that it reads."""
     begun_ms = read.batch.planned_ms
     for_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
-    return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent)}
+    return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent_brokers)}
 
 
 def unfinished_batch_text(state: Mapping[str, Any]) -> str:
     """Return the result of ``unfinished_batch`` as a part of a sentence."""
-    begun = f"was begun {duration(state['forMs'])} ago and is" if state["forMs"] is not None else "is begun and"
+    begun_text = f"was begun {duration(state['forMs'])} ago and is" if state["forMs"] is not None else "is begun and"
     silent_brokers = state["waitsFor"]
     if not silent_brokers:
-        return f"batch {state['batchId']} {begun} not done: it runs, or its query has ended"
+        return f"batch {state['batchId']} {begun_text} not done: it runs, or its query has ended"
     verb = "does not answer" if len(silent_brokers) == 1 else "do not answer"
-    return f"batch {state['batchId']} {begun} not done: {', '.join(silent_brokers)} {verb}"
+    return f"batch {state['batchId']} {begun_text} not done: {', '.join(silent_brokers)} {verb}"
 
 
 def document(snapshot: LagSnapshot) -> dict[str, object]:
@@ -93,8 +93,8 @@ def lag_text(rows: Sequence[QueueLag], now_ms: int) -> str:
     totals = total(rows, now_ms)
     if totals.lag is None:
         return f"lag unknown in {len(rows)} queues"
-    counted = f"{len(rows) - totals.unknown_queues} of " if totals.unknown_queues else ""
-    return f"{number(totals.lag)} messages behind in {counted}{len(rows)} queues"
+    counted_text = f"{len(rows) - totals.unknown_queues} of " if totals.unknown_queues else ""
+    return f"{number(totals.lag)} messages behind in {counted_text}{len(rows)} queues"
 
 
 def _queue_document(row: QueueLag, snapshot: LagSnapshot) -> dict[str, object]:
@@ -108,7 +108,7 @@ def _queue_document(row: QueueLag, snapshot: LagSnapshot) -> dict[str, object]:
         "lag": row.lag,
         "lost": row.lost,
         "behindMs": row.behind_ms(snapshot.now_ms),
-        **_rates_document(pace(snapshot.before, [row], snapshot.seconds)),
+        **_rates_document(pace(snapshot.rows_before, [row], snapshot.elapsed_s)),
     }
 
 
@@ -162,18 +162,22 @@ def screen(snapshot: LagSnapshot, width: int, height: int | None = None) -> list
     Columns are omitted until the rest fit into ``width``. With a ``height``, only the queues that are furthest behind are shown,
     and the number of the others.
     """
-    head = fold(summary(snapshot), width)
-    rows, hidden = list(snapshot.rows), list[QueueLag]()
-    max_rows = len(rows) if height is None else max(1, height - len(head) - 1 - len({row.queue.topic for row in rows}))
+    summary_lines = fold(summary(snapshot), width)
+    rows, hidden_rows = list(snapshot.rows), list[QueueLag]()
+    max_rows = (
+        len(rows)
+        if height is None
+        else max(1, height - len(summary_lines) - 1 - len({row.queue.topic for row in rows}))
+    )
     if len(rows) > max_rows:
         furthest_first = sorted(rows, key=lambda row: (-1 if row.lag is None else -row.lag, row.queue))
-        rows, hidden = sorted(furthest_first[: max(1, max_rows - 1)]), furthest_first[max(1, max_rows - 1) :]
+        rows, hidden_rows = sorted(furthest_first[: max(1, max_rows - 1)]), furthest_first[max(1, max_rows - 1) :]
     cells = [_cells(row, snapshot) for row in rows]
     lines = iter(_table_lines(cells, _fitting_columns(cells, _headings(snapshot), width)))
-    body = [next(lines)]
+    table_body = [next(lines)]
     for topic, topic_cells in groupby(cells, key=lambda row: row["topic"]):
-        body += [*fold([topic], width), *(next(lines) for _ in topic_cells)]
-    return [*head, *body, *([_hidden_queues_text(hidden)] if hidden else [])]
+        table_body += [*fold([topic], width), *(next(lines) for _ in topic_cells)]
+    return [*summary_lines, *table_body, *([_hidden_queues_text(hidden_rows)] if hidden_rows else [])]
 
 
 def summary(snapshot: LagSnapshot) -> list[str]:
@@ -197,7 +201,7 @@ def summary(snapshot: LagSnapshot) -> list[str]:
 
 
 def _cells(row: QueueLag, snapshot: LagSnapshot) -> dict[str, str]:
-    rates = pace(snapshot.before, [row], snapshot.seconds)
+    rates = pace(snapshot.rows_before, [row], snapshot.elapsed_s)
     cells = {
         key: str(value) if isinstance(value, str) else number(value)
         for key, value in _queue_document(row, snapshot).items()
@@ -212,16 +216,16 @@ def _cells(row: QueueLag, snapshot: LagSnapshot) -> dict[str, str]:
 
 
 def _headings(snapshot: LagSnapshot) -> dict[str, str]:
-    return {key: heading for key, heading in _HEADINGS.items() if snapshot.before or key not in _RATE_COLUMNS}
+    return {key: heading for key, heading in _HEADINGS.items() if snapshot.rows_before or key not in _RATE_COLUMNS}
 
 
 def _fitting_columns(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str], width: int) -> dict[str, str]:
     """Return the columns without the topic, which has a separate line, and without those that do not fit."""
-    kept = {key: heading for key, heading in columns.items() if key != "topic"}
-    for key in _DROPPED_FIRST:
-        if _table_width(cells, kept) > width:
-            kept.pop(key, None)
-    return kept
+    fitting_columns = {key: heading for key, heading in columns.items() if key != "topic"}
+    for key in _DROP_ORDER:
+        if _table_width(cells, fitting_columns) > width:
+            fitting_columns.pop(key, None)
+    return fitting_columns
 
 
 def _table_lines(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str]) -> list[str]:
@@ -234,18 +238,18 @@ def _table_width(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str])
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _hidden_queues_text(hidden: Sequence[QueueLag]) -> str:
-    behind = sum(bool(row.lag) for row in hidden)
-    return f"and {len(hidden)} more queues, {behind} of them behind"
+def _hidden_queues_text(hidden_rows: Sequence[QueueLag]) -> str:
+    behind_count = sum(bool(row.lag) for row in hidden_rows)
+    return f"and {len(hidden_rows)} more queues, {behind_count} of them behind"
 
 
 def fold(parts: Sequence[str], width: int) -> list[str]:
     """Join parts by commas, on as many lines as needed. A part that is longer than a line is wrapped."""
     lines = [""]
     for part in parts:
-        extended = f"{lines[-1]}, {part}" if lines[-1] else part
-        if len(extended) <= width - 1 or not lines[-1]:
-            lines[-1] = extended
+        extended_line = f"{lines[-1]}, {part}" if lines[-1] else part
+        if len(extended_line) <= width - 1 or not lines[-1]:
+            lines[-1] = extended_line
         else:
             lines[-1] += ","
             lines.append(part)
@@ -274,6 +278,6 @@ def duration(ms: float | None) -> str:
     seconds_left = round(ms / 1000)
     for index, (unit, seconds) in enumerate(_UNITS[:-1]):
         if seconds_left >= seconds:
-            smaller, size = _UNITS[index + 1]
-            return f"{seconds_left // seconds} {unit} {seconds_left % seconds // size} {smaller}"
+            smaller_unit, smaller_seconds = _UNITS[index + 1]
+            return f"{seconds_left // seconds} {unit} {seconds_left % seconds // smaller_seconds} {smaller_unit}"
     return f"{seconds_left} s"

@@ -16,7 +16,7 @@ from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, time_opt
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
-from rocketmq_spark.cli.tail import document, line
+from rocketmq_spark.cli.tail import message_document, message_line
 
 if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
@@ -83,8 +83,8 @@ def show(
     """Show the dead letters of GROUP, oldest first."""
     count = 0
     for message in _dead_letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
-        text = f"{message.topic}  {message.msg_id}  {line(message)}"
-        output.item({**document(message), "reconsumeTimes": message.reconsume_times}, text)
+        text = f"{message.topic}  {message.msg_id}  {message_line(message)}"
+        output.item({**message_document(message), "reconsumeTimes": message.reconsume_times}, text)
         count += 1
     output.note(f"{count} dead letters of group {group}")
 
@@ -142,10 +142,10 @@ def resend(
                 errors += [problem] if isinstance(problem, RocketMQError) else []
                 _report_skipped(output, row, f"{message.queue} offset {message.queue_offset}, {text},", problem)
                 continue
-            resent_as = None if again else _earlier_resend(output, find_resend, message, row)
-            if resent_as is not None:
-                row |= {"sent": False, "sentBefore": resent_as}
-                text += f" is skipped: it was resent before, as {resent_as}"
+            earlier_id = None if again else _earlier_resend(output, find_resend, message, row)
+            if earlier_id is not None:
+                row |= {"sent": False, "sentBefore": earlier_id}
+                text += f" is skipped: it was resent before, as {earlier_id}"
             elif apply_change:
                 result = _resend(producer, message)
                 if isinstance(result, RocketMQError):  # an error of this dead letter only
@@ -155,7 +155,7 @@ def resend(
                 row |= {"newMsgId": result.msg_id, "status": result.status.name}
                 text += f" as {result.msg_id}"
             output.item(row, text)
-            counts["sent" if resent_as is None else "before"] += 1
+            counts["sent" if earlier_id is None else "before"] += 1
     _note_counts(output, counts["sent"], counts["before"], apply_change)
     if errors:
         raise errors[0]
@@ -168,15 +168,15 @@ def _without_spool(output: Output, target: Target) -> Target:
     from rocketmq_spark import options
     from rocketmq_spark.session.spools import SPOOL_OPTIONS
 
-    if options.parse(target.given).on_send_failure == "spool":
+    if options.parse(target.given_options).on_send_failure == "spool":
         output.warning("onSendFailure=spool is ignored: a dead letter that cannot be sent stays in its topic")
     return target.without(SPOOL_OPTIONS)
 
 
 def _unsendable_reason(letter: ReceivedMessage) -> str | None:
     """Return why a dead letter cannot be resent; None if it can."""
-    unknown = "the topic in which the group read it is unknown. Name a topic with --to-topic"
-    return letter.decode_error or (unknown if letter.topic == letter.queue.topic else None)
+    unknown_topic = "the topic in which the group read it is unknown. Name a topic with --to-topic"
+    return letter.decode_error or (unknown_topic if letter.topic == letter.queue.topic else None)
 
 
 def _report_skipped(output: Output, row: dict[str, object], subject: str, reason: object) -> None:
@@ -187,23 +187,26 @@ def _report_skipped(output: Output, row: dict[str, object], subject: str, reason
 
 
 def _earlier_resend(
-    output: Output, find: Callable[[ReceivedMessage], str | None], letter: ReceivedMessage, row: dict[str, object]
+    output: Output,
+    find_resend: Callable[[ReceivedMessage], str | None],
+    letter: ReceivedMessage,
+    row: dict[str, object],
 ) -> str | None:
     """Return the id of the message as which a dead letter was resent; None if it was not, or if brokers cannot say (noted)."""
     from rocketmq_spark.errors import RocketMQError
 
     try:
-        return find(letter)
+        return find_resend(letter)
     except RocketMQError as e:
         output.note(f"Cannot check whether {letter.msg_id} was resent before: {e}")
         row["notLookedUp"] = str(e)
         return None
 
 
-def _note_counts(output: Output, sent: int, before: int, apply_change: bool) -> None:
-    output.note(f"{sent} sent" if apply_change else f"{sent} would be sent; use --yes to apply")
-    if before:
-        output.note(f"{before} were resent before and are skipped: --again resends them")
+def _note_counts(output: Output, sent_count: int, skipped_count: int, apply_change: bool) -> None:
+    output.note(f"{sent_count} sent" if apply_change else f"{sent_count} would be sent; use --yes to apply")
+    if skipped_count:
+        output.note(f"{skipped_count} were resent before and are skipped: --again resends them")
 
 
 def _check_environment(target: Target, group: str) -> None:
@@ -270,17 +273,17 @@ def _missing_topic_check(target: Target) -> Callable[[str], RocketMQError | None
 
 def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
     """Return a function that finds the id of the message as which a dead letter was resent, earlier or by this command."""
-    seen: set[tuple[str, str]] = set()
+    seen_letters: set[tuple[str, str]] = set()
     admin = target.client().admin
 
     def find(letter: ReceivedMessage) -> str | None:
-        if (letter.topic, letter.msg_id) in seen:
+        if (letter.topic, letter.msg_id) in seen_letters:
             return "another letter of this id"
-        seen.add((letter.topic, letter.msg_id))
+        seen_letters.add((letter.topic, letter.msg_id))
         begin_ms = letter.store_timestamp - _CLOCK_TOLERANCE_MS
         end_ms = time.time_ns() // 1_000_000 + _CLOCK_TOLERANCE_MS
-        resent = admin.messages_of_key(letter.topic, _RESENT_KEY_PREFIX + letter.msg_id, begin_ms, end_ms)
-        return resent[-1].msg_id if resent else None
+        resent_messages = admin.messages_of_key(letter.topic, _RESENT_KEY_PREFIX + letter.msg_id, begin_ms, end_ms)
+        return resent_messages[-1].msg_id if resent_messages else None
 
     return find
 
@@ -312,12 +315,18 @@ def _dead_letters(
         hint = similar_groups_hint(target.client(), group)
         output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
         return
-    read_topic = _read_topic_finder(output, target, group_in_environment)
+    find_read_topic = _read_topic_finder(output, target, group_in_environment)
     for message in filter(letter_filter, reader.messages()):
         properties = message.properties
-        origin = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
-        original_topic = scope.user_name(normal_topic(origin, scope.on_wire(group_in_environment))) if origin else None
-        yield replace(message, topic=(read_topic(message, original_topic) if original_topic else None) or message.topic)
+        recorded_topic = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
+        original_topic = (
+            scope.user_name(normal_topic(recorded_topic, scope.on_wire(group_in_environment)))
+            if recorded_topic
+            else None
+        )
+        yield replace(
+            message, topic=(find_read_topic(message, original_topic) if original_topic else None) or message.topic
+        )
 
 
 def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
@@ -330,7 +339,7 @@ def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[
     from rocketmq_spark.base.codes import DLQ_PREFIX
 
     @functools.cache
-    def consumed() -> set[str]:
+    def consumed_topics() -> set[str]:
         from rocketmq_spark.errors import AccessDenied, NotSupported
 
         try:
@@ -342,10 +351,12 @@ def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[
             return set()
 
     def find(letter: ReceivedMessage, original_topic: str) -> str | None:
-        dead_letter_topics = sorted(t for t in consumed() if t.startswith(DLQ_PREFIX) and t != letter.queue.topic)
+        dead_letter_topics = sorted(
+            t for t in consumed_topics() if t.startswith(DLQ_PREFIX) and t != letter.queue.topic
+        )
         topics_with_message = [topic for topic in dead_letter_topics if _has_message(target, topic, letter.msg_id)]
-        knows_topics = any(not t.startswith("%") for t in consumed())
-        if original_topic in consumed():
+        knows_topics = any(not t.startswith("%") for t in consumed_topics())
+        if original_topic in consumed_topics():
             candidates = list(dict.fromkeys([original_topic, *topics_with_message]))
         else:
             candidates = topics_with_message or dead_letter_topics or ([] if knows_topics else [original_topic])
@@ -386,18 +397,21 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
     """
     from rocketmq_spark.admin import messages
 
-    stored = messages.message_by_id(target.client(), message_id, topic)
+    stored_message = messages.message_by_id(target.client(), message_id, topic)
     row = {
-        **document(stored),
-        "offsetMsgId": stored.offset_msg_id,
-        "bornHost": stored.born_host,
-        "storeHost": stored.store_host,
-        "reconsumeTimes": stored.reconsume_times,
-        "storeSize": stored.store_size,
-        "allProperties": dict(stored.properties),
+        **message_document(stored_message),
+        "offsetMsgId": stored_message.offset_msg_id,
+        "bornHost": stored_message.born_host,
+        "storeHost": stored_message.store_host,
+        "reconsumeTimes": stored_message.reconsume_times,
+        "storeSize": stored_message.store_size,
+        "allProperties": dict(stored_message.properties),
     }
-    sent = f"sent {utc_text(stored.born_timestamp)} from {stored.born_host}, id {stored.msg_id}, {stored.store_size} bytes stored"
-    output.item(row, f"{stored.topic}  {line(stored)}", sent)
+    sent_text = (
+        f"sent {utc_text(stored_message.born_timestamp)} from {stored_message.born_host}, id {stored_message.msg_id}, "
+        f"{stored_message.store_size} bytes stored"
+    )
+    output.item(row, f"{stored_message.topic}  {message_line(stored_message)}", sent_text)
 
 
 @message.command()
@@ -437,12 +451,12 @@ def find(
     else:
         matches = messages.messages_of_time(client, topic, begin, end, limit, environment_of(target.options()))
     for match in matches:
-        output.item(document(match), line(match))
+        output.item(message_document(match), message_line(match))
     if key is not None:
-        full = any(count >= limit for count in Counter(match.broker_name for match in matches).values())
+        is_full = any(count >= limit for count in Counter(match.broker_name for match in matches).values())
         hint = (
             "; older ones may be omitted: raise --limit (up to 64), or set --to to the time of the first of these"
-            if full
+            if is_full
             else ""
         )
         output.note(f"{len(matches)} messages with key {key}{hint}")

@@ -100,17 +100,17 @@ def safe(text: str) -> str:
 
 def safe_labels(text: str) -> str:
     """As ``safe``, for the Prometheus format, in which a backslash is doubled."""
-    return replace_characters(_CONTROL_CHARACTER, lambda found: f"\\{_escape_code(found)}", text)
+    return replace_characters(_CONTROL_CHARACTER, lambda match: f"\\{_escape_code(match)}", text)
 
 
-def _escape_code(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escape_code(match: re.Match[str]) -> str:
+    number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 def _json(value: object) -> str:
     text = json.dumps(_mask_secrets(value), ensure_ascii=False, default=str)
-    return replace_characters(_CONTROL_CHARACTER, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return replace_characters(_CONTROL_CHARACTER, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _mask_secrets(value: object) -> object:
@@ -128,7 +128,7 @@ def one_line(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-def moment(epoch_ms: int | None) -> str | None:
+def time_text(epoch_ms: int | None) -> str | None:
     """Return a time as text, in UTC. None for None, and for -1, which brokers report for expired messages."""
     return utc_text(epoch_ms) if epoch_ms is not None and epoch_ms > 0 else None
 
@@ -180,13 +180,13 @@ def _height(row: Row, columns: Mapping[str, str]) -> int:
 
 def _table(columns: Mapping[str, str], rows: Sequence[Row]) -> list[str]:
     cells = [list(columns.values())] + [[_cell(row.get(key)) for key in columns] for row in rows]
-    numeric = [all(_is_number(row[i]) for row in cells[1:]) for i in range(len(columns))]
-    return list(align(cells, numeric))
+    is_number_column = [all(_is_number(row[i]) for row in cells[1:]) for i in range(len(columns))]
+    return list(align(cells, is_number_column))
 
 
-def align(cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterable[str]:
+def align(cells: Sequence[Sequence[str]], is_number_column: Sequence[bool]) -> Iterable[str]:
     lines = [line for row in cells for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(numeric))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(is_number_column))]
     for line in lines:
-        parts = [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, numeric, strict=True)]
+        parts = [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, is_number_column, strict=True)]
         yield "  ".join(parts).rstrip()

@@ -40,7 +40,7 @@ def port(ctx: click.Context, file: Path) -> None:
     """
     output: Output = ctx.obj
     try:
-        lines, searched = port_report(file.name, file.read_bytes())
+        lines, searched_parts = port_report(file.name, file.read_bytes())
     except OSError as e:
         raise click.UsageError(f"{file} cannot be read: {e}") from e
     except PARSE_ERRORS as e:
@@ -48,8 +48,10 @@ def port(ctx: click.Context, file: Path) -> None:
     rows = [{"line": finding.where, "kafka": finding.kafka, "rocketmq": finding.replacement} for finding in lines]
     if rows:
         output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
-    if searched:
-        output.note(_SEARCHED_NOTE.format(f"{', '.join(searched)} {'were' if len(searched) > 1 else 'was'}"))
+    if searched_parts:
+        output.note(
+            _SEARCHED_NOTE.format(f"{', '.join(searched_parts)} {'were' if len(searched_parts) > 1 else 'was'}")
+        )
     is_spark_program = any(not finding.replacement.startswith("rocketmq_spark.") for finding in lines)
     for line in _CHECKLIST if is_spark_program else _CHECKLIST[-1:] if rows else (f"{file}: nothing to change",):
         output.note(line)

@@ -45,11 +45,11 @@ class Order:
     region: str
     cents: int
     channel: str
-    at_s: float
+    time_s: float
 
     def message(self, topic: str) -> Message:
         # A double prints the shortest text that reads back as itself, so two decimals stay exact.
-        moment = datetime.fromtimestamp(self.at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        moment = datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         body = {"order_id": self.order_id, "region": self.region, "amount": self.cents / 100, "ts": moment}
         return Message(topic, json.dumps(body).encode(), tags=self.channel, keys=[self.order_id])
 
@@ -91,22 +91,22 @@ def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[in
     The rate holds over the whole time: after a delay, more messages are due.
     """
     started_s = time.monotonic()
-    sent = 0
-    while not stop.is_set() and (count is None or sent < count):
-        due = int((time.monotonic() - started_s) * per_second) + 1
-        due = due if count is None else min(due, count)
-        if due > sent:
-            yield due - sent
-            sent = due
+    sent_count = 0
+    while not stop.is_set() and (count is None or sent_count < count):
+        due_count = int((time.monotonic() - started_s) * per_second) + 1
+        due_count = due_count if count is None else min(due_count, count)
+        if due_count > sent_count:
+            yield due_count - sent_count
+            sent_count = due_count
         else:
-            stop.wait(max(_MIN_PAUSE_S, started_s + sent / per_second - time.monotonic()))
+            stop.wait(max(_MIN_PAUSE_S, started_s + sent_count / per_second - time.monotonic()))
 
 
 # Sends that may wait for an answer. More would only use memory.
 _MAX_UNACKNOWLEDGED = 1000
 
 
-def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+def _parse_rate(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
 
     try:
         return parse_rate(value) if value is not None else None
@@ -116,7 +116,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
 
 def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return the option ``--rate``, in messages per second."""
-    return click.option("--rate", callback=_rate, metavar="N/s", help=help)
+    return click.option("--rate", callback=_parse_rate, metavar="N/s", help=help)
 
 
 @click.command(cls=SendingCommand)
@@ -165,7 +165,7 @@ def produce(
         if rate is None:
             lines = (Message(topic, line, tags, keys, properties) for line in _read_lines(file, output))
             _send_all(producer, islice(lines, count), report)
-            if not report.sent:
+            if not report.sent_count:
                 output.note("There were no lines to send. To send generated orders: --rate 100/s")
             return
         stop = Latch()
@@ -192,8 +192,8 @@ def _read_lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
 def _orders(topic: str, rate: float, count: int | None, stop: Latch) -> Iterator[Message]:
 
     orders = Orders()
-    for due in due_counts(rate, count, stop):
-        for _ in range(due):
+    for due_count in due_counts(rate, count, stop):
+        for _ in range(due_count):
             if stop.is_set():  # if the rate is too high, the number of due messages grows without limit
                 return
             yield orders.next().message(topic)
@@ -220,29 +220,29 @@ class SendReport:
         self._output = output
         self._topic = topic
         self._started_s = time.monotonic()
-        self.sent = self.spooled = 0
+        self.sent_count = self.spooled_count = 0
 
-    def acknowledged(self, result: SendResult) -> None:
-        self.sent += 1
-        self.spooled += result.status.name == "SPOOLED"
+    def add_acknowledged(self, result: SendResult) -> None:
+        self.sent_count += 1
+        self.spooled_count += result.status.name == "SPOOLED"
         if self._output.machine:
             queue = result.queue
-            place = {
+            place_fields = {
                 "brokerName": queue.broker_name if queue is not None else None,
                 "queueId": queue.queue_id if queue is not None else None,
                 "queueOffset": result.queue_offset,
                 "status": result.status.name,
             }
-            self._output.item({"topic": self._topic, "msgId": result.msg_id, **place}, "")
+            self._output.item({"topic": self._topic, "msgId": result.msg_id, **place_fields}, "")
 
-    def failed(self, number: int) -> None:
+    def warn_of_failure(self, number: int) -> None:
         self._output.warning(f"Message {number} failed (empty lines do not count)")
 
     def end(self, interrupted: bool = False) -> None:
         elapsed_s = time.monotonic() - self._started_s
-        text = f"Sent {self.sent} messages to {self._topic} in {elapsed_s:.1f} s"
-        if self.spooled:
-            text += f", {self.spooled} of them to the spool"
+        text = f"Sent {self.sent_count} messages to {self._topic} in {elapsed_s:.1f} s"
+        if self.spooled_count:
+            text += f", {self.spooled_count} of them to the spool"
         if not self._output.machine and not interrupted:
             self._output.item({}, text)
         elif interrupted:
@@ -253,11 +253,11 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
     """Send in order, with many unacknowledged sends at a time. Also reports what was acknowledged before a failure or Ctrl-C."""
     unacknowledged: deque[Future[SendResult]] = deque()
 
-    def report_finished(max_left: int) -> None:
-        while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_left):
+    def report_finished(max_unacknowledged: int) -> None:
+        while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_unacknowledged):
             result = unacknowledged[0].result()  # removed only afterwards, because Ctrl-C may interrupt this wait
             unacknowledged.popleft()
-            report.acknowledged(result)
+            report.add_acknowledged(result)
 
     try:
         for message in messages:
@@ -267,12 +267,12 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
     except BaseException as e:
         if isinstance(e, RocketMQError):
             first_failed = unacknowledged and unacknowledged[0].done() and unacknowledged[0].exception() is not None
-            number = report.sent + 1 + (0 if first_failed else len(unacknowledged))
-            report.failed(number)
+            number = report.sent_count + 1 + (0 if first_failed else len(unacknowledged))
+            report.warn_of_failure(number)
         # The first failure is raised. Some of the other sends still succeed.
         for future in unacknowledged:
             if future.exception() is None:
-                report.acknowledged(future.result())
+                report.add_acknowledged(future.result())
         report.end(interrupted=True)
         raise
     report.end()

@@ -147,10 +147,10 @@ class PythonProgram:
                 return self._bind_function(node, scope, function)
             case ast.ClassDef():
                 self._bind_name(scope, node.name, node)
-                inner = NameScope(scope, is_class=True)
-                self._classes.append((node, inner))
+                inner_scope = NameScope(scope, is_class=True)
+                self._classes.append((node, inner_scope))
                 children = ast.iter_child_nodes(node)
-                return [(child, inner if isinstance(child, ast.stmt) else scope, function) for child in children]
+                return [(child, inner_scope if isinstance(child, ast.stmt) else scope, function) for child in children]
             case ast.Return(value=ast.expr() as value) if function is not None:
                 self._returned_by.setdefault(function, []).append(value)
             case ast.Assign(targets=targets, value=value):
@@ -159,7 +159,7 @@ class PythonProgram:
             case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
                 self._bind_target(target, value, scope)
             case ast.AugAssign(target=target, op=op, value=value):
-                self._bind_target(target, self._synthetic(ast.BinOp(target, op, value), node, scope), scope)
+                self._bind_target(target, self._added_node(ast.BinOp(target, op, value), node, scope), scope)
             case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
                 self._bind_target(target, UnpackedItem(iterable, None), scope)
             case ast.comprehension(target=target, iter=iterable):
@@ -199,18 +199,21 @@ class PythonProgram:
                 self._methods.setdefault(node.name, []).append(node)
             outside = (*node.decorator_list, *([node.returns] if node.returns else ()))
             parts += [(part, scope, function) for part in outside]
-        inner = NameScope(scope)
-        self._bind_parameters(node, inner, scope)
+        inner_scope = NameScope(scope)
+        self._bind_parameters(node, inner_scope, scope)
         defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
         parts += [(default, scope, None) for default in defaults]
         if isinstance(node, ast.Lambda):
             self._returned_by[node] = [node.body]
-        return [*parts, *((part, inner, node) for part in ([node.body] if isinstance(node, ast.Lambda) else node.body))]
+        return [
+            *parts,
+            *((part, inner_scope, node) for part in ([node.body] if isinstance(node, ast.Lambda) else node.body)),
+        ]
 
-    def _synthetic(self, node: ast.expr, place: ast.AST, scope: NameScope) -> ast.expr:
-        """Return ``node``, which is not in the program's text, with the line of ``place``, a node that is."""
+    def _added_node(self, node: ast.expr, nearby_node: ast.AST, scope: NameScope) -> ast.expr:
+        """Return ``node``, which is not in the program's text, with the line of ``nearby_node``, a node that is."""
         self._scopes[node] = scope
-        return ast.copy_location(node, place)
+        return ast.copy_location(node, nearby_node)
 
     def _bind_name(self, scope: NameScope, name: str, binding: Binding) -> None:
         scope = scope.outer_names.get(name, scope)
@@ -228,8 +231,10 @@ class PythonProgram:
                     item = value.elts[index] if isinstance(value, ast.Tuple | ast.List) and is_plain else None
                     self._bind_target(element, item or UnpackedItem(value, index), scope)
             case ast.Subscript(value=dictionary, slice=key):
-                entry = value if isinstance(value, ast.expr) else self._synthetic(ast.Constant(...), target, scope)
-                self._record_change(dictionary, scope, added=[self._synthetic(ast.Dict([key], [entry]), target, scope)])
+                entry = value if isinstance(value, ast.expr) else self._added_node(ast.Constant(...), target, scope)
+                self._record_change(
+                    dictionary, scope, added=[self._added_node(ast.Dict([key], [entry]), target, scope)]
+                )
 
     def _record_change(
         self, dictionary: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
@@ -284,11 +289,11 @@ class PythonProgram:
         source: Mapping[str, list[ast.expr]], name: str, target: dict[str, list[ast.expr]], target_name: str
     ) -> bool:
         """Add the changes of ``name`` in ``source`` to those of ``target_name`` in ``target``. Return whether any was new."""
-        earlier = dict.fromkeys(target.get(target_name, []))
-        merged = {**earlier, **dict.fromkeys(source.get(name, []))}
-        if len(merged) == len(earlier):
+        earlier_nodes = dict.fromkeys(target.get(target_name, []))
+        merged_nodes = {**earlier_nodes, **dict.fromkeys(source.get(name, []))}
+        if len(merged_nodes) == len(earlier_nodes):
             return False
-        target[target_name] = list(merged)
+        target[target_name] = list(merged_nodes)
         return True
 
     def _add_unknown_field_values(self) -> None:
@@ -360,21 +365,21 @@ class PythonProgram:
         match call:
             case ast.Call(func=ast.Attribute(attr="foreachBatch", value=writer), args=[ast.Name() as function, *_]):
                 while isinstance(writer, ast.Call | ast.Attribute):
-                    inner = writer.func if isinstance(writer, ast.Call) else writer.value
+                    inner_scope = writer.func if isinstance(writer, ast.Call) else writer.value
                     if isinstance(writer, ast.Attribute) and writer.attr == "writeStream":
                         batches = ast.Call(function, [writer.value], [])
                         self._all_calls.append(batches)
                         self._scopes[batches] = scope
                         return
-                    writer = inner
+                    writer = inner_scope
             case ast.Call(func=ast.Attribute(attr="setdefault", value=dictionary), args=[key, value]):
-                self._record_change(dictionary, scope, added=[self._synthetic(ast.Dict([key], [value]), call, scope)])
+                self._record_change(dictionary, scope, added=[self._added_node(ast.Dict([key], [value]), call, scope)])
             case ast.Call(func=ast.Attribute(attr="update", value=dictionary)):
                 self._record_change(dictionary, scope, added=call.args)
                 for keyword in call.keywords:
                     key_name = None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
                     self._record_change(
-                        dictionary, scope, [self._synthetic(ast.Dict([key_name], [keyword.value]), keyword, scope)]
+                        dictionary, scope, [self._added_node(ast.Dict([key_name], [keyword.value]), keyword, scope)]
                     )
             case ast.Call(func=ast.Attribute(attr="pop", value=dictionary), args=[key, *_]):
                 self._record_change(dictionary, scope, removed=[key])
@@ -514,7 +519,7 @@ class PythonProgram:
             case ast.Name() | ast.Attribute():
                 return self._values_of_name(node)
             case ast.JoinedStr(values=parts):
-                return self._joined("", parts)
+                return self._joined_texts("", parts)
             case ast.FormattedValue(value=value):
                 return [UNKNOWN if "\n" in text else text for text in map(_as_text, self.values(value))]
             case ast.IfExp(body=body, orelse=other):
@@ -532,7 +537,7 @@ class PythonProgram:
             case ast.Dict(keys=keys, values=values):
                 return [self._dictionary(keys, values)]
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return self._added(left, right)
+                return self._sum_values(left, right)
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
                 return [self._merged_dictionaries([left, right])]
             case ast.BinOp(left=left, op=ast.Mod()):
@@ -600,7 +605,7 @@ class PythonProgram:
         values = [value for node in chosen_nodes for value in self.values(node)]
         return [*values, *([UNKNOWN] if container.is_open or is_unknown or not values else [])]
 
-    def _joined(self, separator: str, parts: Iterable[ast.expr]) -> Iterator[str]:
+    def _joined_texts(self, separator: str, parts: Iterable[ast.expr]) -> Iterator[str]:
         parts = list(parts)
         if len(parts) > _MAX_LIST_ITEMS or len(separator) > _MAX_LIST_ITEMS:
             yield UNKNOWN
@@ -611,7 +616,7 @@ class PythonProgram:
             size = sum(map(len, texts)) + len(separator) * len(texts)
             yield separator.join(texts) if size <= _MAX_TEXT_CHARS else UNKNOWN
 
-    def _added(self, left: ast.expr, right: ast.expr) -> Iterator[Value]:
+    def _sum_values(self, left: ast.expr, right: ast.expr) -> Iterator[Value]:
         for first, second in itertools.product(self.values(left) or [UNKNOWN], self.values(right) or [UNKNOWN]):
             if isinstance(first, ListValue) and isinstance(second, ListValue):
                 nodes = (*first.nodes, *second.nodes)
@@ -631,11 +636,13 @@ class PythonProgram:
             known_names = [name for name in names if isinstance(name, str) and UNKNOWN not in name]
             has_unknown_name = any(isinstance(name, str) and UNKNOWN in name for name in names)
             parts.append(DictValue(tuple(DictItem(name, value, key.lineno) for name in known_names), has_unknown_name))
-        return _union(parts)
+        return _union_of_dictionaries(parts)
 
     def _merged_dictionaries(self, nodes: Iterable[ast.expr]) -> DictValue:
         values = [value for node in nodes for value in self.values(node)]
-        return _union([value if isinstance(value, DictValue) else DictValue((), value is not None) for value in values])
+        return _union_of_dictionaries(
+            [value if isinstance(value, DictValue) else DictValue((), value is not None) for value in values]
+        )
 
     def _values_of_call(self, call: ast.Call) -> Iterable[Value]:
         arguments, function = call.args, call.func
@@ -650,7 +657,7 @@ class PythonProgram:
                 None if word.arg is None else ast.copy_location(ast.Constant(word.arg), word) for word in call.keywords
             ]
             keyword_items = self._dictionary(keywords, [word.value for word in call.keywords])
-            return [_union([self._merged_dictionaries(arguments), keyword_items])]
+            return [_union_of_dictionaries([self._merged_dictionaries(arguments), keyword_items])]
         if name in ("str", "list", "tuple", "sorted", "set", "lit") and len(arguments) == 1:
             values = self.values(arguments[0])
             return map(_as_text, values) if name == "str" else values
@@ -665,10 +672,13 @@ class PythonProgram:
     def _values_of_lookup(self, function: ast.expr, arguments: list[ast.expr]) -> Iterable[Value]:
         default = self.values(arguments[1]) if len(arguments) > 1 else ()
         containers = self.values(function.value) if isinstance(function, ast.Attribute) else ()
-        dictionaries = [whole for whole in containers if isinstance(whole, DictValue)]
+        dictionaries = [dictionary for dictionary in containers if isinstance(dictionary, DictValue)]
         if not dictionaries or len(dictionaries) < len(containers):
             return [*default, UNKNOWN]
-        return [*default, *(item for whole in dictionaries for item in self._values_at_key(whole, arguments[0]))]
+        return [
+            *default,
+            *(item for dictionary in dictionaries for item in self._values_at_key(dictionary, arguments[0])),
+        ]
 
     def _values_of_method_call(self, function: ast.Attribute, arguments: list[ast.expr]) -> Iterable[Value]:
         values = self.values(function.value)
@@ -700,7 +710,7 @@ class PythonProgram:
                     for separator in values
                     for value_list in lists
                     for text in (
-                        self._joined(_as_text(separator), value_list.nodes)
+                        self._joined_texts(_as_text(separator), value_list.nodes)
                         if isinstance(value_list, ListValue)
                         else [UNKNOWN]
                     )
@@ -763,15 +773,15 @@ def _distinct(values: Iterable[Value]) -> Iterator[Value]:
             yield value
 
 
-def _union(parts: Iterable[DictValue]) -> DictValue:
-    whole = list(parts)
-    items = dict.fromkeys(entry for part in whole for entry in part.items)
-    return DictValue(tuple(items), any(part.is_open for part in whole))
+def _union_of_dictionaries(parts: Iterable[DictValue]) -> DictValue:
+    dictionary = list(parts)
+    items = dict.fromkeys(entry for part in dictionary for entry in part.items)
+    return DictValue(tuple(items), any(part.is_open for part in dictionary))
 
 
 def _with_changes(entries: DictValue, added: DictValue, removed: Container[str]) -> DictValue:
-    whole = _union([entries, added])
-    return DictValue(tuple(entry for entry in whole.items if entry.name not in removed), whole.is_open)
+    dictionary = _union_of_dictionaries([entries, added])
+    return DictValue(tuple(entry for entry in dictionary.items if entry.name not in removed), dictionary.is_open)
 
 
 def _as_text(value: Value) -> str:

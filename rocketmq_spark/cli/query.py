@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class QueryPositions(NamedTuple):
     """The positions at which a query continues: after its last finished ``batch``, or at its start if no batch is finished.
 
-    ``new`` are the queues that no finished batch has planned; one without a position is read from its first message.
-    ``other_clusters`` are those whose sources are not included. ``errors`` are failures because of which ``new`` may be
+    ``new_queues`` are the queues that no finished batch has planned; one without a position is read from its first message.
+    ``other_clusters`` are those whose sources are not included. ``errors`` are failures because of which ``new_queues`` may be
     incomplete.
     """
 
     batch: int | None
     positions: Positions
-    new: frozenset[MessageQueue]
+    new_queues: frozenset[MessageQueue]
     unfinished_batch: BatchRead | None
     other_clusters: Sequence[str] = ()
     errors: Sequence[RocketMQError] = ()
@@ -61,23 +61,23 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     client = target.in_checkpoint_scope(batch.source_identities).client()
     cluster_names = clusters(client)
     batch_here, other_clusters = batch.of_clusters(cluster_names)
-    new, errors = unplanned_queues(client, batch_here)
+    new_queues, errors = unplanned_queues(client, batch_here)
     starts: dict[MessageQueue, int] = {}
     if unfinished_batch is not None:  # it has logged the start offsets, also of sources that no finished batch has
-        planned = unfinished_batch.batch.of_clusters(cluster_names)[0].sources
-        starts = lowest_positions(offsets.new_queue_starts for offsets in planned.values())
-        new |= {
+        planned_sources = unfinished_batch.batch.of_clusters(cluster_names)[0].sources
+        starts = lowest_positions(offsets.new_queue_starts for offsets in planned_sources.values())
+        new_queues |= {
             queue
-            for number, offsets in planned.items()
+            for number, offsets in planned_sources.items()
             if number not in batch_here.sources
             for queue in offsets.new_queue_starts
         }
     positions: Positions = dict(batch_here.positions)
     if last_finished is None:
         positions = {queue: starts.get(queue) for queue in positions}
-    positions |= {queue: starts.get(queue) for queue in new}
+    positions |= {queue: starts.get(queue) for queue in new_queues}
     recorded_topics = {
-        topic for reads in batch_here.source_identities for topic in checkpoint_identity.recorded_topics(reads)
+        topic for identity in batch_here.source_identities for topic in checkpoint_identity.recorded_topics(identity)
     }
     read_topics = sorted({queue.topic for queue in positions} | recorded_topics)
     if unread_topics := sorted(set(topics) - set(read_topics)):
@@ -86,9 +86,9 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
             remedy=f"It reads: {', '.join(read_topics)}",
         )
     chosen_positions = {queue: position for queue, position in positions.items() if not topics or queue.topic in topics}
-    new_queues = frozenset(new & chosen_positions.keys())
+    chosen_new_queues = frozenset(new_queues & chosen_positions.keys())
     number = None if last_finished is None else last_finished.number
-    return client, QueryPositions(number, chosen_positions, new_queues, unfinished_batch, other_clusters, errors)
+    return client, QueryPositions(number, chosen_positions, chosen_new_queues, unfinished_batch, other_clusters, errors)
 
 
 def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
@@ -98,7 +98,7 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
     """
     from rocketmq_spark.spark.source import checkpoint_identity, subscription
 
-    new: set[MessageQueue] = set()
+    new_queues: set[MessageQueue] = set()
     errors: list[RocketMQError] = []
     for offsets in batch.sources.values():
         known_topics = {queue.topic for queue in offsets.positions}
@@ -106,8 +106,8 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
         if (pattern := checkpoint_identity.recorded_pattern(offsets.source_identity)) is not None:
             try:
                 cluster = client.routes.cluster()
-                internal = {*cluster, *(data.cluster for data in cluster.values())}
-                topics |= {*subscription.matching_topics(pattern, client.routes.topics(), internal)}
+                internal_names = {*cluster, *(data.cluster for data in cluster.values())}
+                topics |= {*subscription.matching_topics(pattern, client.routes.topics(), internal_names)}
             except RocketMQError as e:
                 errors.append(e)
         queues: list[MessageQueue] = []
@@ -118,8 +118,8 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
                 # Otherwise the loss of the topic was accepted, or it was deleted since the name server listed it.
                 if topic in known_topics:
                     errors.append(e)
-        new |= {*checkpoint_identity.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
-    return new, errors
+        new_queues |= {*checkpoint_identity.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
+    return new_queues, errors
 
 
 def clusters(client: Client) -> set[str]:
@@ -130,10 +130,10 @@ def clusters(client: Client) -> set[str]:
         return set()
 
 
-def silent_brokers_of(client: Client, read: BatchRead) -> set[str]:
+def silent_brokers_of(client: Client, batch_read: BatchRead) -> set[str]:
     """Return the brokers of the client's cluster that a batch reads and that do not answer."""
-    batch_here, _ = read.batch.of_clusters(clusters(client))
-    return silent_brokers(client, {part.queue for part in read.ranges if part.queue in batch_here.positions})
+    batch_here, _ = batch_read.batch.of_clusters(clusters(client))
+    return silent_brokers(client, {part.queue for part in batch_read.ranges if part.queue in batch_here.positions})
 
 
 def other_clusters_note(other_clusters: Sequence[str]) -> str:
@@ -148,14 +148,14 @@ def silent_brokers(client: Client, queues: Collection[MessageQueue]) -> set[str]
     """Return the brokers of these queues that do not answer, or that are in no route."""
     from rocketmq_spark.admin import deadline
 
-    silent: set[str] = set()
+    silent_names: set[str] = set()
 
     def note_error(error: RocketMQError, queue: MessageQueue) -> None:
         if not isinstance(error, BrokerError):
-            silent.add(queue.broker_name)
+            silent_names.add(queue.broker_name)
 
     for topic in {queue.topic for queue in queues}:
         with contextlib.suppress(RouteNotFound):
             client.routes.get(topic)
     client.offset_reader.bounds(queues, deadline(client), note_error)
-    return silent
+    return silent_names

@@ -52,7 +52,7 @@ _Opened = TypeVar("_Opened", bound=_Closable)
 # An absolute path, because ``become_owner`` changes the current folder.
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path), callback=lambda _, __, folder: folder.absolute())
 # The module is imported before ``become_owner``: later, this process may not be able to read the package.
-_IMPORTED_FIRST = "rocketmq_spark.delay.envelope_records"
+_PRELOADED_MODULE = "rocketmq_spark.delay.envelope_records"
 _SUMMARY = {
     "path": "SPOOL",
     "depth": "WAITING",
@@ -85,11 +85,11 @@ def show(output: Output, folder: Path, records: bool) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
-    importlib.import_module(_IMPORTED_FIRST)
+    importlib.import_module(_PRELOADED_MODULE)
     rows: list[dict[str, object]] = []
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     for path in _paths(folder):
-        with _collecting_errors(failed), _opened_as_owner(path, SpoolReading) as reading:
+        with _collecting_errors(errors), _opened_as_owner(path, SpoolReading) as reading:
             totals, first_ms = reading.totals, reading.first_due_ms
             notes = {_text(name): _text(value) for name, value in reading.lasting_notes().items()}
             age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
@@ -112,12 +112,12 @@ def show(output: Output, folder: Path, records: bool) -> None:
                 for entry in reading.entries():
                     row = _record_row(path, entry, _summary_fields)
                     output.item(row, _line(row))
-            if damage := _damage_errors(path, reading):
+            if damage_errors := _damage_errors(path, reading):
                 rows[-1]["damaged"] = True
-                failed += damage
+                errors += damage_errors
     if rows:
         output.rows(_SUMMARY, rows)
-    _raise_first(output, failed)
+    _raise_first(output, errors)
 
 
 @spool.command()
@@ -130,18 +130,18 @@ def export(output: Output, folder: Path) -> None:
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
-    importlib.import_module(_IMPORTED_FIRST)
+    importlib.import_module(_PRELOADED_MODULE)
     count = 0
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     for path in _paths(folder):
-        with _collecting_errors(failed), _opened_as_owner(path, SpoolReading) as reading:
+        with _collecting_errors(errors), _opened_as_owner(path, SpoolReading) as reading:
             for entry in reading.entries():
                 row = _record_row(path, entry, _summary_fields, _content_fields)
                 output.item(row, json.dumps(row, ensure_ascii=False))
                 count += 1
-            failed += _damage_errors(path, reading)
+            errors += _damage_errors(path, reading)
     output.note(f"{count} records of {folder}")
-    _raise_first(output, failed)
+    _raise_first(output, errors)
 
 
 @spool.command(cls=SendingCommand)
@@ -173,26 +173,26 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
         raise OptionError(
             position_problem(parsed, "a command does not know the count of the programs that filled the spool")
         )
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     paths = _paths(folder)
     spools.preload(parsed, paths)
     for path in paths:
-        with _collecting_errors(failed):
+        with _collecting_errors(errors):
             become_owner(path)
             drainer = spools.open_drainer(path, parsed)
             try:
                 dead_before = 0 if dead else drainer.store.totals.dead
-                left = drainer.send_all(timeout_s, dead)
+                left_count = drainer.send_all(timeout_s, dead)
             finally:
-                delivered = drainer.finish()
-            row = {"path": str(path), "sent": delivered, "left": left, "dead": drainer.store.totals.dead}
-            output.item(row, f"{path}: {delivered} sent, {left} left, {row['dead']} dead")
-            if unsent := left + max(0, drainer.store.totals.dead - dead_before):
+                delivered_count = drainer.finish()
+            row = {"path": str(path), "sent": delivered_count, "left": left_count, "dead": drainer.store.totals.dead}
+            output.item(row, f"{path}: {delivered_count} sent, {left_count} left, {row['dead']} dead")
+            if unsent_count := left_count + max(0, drainer.store.totals.dead - dead_before):
                 raise SpoolError(
-                    f"{unsent} records of {path} were not sent, and are kept",
+                    f"{unsent_count} records of {path} were not sent, and are kept",
                     remedy=f"See why: rocketmq-spark spool show {shlex.quote(str(path))} --records",
                 )
-    _raise_first(output, failed)
+    _raise_first(output, errors)
 
 
 @spool.command()
@@ -214,14 +214,17 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     owners = _owners(parsed, delay_group)
     for path in _paths(folder):
-        with _collecting_errors(failed), _opened_as_owner(path, functools.partial(Store, any_owner=True)) as store:
-            before, owner = owners(path)
-            store.set_owner(owner, force=True)
-            output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
-    _raise_first(output, failed)
+        with _collecting_errors(errors), _opened_as_owner(path, functools.partial(Store, any_owner=True)) as store:
+            old_owner, new_owner = owners(path)
+            store.set_owner(new_owner, force=True)
+            output.item(
+                {"path": str(path), "before": str(old_owner), "owner": str(new_owner)},
+                f"{path}: {old_owner} -> {new_owner}",
+            )
+    _raise_first(output, errors)
 
 
 @spool.command()
@@ -234,9 +237,9 @@ def repair(output: Output, folder: Path) -> None:
     """
     from rocketmq_spark.spool.store import Store
 
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     for path in _paths(folder):
-        with _collecting_errors(failed), _opened_as_owner(path, functools.partial(Store, any_owner=True)) as store:
+        with _collecting_errors(errors), _opened_as_owner(path, functools.partial(Store, any_owner=True)) as store:
             store.verify()
             row = {
                 "path": str(path),
@@ -244,9 +247,9 @@ def repair(output: Output, folder: Path) -> None:
                 "dead": store.totals.dead,
                 "damages": store.damage_count,
             }
-            found = "damaged, and repaired" if store.damage_count else "not damaged"
-            output.item(row, f"{path}: {found}; {row['waiting']} wait, {row['dead']} dead")
-    _raise_first(output, failed)
+            outcome = "damaged, and repaired" if store.damage_count else "not damaged"
+            output.item(row, f"{path}: {outcome}; {row['waiting']} wait, {row['dead']} dead")
+    _raise_first(output, errors)
 
 
 @spool.command()
@@ -280,30 +283,34 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder
     from rocketmq_spark.spool.files import WORKER_PREFIX
 
-    failed: list[Exception] = []
+    errors: list[Exception] = []
     limits = CopyLimits(Deadline.after(timeout_s), max_bytes)
     paths = _paths(folder)
     rows: list[tuple[dict[str, object], str]] = []
-    with _exit_on(signal.SIGTERM, signal.SIGHUP), new_folder(copied_to, folder) as new:
+    with _exit_on(signal.SIGTERM, signal.SIGHUP), new_folder(copied_to, folder) as copy_folder:
         for number, path in enumerate(paths, 1):
             name = "" if paths == [folder] else f"{WORKER_PREFIX}{number}"
-            with _collecting_errors(failed):
-                copied = copy_spool(path, new / name, limits, rules=COPY_RULES)
-                for warning in copied.warnings:
+            with _collecting_errors(errors):
+                result = copy_spool(path, copy_folder / name, limits, rules=COPY_RULES)
+                for warning in result.warnings:
                     output.warning(f"{path}: its reader reports: {warning}")
-                row = {"path": str(path), "copy": str(copied_to / name), "waiting": copied.waiting, "dead": copied.dead}
-                text = f"{path} -> {row['copy']}: {copied.waiting} wait, {copied.dead} dead"
-                if copied.notes_left_out:
+                row = {"path": str(path), "copy": str(copied_to / name), "waiting": result.waiting, "dead": result.dead}
+                text = f"{path} -> {row['copy']}: {result.waiting} wait, {result.dead} dead"
+                if result.notes_left_out:
                     text += (
-                        f"; {copied.notes_left_out} notes of a delay node about its queues are not copied: a node with the "
+                        f"; {result.notes_left_out} notes of a delay node about its queues are not copied: a node with the "
                         "copy reads the queues again from their committed offsets"
                     )
-                more = {"leftOut": copied.left_out, "notesLeftOut": copied.notes_left_out, "damaged": copied.is_damaged}
-                rows.append(({**row, **more}, text))
-                failed += _copy_errors(path, copied)
+                more_fields = {
+                    "leftOut": result.left_out,
+                    "notesLeftOut": result.notes_left_out,
+                    "damaged": result.is_damaged,
+                }
+                rows.append(({**row, **more_fields}, text))
+                errors += _copy_errors(path, result)
     for values, line in rows:
         output.item(values, line)
-    _raise_first(output, failed)
+    _raise_first(output, errors)
 
 
 @contextlib.contextmanager
@@ -317,10 +324,10 @@ def _exit_on(*numbers: signal.Signals) -> Iterator[None]:
         yield
 
 
-def _copy_errors(path: Path, copied: CopyResult) -> list[SpoolError]:
+def _copy_errors(path: Path, result: CopyResult) -> list[SpoolError]:
     """The error if not all of a spool was copied."""
-    problems = [f"{count} entries were left out: {reason}" for reason, count in copied.left_out.items()]
-    if copied.is_damaged:
+    problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out.items()]
+    if result.is_damaged:
         problems.insert(0, "it is damaged, and not all of it could be read")
     if not problems:
         return []
@@ -328,12 +335,12 @@ def _copy_errors(path: Path, copied: CopyResult) -> list[SpoolError]:
     return [SpoolError(f"the spool in {path} was copied in part: {'; '.join(problems)}", remedy=remedy)]
 
 
-def _raise_first(output: Output, failed: Sequence[Exception]) -> None:
+def _raise_first(output: Output, errors: Sequence[Exception]) -> None:
     """Raise the first error of several folders, and print the others."""
-    for other in failed[1:]:
-        output.note(str(other))
-    if failed:
-        raise failed[0]
+    for error in errors[1:]:
+        output.note(str(error))
+    if errors:
+        raise errors[0]
 
 
 def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
@@ -350,21 +357,21 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
     def owners(path: Path) -> tuple[SpoolOwner, SpoolOwner]:
         reading = SpoolReading(path)
         try:
-            before = reading.owner
-            if before != UNKNOWN_OWNER:
+            old_owner = reading.owner
+            if old_owner != UNKNOWN_OWNER:
                 if delay_group is not None:
                     raise SpoolError(
-                        f"--delay-group is {delay_group!r}, but the records in {path} belong to {before}",
+                        f"--delay-group is {delay_group!r}, but the records in {path} belong to {old_owner}",
                         remedy="Omit --delay-group",
                     )
-                return before, owner_of(parsed, before.purpose)
-            kinds = (each.record.kind for each in reading.entries() if isinstance(each.record, Record))
+                return old_owner, owner_of(parsed, old_owner.purpose)
+            kinds = (entry.record.kind for entry in reading.entries() if isinstance(entry.record, Record))
             if delay_group is None and next(kinds, None) in (DELAYED_KIND, DEAD_LETTER_KIND):
                 raise SpoolError(
                     f"the records in {path} belong to a delay service, whose group was in a damaged block",
                     remedy="Name the group with --delay-group",
                 )
-            return before, owner_of(parsed, "" if delay_group is None else purpose_of(delay_group))
+            return old_owner, owner_of(parsed, "" if delay_group is None else purpose_of(delay_group))
         finally:
             reading.close()
 
@@ -372,8 +379,8 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
 
 
 @contextlib.contextmanager
-def _collecting_errors(failed: list[Exception]) -> Iterator[None]:
-    """Add the error of one folder to ``failed``, so that the command continues with the other folders. This includes any error,
+def _collecting_errors(errors: list[Exception]) -> Iterator[None]:
+    """Add the error of one folder to ``errors``, so that the command continues with the other folders. This includes any error,
     because other users may decide what is in a folder; errors of the output are raised.
     """
     try:
@@ -381,7 +388,7 @@ def _collecting_errors(failed: list[Exception]) -> Iterator[None]:
     except (BrokenPipeError, click.ClickException, click.Abort):
         raise
     except Exception as e:  # noqa: BLE001 - ``_raise_first`` raises it after the other folders
-        failed.append(_without_frames(e))
+        errors.append(_without_frames(e))
 
 
 @contextlib.contextmanager
@@ -390,8 +397,8 @@ def _opened_as_owner(path: Path, open_spool: Callable[[Path], _Opened]) -> Itera
     from rocketmq_spark.spool.owner_rights import become_owner
 
     become_owner(path)
-    with contextlib.closing(open_spool(path)) as opened:
-        yield opened
+    with contextlib.closing(open_spool(path)) as opened_spool:
+        yield opened_spool
 
 
 def _without_frames(error: Exception) -> Exception:
@@ -402,11 +409,11 @@ def _without_frames(error: Exception) -> Exception:
         places = (f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__))
         error.add_note(f"It was raised in {', '.join(places)}")
     current: BaseException | None
-    to_strip: list[BaseException | None] = [error]
-    while to_strip:
-        if (current := to_strip.pop()) is not None and current.__traceback__ is not None:
+    pending_errors: list[BaseException | None] = [error]
+    while pending_errors:
+        if (current := pending_errors.pop()) is not None and current.__traceback__ is not None:
             current.__traceback__ = None
-            to_strip += [current.__cause__, current.__context__]
+            pending_errors += [current.__cause__, current.__context__]
     return error
 
 
@@ -414,28 +421,30 @@ def _damage_errors(path: Path, reading: SpoolReading) -> list[SpoolError]:
     """The error for a damaged folder."""
     from rocketmq_spark.spool.database import REPAIR_REMEDY
 
-    what = f"{path} is damaged, and not all of it could be read"
-    return [SpoolError(what, remedy=REPAIR_REMEDY)] if reading.is_damaged else []
+    problem = f"{path} is damaged, and not all of it could be read"
+    return [SpoolError(problem, remedy=REPAIR_REMEDY)] if reading.is_damaged else []
 
 
 def _paths(folder: Path) -> list[Path]:
     from rocketmq_spark.session.spools import spools_in
     from rocketmq_spark.spool.owner_rights import own_spools_first
 
-    found = spools_in(folder)
-    if not found:
+    spools = spools_in(folder)
+    if not spools:
         raise SpoolError(f"there is no spool in {folder}", remedy="Name the folder of option 'spoolDir'")
-    return own_spools_first(found)
+    return own_spools_first(spools)
 
 
-def _record_row(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[str, object]]) -> dict[str, object]:
+def _record_row(
+    path: Path, entry: SpoolEntry, *field_functions: Callable[[SpoolEntry], dict[str, object]]
+) -> dict[str, object]:
     """The row of a record. Other users may decide what is in a record: if that causes an error, the row has the error, and the
     command shows the other records.
     """
     row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
-    for part in parts:
+    for fields_of in field_functions:
         try:
-            row |= part(entry)
+            row |= fields_of(entry)
         except Exception as e:  # noqa: BLE001 - see above
             row["error"] = f"{type(e).__name__}: {e}"
     return row
@@ -469,15 +478,15 @@ def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
         }
     if record.kind in (DELAYED_KIND, DEAD_LETTER_KIND):
         try:
-            opened, original, given_up = _decode_delayed(record)
+            envelope, original, give_up_reason = _decode_delayed(record)
         except DecodeError as e:
             return {**row, "error": e.message}
-        row |= {} if given_up is None else {"givenUp": given_up}
+        row |= {} if give_up_reason is None else {"givenUp": give_up_reason}
         row |= {
-            "topic": opened.topic,
+            "topic": envelope.topic,
             "queue": None if original.queue is None else str(original.queue),
             "msgIds": [original.properties[Property.UNIQ_KEY]] if Property.UNIQ_KEY in original.properties else [],
-            "delayedUntil": utc_text(opened.due_ms),
+            "delayedUntil": utc_text(envelope.due_ms),
         }
     return row
 
@@ -512,12 +521,12 @@ def _content_fields(entry: SpoolEntry) -> dict[str, object]:
         return {}
     try:
         if record.kind in (DELAYED_KIND, DEAD_LETTER_KIND):
-            opened, original, _ = _decode_delayed(record)
+            envelope, original, _ = _decode_delayed(record)
             return {
-                "flag": opened.flag,
-                "bornTimestamp": opened.born_ms,
+                "flag": envelope.flag,
+                "bornTimestamp": envelope.born_ms,
                 "properties": original.properties,
-                "body": base64.b64encode(opened.body).decode(),
+                "body": base64.b64encode(envelope.body).decode(),
             }
         send = send_of(record)
     except DecodeError:
@@ -612,8 +621,10 @@ def serve(
         node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
         node = open_node(node_settings, **{**target.settings(), "group": group})
         tune_gc()
-        row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
-        output.item(row_at_start, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
+        row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting_count}
+        output.item(
+            row_at_start, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting_count} wait now"
+        )
         node.run(stop)
-    row = {"stored": node.stored, "sent": node.sent, "waiting": node.waiting}
-    output.item(row, f"{node.stored} messages stored, {node.sent} sent, {node.waiting} wait")
+    row = {"stored": node.stored_count, "sent": node.sent_count, "waiting": node.waiting_count}
+    output.item(row, f"{node.stored_count} messages stored, {node.sent_count} sent, {node.waiting_count} wait")

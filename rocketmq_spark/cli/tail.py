@@ -138,12 +138,12 @@ def tail(
         output.note(f"Waiting for messages of {topic} until Ctrl-C")
     is_empty = True
     for message in islice(reader.messages(follow), count):
-        output.item(document(message), line(message))
+        output.item(message_document(message), message_line(message))
         is_empty = False
     if is_empty:
-        which = " with these tags" if tags is not None else ""
-        where = "" if begin == "earliest" else " from that position on"
-        output.note(f"{topic} has no messages{which}{where}")
+        tags_text = " with these tags" if tags is not None else ""
+        position_text = "" if begin == "earliest" else " from that position on"
+        output.note(f"{topic} has no messages{tags_text}{position_text}")
 
 
 def _seek(reader: TopicReader, begin: StartPosition) -> None:
@@ -157,7 +157,7 @@ def _seek(reader: TopicReader, begin: StartPosition) -> None:
         reader.seek(topic_reader.earliest if begin == "earliest" else topic_reader.latest)
 
 
-def document(message: ReceivedMessage) -> dict[str, object]:
+def message_document(message: ReceivedMessage) -> dict[str, object]:
     """Return a message as JSON values, with the names of the source's columns. A body that is not UTF-8 is ``bodyBase64``. For a
     message that cannot be decoded, this is the stored body, and ``sysFlag`` and ``decodeError`` are added.
     """
@@ -180,13 +180,13 @@ def document(message: ReceivedMessage) -> dict[str, object]:
     }
 
 
-def line(message: ReceivedMessage) -> str:
+def message_line(message: ReceivedMessage) -> str:
     """Return a message as one line: store time, queue and offset, tags, keys and properties, body."""
-    marks = [f"tags={message.tags}"] if message.tags else []
-    marks += [f"keys={','.join(message.keys)}"] if message.keys else []
-    marks += [f"{name}={value}" for name, value in _user_properties(message).items()]
+    fields = [f"tags={message.tags}"] if message.tags else []
+    fields += [f"keys={','.join(message.keys)}"] if message.keys else []
+    fields += [f"{name}={value}" for name, value in _user_properties(message).items()]
     is_undecodable = message.decode_error is not None
-    marks += [f"sysFlag={message.sys_flag:#x}"] if is_undecodable else []
+    fields += [f"sysFlag={message.sys_flag:#x}"] if is_undecodable else []
     text = (
         f"<cannot be decoded: {message.decode_error}> {message.body[:_MAX_UNDECODABLE_BYTES]!r}"
         if is_undecodable
@@ -195,7 +195,7 @@ def line(message: ReceivedMessage) -> str:
     body_text = f"<{len(message.body)} bytes>" if text is None else text
     place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
     return escaped(
-        "  ".join([utc_text(message.store_timestamp), place, *([" ".join(marks)] if marks else []), body_text])
+        "  ".join([utc_text(message.store_timestamp), place, *([" ".join(fields)] if fields else []), body_text])
     )
 
 
@@ -312,14 +312,14 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
 
     if sys.stdout is None:
         raise OptionError("standard output is closed: messages would be consumed and not printed")
-    lines, remaining, stop = Json(), arguments["count"], Latch()
+    json_output, remaining_count, stop = Json(), arguments["count"], Latch()
     with subscribed_consumer(target, topic, arguments) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
         last_message_s = time.monotonic()
-        while not stop.is_set() and (remaining is None or remaining > 0):
-            polled = PolledMessages(consumer, _POLL_S if idle_s is None else min(_POLL_S, idle_s))
-            messages, now_s = polled.messages, time.monotonic()
-            _print(lines, consumer, polled, remaining)
-            remaining = None if remaining is None else remaining - len(messages)
+        while not stop.is_set() and (remaining_count is None or remaining_count > 0):
+            polled_messages = PolledMessages(consumer, _POLL_S if idle_s is None else min(_POLL_S, idle_s))
+            messages, now_s = polled_messages.messages, time.monotonic()
+            _print(json_output, consumer, polled_messages, remaining_count)
+            remaining_count = None if remaining_count is None else remaining_count - len(messages)
             if not messages and idle_s is not None and now_s - last_message_s >= idle_s:
                 return
             last_message_s = now_s if messages else last_message_s
@@ -327,14 +327,14 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
         raise KeyboardInterrupt
 
 
-def _print(lines: Json, consumer: PullConsumer, polled: PolledMessages, limit: int | None) -> None:
+def _print(output: Json, consumer: PullConsumer, polled_messages: PolledMessages, limit: int | None) -> None:
     """Print at most ``limit`` messages of one queue, and commit the positions of all queues, also of those without messages.
 
     If the pipe closes, the messages that were written before are committed, too.
     """
     try:
-        for count, message in enumerate(polled.messages[:limit], 1):
-            lines.item({**document(message), "reconsumeTimes": message.reconsume_times}, "")
-            polled.mark_finished(count)
+        for count, message in enumerate(polled_messages.messages[:limit], 1):
+            output.item({**message_document(message), "reconsumeTimes": message.reconsume_times}, "")
+            polled_messages.mark_finished(count)
     finally:
         consumer.commit()

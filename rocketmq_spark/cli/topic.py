@@ -11,7 +11,7 @@ import click
 from rocketmq_spark.cli.command import CliGroup, confirm
 from rocketmq_spark.cli.connection import Target, connected, parse_pairs
 from rocketmq_spark.cli.numbers import IntRange
-from rocketmq_spark.cli.output import Output, moment
+from rocketmq_spark.cli.output import Output, time_text
 
 if TYPE_CHECKING:
     from rocketmq_spark.client.topic_readers import GroupReader
@@ -179,15 +179,18 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
 
 @topic.command("list")
 @click.option(
-    "--all", "everything", is_flag=True, help="Include RocketMQ's own topics, and those of retries and dead letters."
+    "--all",
+    "with_system_topics",
+    is_flag=True,
+    help="Include RocketMQ's own topics, and those of retries and dead letters.",
 )
 @connected
 @click.pass_obj
-def list_topics(output: Output, target: Target, everything: bool) -> None:
+def list_topics(output: Output, target: Target, with_system_topics: bool) -> None:
     """List the topics of a cluster, one per line."""
     from rocketmq_spark.admin import topics
 
-    names = topics.names(target.client(), everything)
+    names = topics.names(target.client(), with_system_topics)
     for name in names:
         output.item({"topic": name}, name)
     if not names:
@@ -218,7 +221,7 @@ def describe(output: Output, target: Target, name: str) -> None:
             "minOffset": queue_bounds.min_offset,
             "maxOffset": queue_bounds.max_offset,
             "messages": queue_bounds.max_offset - queue_bounds.min_offset,
-            "lastUpdate": moment(queue_bounds.last_update_ms),
+            "lastUpdate": time_text(queue_bounds.last_update_ms),
             "type": config.message_type if config else None,
             "permission": config.permission if config else None,
             "batch": queue.broker_name in batch_brokers,

@@ -43,7 +43,7 @@ _POLL_INTERVAL_S = 0.1
 _MAX_ROUTE_AGE_S = 10.0
 
 # Returns the start offsets for the bounds of all queues.
-Start = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
+StartFunction = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
 # The next message of a queue: its store time, and its position in the commit log, which orders those of one millisecond.
 HeapEntry = tuple[int, str, int, MessageQueue]
 
@@ -69,10 +69,10 @@ class TopicReader:
         # Offsets of each queue to read next: fewer if the messages are large.
         self._read_ahead: dict[MessageQueue, int] = {}
         self._next_messages: dict[MessageQueue, ReceivedMessage] = {}  # the next message of each queue
-        self._buffered: dict[MessageQueue, Iterator[ReceivedMessage]] = {}  # those after ``_next_messages``
+        self._buffered_messages: dict[MessageQueue, Iterator[ReceivedMessage]] = {}  # those after ``_next_messages``
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
 
-    def seek(self, start: Start) -> None:
+    def seek(self, start: StartFunction) -> None:
         """Set the position of every existing queue. For a topic that does not exist, the error suggests similar names."""
         route = self._client.routes.get_existing(self._topic, 0.0)
         if route.unreadable_brokers and not route.readable_queues():
@@ -85,7 +85,7 @@ class TopicReader:
             )
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
         self._next_offsets = start(self._client.retry.run(lambda: with_kept_minimums(self._client, self._bounds())))
-        self._read_ahead, self._next_messages, self._buffered = {}, {}, {}
+        self._read_ahead, self._next_messages, self._buffered_messages = {}, {}, {}
 
     def seek_offsets(
         self, starts: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
@@ -100,10 +100,10 @@ class TopicReader:
 
     def _start_at_offsets(self, bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
         assert self._start_offsets is not None
-        if unknown := sorted(self._start_offsets.keys() - bounds.keys()):
-            names = ", ".join(map(str, unknown[:10]))
+        if unknown_queues := sorted(self._start_offsets.keys() - bounds.keys()):
+            queue_names = ", ".join(map(str, unknown_queues[:10]))
             raise OffsetError(
-                f"{self._topic} has no such queues, or they have no read permission: {names}",
+                f"{self._topic} has no such queues, or they have no read permission: {queue_names}",
                 remedy=f"Look with: rocketmq-spark topic describe {self._topic}",
             )
         clamped_starts = {}
@@ -156,33 +156,36 @@ class TopicReader:
             self._next_offsets[queue] = bounds.min_offset
 
     def _merge(self, ends: dict[MessageQueue, int]) -> Iterator[ReceivedMessage]:
-        heads: list[HeapEntry] = []
-        self._fill(list(ends), ends, heads)
-        while heads:
-            queue = heapq.heappop(heads)[-1]
+        heap: list[HeapEntry] = []
+        self._fill(list(ends), ends, heap)
+        while heap:
+            queue = heapq.heappop(heap)[-1]
             message = self._next_messages.pop(queue)
             self._advance(queue)
             yield decompressed(message)
-            self._fill([queue], ends, heads)
+            self._fill([queue], ends, heap)
 
     def _advance(self, queue: MessageQueue) -> None:
-        following = next(self._buffered.get(queue, iter(())), None)
-        if following is not None:
-            self._next_messages[queue] = following
+        next_message = next(self._buffered_messages.get(queue, iter(())), None)
+        if next_message is not None:
+            self._next_messages[queue] = next_message
 
-    def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[HeapEntry]) -> None:
+    def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heap: list[HeapEntry]) -> None:
         """Read ``queues`` until each has a message or has reached its end."""
-        while empty := [q for q in queues if q not in self._next_messages and self._next_offsets[q] < ends[q]]:
-            counts = {q: self._read_ahead.get(q, min(self._max_read_ahead, _FIRST_READ_AHEAD)) for q in empty}
+        while queues_to_read := [q for q in queues if q not in self._next_messages and self._next_offsets[q] < ends[q]]:
+            counts = {q: self._read_ahead.get(q, min(self._max_read_ahead, _FIRST_READ_AHEAD)) for q in queues_to_read}
             self._read(
-                [OffsetRange(q, self._next_offsets[q], min(self._next_offsets[q] + counts[q], ends[q])) for q in empty]
+                [
+                    OffsetRange(q, self._next_offsets[q], min(self._next_offsets[q] + counts[q], ends[q]))
+                    for q in queues_to_read
+                ]
             )
-            for queue in empty:
+            for queue in queues_to_read:
                 self._advance(queue)
         for queue in queues:
             if queue in self._next_messages:
                 message = self._next_messages[queue]
-                heapq.heappush(heads, (message.store_timestamp, message.broker_name, message.commit_log_offset, queue))
+                heapq.heappush(heap, (message.store_timestamp, message.broker_name, message.commit_log_offset, queue))
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
         max_bytes = _MAX_BUFFERED_BYTES // len(self._next_offsets)
@@ -198,15 +201,15 @@ class TopicReader:
                 self._next_offsets[offset_range.queue], self._read_ahead[offset_range.queue] = buffer.next_read(
                     offset_range, self._max_read_ahead
                 )
-                self._buffered[offset_range.queue] = self._messages(offset_range.queue, buffer)
+                self._buffered_messages[offset_range.queue] = self._messages(offset_range.queue, buffer)
 
     def _messages(self, queue: MessageQueue, buffer: BufferedAnswers) -> Iterator[ReceivedMessage]:
-        for answer, stored in buffer.answers():
+        for answer, stored_bytes in buffer.answers():
             window = OffsetWindow(answer.start, answer.next_offset)
-            decoded = decode_leniently(
-                stored, queue.broker_name, queue=queue, window=window, budget=self._unwrap_budget
+            decoded_messages = decode_leniently(
+                stored_bytes, queue.broker_name, queue=queue, window=window, budget=self._unwrap_budget
             )
-            for message in messages_in_range(decoded, answer, dense=not self._filter):
+            for message in messages_in_range(decoded_messages, answer, dense=not self._filter):
                 if self._subscription.accepts(message.tags) or message.decode_error is not None:
                     yield message
 
@@ -225,29 +228,35 @@ class BufferedAnswers:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._bytes = 0
+        self._buffered_bytes = 0
         self._answers: deque[tuple[FetchedAnswer, bytes]] = deque()
-        self._rest_from: int | None = None  # the first offset that did not fit
+        self._rest_start: int | None = None  # the first offset that did not fit
 
     def add(self, fetched: FetchedAnswers, answer: FetchedAnswer) -> None:
-        if self._rest_from is None and self._answers and self._bytes + answer.end - answer.begin > self._max_bytes:
-            self._rest_from = answer.start
-        if self._rest_from is None:
+        if (
+            self._rest_start is None
+            and self._answers
+            and self._buffered_bytes + answer.end - answer.begin > self._max_bytes
+        ):
+            self._rest_start = answer.start
+        if self._rest_start is None:
             self._answers.append((answer, fetched.buffer[answer.begin : answer.end].tobytes()))
-            self._bytes += answer.end - answer.begin
+            self._buffered_bytes += answer.end - answer.begin
 
     def next_read(self, offset_range: OffsetRange, max_offsets: int) -> tuple[int, int]:
         """Return the next offset to read, and how many offsets to read from there, estimated by the size of these answers."""
-        end = offset_range.end if self._rest_from is None else self._rest_from
-        return end, max(1, min(max_offsets, (end - offset_range.start) * self._max_bytes // max(1, self._bytes)))
+        end = offset_range.end if self._rest_start is None else self._rest_start
+        return end, max(
+            1, min(max_offsets, (end - offset_range.start) * self._max_bytes // max(1, self._buffered_bytes))
+        )
 
     def answers(self) -> Iterator[tuple[FetchedAnswer, bytes]]:
         while self._answers:
             yield self._answers.popleft()
 
 
-def _broker_name(part: OffsetRange) -> str:
-    return part.queue.broker_name
+def _broker_name(offset_range: OffsetRange) -> str:
+    return offset_range.queue.broker_name
 
 
 def not_readable_error(route: TopicRoute) -> NotReadable:
@@ -272,7 +281,7 @@ def _resolve_offset(offset_or_mark: int, bounds: QueueBounds) -> int:
     return {EARLIEST: bounds.min_offset, LATEST: bounds.max_offset}.get(offset_or_mark, offset_or_mark)
 
 
-def at_offset(offset: int) -> Start:
+def at_offset(offset: int) -> StartFunction:
     """Start at the same offset in every queue, limited to the queue's bounds."""
 
     def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:

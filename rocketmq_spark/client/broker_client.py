@@ -1,7 +1,7 @@
 """Requests to brokers by name, many at a time.
 
-A request about a queue goes to the broker of the queue, and a failure does not affect the others. Every request names the
-broker (``bname``): brokers ignore the field for ordinary topics, a Proxy needs it.
+A request about a queue goes to the broker of the queue. A request that fails does not affect the others. Every request names
+the broker in field ``bname``, because a Proxy needs the name. Brokers ignore this field for ordinary topics.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rocketmq_spark.wire.messages import first_stamp
 
 T = TypeVar("T")
 
-# Response codes of answers to pulls; with the others a pull has failed.
-PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
-_RESET = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
+# The response codes of pulls that have not failed.
+PULL_CODES = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
+_OFFSET_RESET_ANSWER = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ AttributesByTopic = Mapping[tuple[str, str], Attributes | RocketMQError]
 class BrokerClient:
     """Sends requests to brokers by name, whose addresses come from the routes of a client."""
 
-    def __init__(self, calls: RpcClient, routes: Routes) -> None:
-        self.calls = calls
+    def __init__(self, rpc_client: RpcClient, routes: Routes) -> None:
+        self.rpc_client = rpc_client
         self._routes = routes
 
-    def for_queue(self, row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
+    def for_queue(self, rpc_row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """Return the request of a row of ``wire/rpc`` about a queue."""
-        command = row.request(
-            topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
+        command = rpc_row.request(
+            topic=self.rpc_client.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
         return BrokerCommand(queue.broker_name, command, queue.topic, queue)
 
@@ -61,7 +61,7 @@ class BrokerClient:
         return self.for_queue(
             rpc.PULL_MESSAGE,
             queue,
-            consumerGroup=self.calls.on_wire(group),
+            consumerGroup=self.rpc_client.on_wire(group),
             queueOffset=offset,
             maxMsgNums=count,
             subscription=NO_FILTER.expression,
@@ -73,17 +73,23 @@ class BrokerClient:
         self, pulls: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
         """As ``request_each``. Repeats a pull whose answer only reports that an operator reset the offset."""
-        answers = self.request_each(pulls, deadline, PULLED, read_from)
-        while reset := [i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _RESET]:
-            repeated = self.request_each([pulls[i] for i in reset], deadline, PULLED, read_from)
-            for i, answer in zip(reset, repeated, strict=True):
+        answers = self.request_each(pulls, deadline, PULL_CODES, read_from)
+        while reset_indexes := [
+            i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _OFFSET_RESET_ANSWER
+        ]:
+            repeated_answers = self.request_each([pulls[i] for i in reset_indexes], deadline, PULL_CODES, read_from)
+            for i, answer in zip(reset_indexes, repeated_answers, strict=True):
                 answers[i] = answer
         return answers
 
     def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> AttributesByTopic:
-        """Request the attributes of topics on brokers. ``keys`` are pairs of broker and topic; a failure is a value, too."""
+        """Request the attributes of topics on brokers. ``keys`` are pairs of broker and topic. The value of a key may be an
+        error.
+        """
         commands = [
-            BrokerCommand(broker, rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker), topic)
+            BrokerCommand(
+                broker, rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.on_wire(topic), bname=broker), topic
+            )
             for broker, topic in sorted(keys)
         ]
         return {
@@ -94,16 +100,16 @@ class BrokerClient:
         }
 
     def first_kept(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
-        """Return the first offset of a compaction topic's messages that were stored at or after a time. It may be below the
-        minimum offset, and messages between may be missing.
+        """Return the offset of the first message of a compaction topic that was stored at or after a time. This offset may be
+        below the minimum offset of the queue.
         """
 
         def next_ms(offset: int) -> int:
             (answer,) = self.request_pulls([self.pull_at(group, queue, offset)], deadline)
             if isinstance(answer, RocketMQError):
                 raise answer
-            first = first_stamp(answer.body) if answer.code == Response.SUCCESS else None
-            return time_ms if first is None else first.stored_ms
+            stamp = first_stamp(answer.body) if answer.code == Response.SUCCESS else None
+            return time_ms if stamp is None else stamp.stored_ms
 
         (answer,) = self.request_all([self.for_queue(rpc.GET_MAX_OFFSET, queue)], deadline)
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
@@ -114,21 +120,21 @@ class BrokerClient:
             address = self._routes.address(broker_name)
         except RocketMQError as e:
             return e
-        if not self.calls.is_private(address):
+        if not self.rpc_client.is_private(address):
             return None
         command = BrokerCommand(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
-        (answer,) = self.calls.invoke_each([(address, command.command)], deadline)
+        (answer,) = self.rpc_client.invoke_each([(address, command.command)], deadline)
         return _checked(answer, command, address, (Response.SUCCESS,))
 
     def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
         """Remove the entries of ``table`` whose key, broker and topic, is in no cached route."""
-        routed = self._routes.cached_topic_brokers()
-        for key in [key for key in list(table) if key[::-1] not in routed]:
+        routed_topics = self._routes.cached_topic_brokers()
+        for key in [key for key in list(table) if key[::-1] not in routed_topics]:
             table.pop(key, None)
 
     def late_brokers(self) -> frozenset[str]:
         """Brokers that still owe an answer to ``request_with_grace``."""
-        late_addresses = self.calls.late_answers
+        late_addresses = self.rpc_client.late_answers
         if not late_addresses:
             return frozenset()
         return frozenset(
@@ -141,18 +147,18 @@ class BrokerClient:
             address = self._routes.address(broker_name, "master")
         except RocketMQError:
             return None
-        return address, self.calls.pool.attempts(address)
+        return address, self.rpc_client.pool.attempts(address)
 
     def request_all(
         self,
         commands: Sequence[BrokerCommand],
         deadline: Deadline,
-        accept: Container[int] = (Response.SUCCESS,),
+        accepted_codes: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command]:
         """Send all requests at once. Returns the answers in order, or raises the first error after all have ended."""
         answers = []
-        for answer in self.request_each(commands, deadline, accept, read_from):
+        for answer in self.request_each(commands, deadline, accepted_codes, read_from):
             if isinstance(answer, RocketMQError):
                 raise answer
             answers.append(answer)
@@ -162,11 +168,11 @@ class BrokerClient:
         self,
         commands: Sequence[BrokerCommand],
         deadline: Deadline,
-        accept: Container[int] = (Response.SUCCESS,),
+        accepted_codes: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command | RocketMQError]:
         """Send all requests at once. Returns answers and errors in order."""
-        answers = self.request_with_grace(commands, deadline, read_from, accept=accept)
+        answers = self.request_with_grace(commands, deadline, read_from, accepted_codes=accepted_codes)
         return [answer for answer in answers if answer is not None]
 
     def request_with_grace(
@@ -175,9 +181,11 @@ class BrokerClient:
         deadline: Deadline,
         read_from: str = "master",
         grace_s: float | None = None,
-        accept: Container[int] = (Response.SUCCESS,),
+        accepted_codes: Container[int] = (Response.SUCCESS,),
     ) -> list[Command | RocketMQError | None]:
-        """As ``request_each``. With ``grace_s``, returns None for brokers that are so much slower than the others."""
+        """As ``request_each``. With ``grace_s``, returns None for brokers that are more than ``grace_s`` slower than
+        the others.
+        """
         address_of: dict[str, str | RocketMQError] = {}
         for name in {broker_command.broker_name for broker_command in commands}:
             try:
@@ -188,32 +196,32 @@ class BrokerClient:
         requests = [(a, q.command) for a, q in zip(addresses, commands, strict=True) if isinstance(a, str)]
         outcomes: Sequence[Command | RocketMQError | None]
         outcomes = (
-            self.calls.invoke_each(requests, deadline)
+            self.rpc_client.invoke_each(requests, deadline)
             if grace_s is None
-            else self.calls.invoke_with_grace(requests, deadline, grace_s)
+            else self.rpc_client.invoke_with_grace(requests, deadline, grace_s)
         )
         answers = iter(outcomes)
         return [
-            _checked(next(answers), broker_command, address, accept) if isinstance(address, str) else address
+            _checked(next(answers), broker_command, address, accepted_codes) if isinstance(address, str) else address
             for broker_command, address in zip(commands, addresses, strict=True)
         ]
 
 
-# Above this number of entries about topics, those that no route has are removed.
+# Above this number of cached entries, the entries of topics that are in no cached route are removed.
 SWEEP_ABOVE_ENTRIES = 64
 
 
 def has_attribute(attributes: AttributesByTopic, queue: MessageQueue, name: str, value: str) -> bool | None:
     """Whether the topic of a queue has this value of an attribute; None if its broker did not report attributes."""
-    of_topic = attributes[queue.broker_name, queue.topic]
-    return None if isinstance(of_topic, RocketMQError) else of_topic.get(name) == value
+    topic_attributes = attributes[queue.broker_name, queue.topic]
+    return None if isinstance(topic_attributes, RocketMQError) else topic_attributes.get(name) == value
 
 
 def raise_if_retriable(attributes: AttributesByTopic) -> AttributesByTopic:
     """Return ``attributes``. Raises the first error among them that is retriable."""
-    for of_topic in attributes.values():
-        if isinstance(of_topic, RocketMQError) and of_topic.retriable:
-            raise of_topic
+    for topic_attributes in attributes.values():
+        if isinstance(topic_attributes, RocketMQError) and topic_attributes.retriable:
+            raise topic_attributes
     return attributes
 
 
@@ -223,9 +231,9 @@ def first_queues(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], Messag
 
 
 def _checked(
-    result: Command | RocketMQError | None, command: BrokerCommand, address: str, accept: Container[int]
+    result: Command | RocketMQError | None, command: BrokerCommand, address: str, accepted_codes: Container[int]
 ) -> Command | RocketMQError | None:
-    if result is None or isinstance(result, RocketMQError) or result.code in accept:
+    if result is None or isinstance(result, RocketMQError) or result.code in accepted_codes:
         return result
     queue = str(command.queue) if command.queue else None
     return error_from_response(result, address, command.topic or None, queue)

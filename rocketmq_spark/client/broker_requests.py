@@ -55,10 +55,10 @@ def _subscription(topic_filter: Filter) -> Subscription:
 
 
 class BrokerRequests:
-    """The ``request_handler`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
+    """The ``request_handler`` of a ``RegisteredMember``. It parses a command, calls ``handler``, and encodes the answer."""
 
-    def __init__(self, calls: RpcClient, group: str, handler: RequestCallback) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, group: str, handler: RequestCallback) -> None:
+        self._rpc_client = rpc_client
         self._group = group
         self._handler = handler
         self._parsers: dict[int, Callable[[Command], BrokerRequest]] = {
@@ -66,7 +66,7 @@ class BrokerRequests:
             Request.RESET_CONSUMER_CLIENT_OFFSET: self._parse_reset,
             Request.GET_CONSUMER_STATUS_FROM_CLIENT: self._parse_offsets_request,
             Request.GET_CONSUMER_RUNNING_INFO: self._parse_info_request,
-            Request.CONSUME_MESSAGE_DIRECTLY: self._parse_direct,
+            Request.CONSUME_MESSAGE_DIRECTLY: self._parse_consume_directly,
         }
 
     def __call__(self, address: str, command: Command) -> Command | None:
@@ -78,67 +78,69 @@ class BrokerRequests:
         answer = self._handler(address, request)
         return None if answer is None else rpc.by_code[command.code].reply(command, self._encode_answer(answer))
 
-    def _plain(self, name: str) -> str:
-        return self._calls.scope.user_name(name)
+    def _user_name(self, name: str) -> str:
+        return self._rpc_client.scope.user_name(name)
 
     def _parse_reset(self, command: Command) -> BrokerRequest:
         fields = rpc.RESET_CONSUMER_CLIENT_OFFSET.arguments(command)
         offsets = bodies.reset_offsets(command.body)
-        plain = {
-            q._replace(topic=self._plain(q.topic)): offset
+        user_offsets = {
+            q._replace(topic=self._user_name(q.topic)): offset
             for q, offset in offsets.items()
-            if self._calls.scope.is_reversible(q.topic)
+            if self._rpc_client.scope.is_reversible(q.topic)
         }
-        return ResetOffsets(self._plain(fields["topic"]), plain)
+        return ResetOffsets(self._user_name(fields["topic"]), user_offsets)
 
     def _parse_offsets_request(self, command: Command) -> BrokerRequest:
-        return GetConsumedOffsets(self._plain(rpc.GET_CONSUMER_STATUS_FROM_CLIENT.arguments(command)["topic"]))
+        return GetConsumedOffsets(self._user_name(rpc.GET_CONSUMER_STATUS_FROM_CLIENT.arguments(command)["topic"]))
 
     def _parse_info_request(self, command: Command) -> BrokerRequest:
         return GetRunningInfo(bool(rpc.GET_CONSUMER_RUNNING_INFO.arguments(command)["jstackEnable"]))
 
-    def _parse_direct(self, command: Command) -> BrokerRequest:
+    def _parse_consume_directly(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
         # The body stays compressed until the member accepts the message: 64 KiB may expand to gigabytes.
         broker = fields["brokerName"] or ""
-        message, scope = single_message(command.body, broker, "to be consumed directly"), self._calls.scope
+        message, scope = single_message(command.body, broker, "to be consumed directly"), self._rpc_client.scope
         # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
-        origin = message.properties.get(Property.RETRY_TOPIC)
-        inside = origin is None or scope.is_reversible(origin)
-        return ConsumeDirectly(with_user_names(message, scope) if inside else with_stored_names(message, scope))
+        original_topic = message.properties.get(Property.RETRY_TOPIC)
+        is_in_scope = original_topic is None or scope.is_reversible(original_topic)
+        return ConsumeDirectly(with_user_names(message, scope) if is_in_scope else with_stored_names(message, scope))
 
     def _encode_answer(self, answer: RequestAnswer) -> bytes:
         if isinstance(answer, DirectResult):
             return bodies.direct_result(answer)
         if isinstance(answer, RunningInfo):
-            name = self._calls.on_wire
+            on_wire = self._rpc_client.on_wire
             info = replace(
                 answer,
-                queues=_on_wire(self._calls, answer.queues),
-                topics={name(topic): figures for topic, figures in answer.topics.items()},
+                queues=_keys_on_wire(self._rpc_client, answer.queues),
+                topics={on_wire(topic): figures for topic, figures in answer.topics.items()},
             )
-            return bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(name))
-        return bodies.consumer_offsets(_on_wire(self._calls, answer))
+            return bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(on_wire))
+        return bodies.consumer_offsets(_keys_on_wire(self._rpc_client, answer))
 
 
-def _on_wire(calls: RpcClient, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:
-    return {calls.queue_on_wire(queue): value for queue, value in table.items()}
+def _keys_on_wire(rpc_client: RpcClient, value_by_queue: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:
+    return {rpc_client.queue_on_wire(queue): value for queue, value in value_by_queue.items()}
 
 
 def with_user_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with its topic and queue in the user's names.
 
-    A message of a retry topic gets the topic that its properties name as its first topic. Every client that may write to the
-    retry topic can set these properties. A dead letter keeps the dead-letter topic, as in Java. Mirrors
+    A message of a retry topic gets its original topic, which a property names. Every client that may write to the retry topic
+    can set this property. A dead letter keeps the dead-letter topic, as in Java. Mirrors
     ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
-    stored = with_stored_names(message, scope)
-    origin = message.properties.get(Property.RETRY_TOPIC) if stored.topic.startswith(RETRY_PREFIX) else None
-    return replace(stored, topic=scope.user_name(origin)) if origin else stored
+    stored_message = with_stored_names(message, scope)
+    original_topic = (
+        message.properties.get(Property.RETRY_TOPIC) if stored_message.topic.startswith(RETRY_PREFIX) else None
+    )
+    return replace(stored_message, topic=scope.user_name(original_topic)) if original_topic else stored_message
 
 
 def with_stored_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with the topic and queue in which the broker stores it, in the user's names."""
     queue = message.queue._replace(topic=scope.user_name(message.queue.topic))
-    same = (queue, queue.topic) == (message.queue, message.topic)
-    return message if same else replace(message, queue=queue, topic=queue.topic)
+    is_unchanged = (queue, queue.topic) == (message.queue, message.topic)
+    return message if is_unchanged else replace(message, queue=queue, topic=queue.topic)

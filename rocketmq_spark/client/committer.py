@@ -28,7 +28,7 @@ from rocketmq_spark.wire import bodies, rpc
 class OffsetCommit:
     """Commits offsets of a group, at the replicas that ``read_from`` selects. ``grace_s`` is as in ``OffsetReader.bounds``.
 
-    The object is a function of the offsets that returns the errors by queue.
+    A call of the object commits offsets, and returns the errors by queue.
     """
 
     broker_client: BrokerClient
@@ -40,36 +40,37 @@ class OffsetCommit:
     def __call__(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Commit the first queue of each topic and broker, then the other queues.
 
-        A broker creates the group's table of a topic at its first commit. If two commits create the table at the same time, one
-        is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic and broker get
-        the same error. The first queues get half of the time, so that a broker that hangs leaves time for the others.
+        A broker creates a table for the group and the topic at the first commit. If two commits create the table at the same
+        time, one commit is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic
+        and broker get the same error. The first queues get half of the time, so that a broker that hangs leaves time for the
+        others.
         """
-        first_by_topic = first_queues(offsets)
-        half = self.deadline.within(self.deadline.remaining() / 2)
-        failed = self._store({queue: offsets[queue] for queue in first_by_topic.values()}, half)
-        rest = {}
-        for queue in sorted(offsets.keys() - first_by_topic.values()):
-            first = first_by_topic[queue.broker_name, queue.topic]
-            if first in failed:
-                failed[queue] = failed[first]
+        first_queue_by_key = first_queues(offsets)
+        half_deadline = self.deadline.within(self.deadline.remaining() / 2)
+        errors = self._store({queue: offsets[queue] for queue in first_queue_by_key.values()}, half_deadline)
+        remaining_offsets = {}
+        for queue in sorted(offsets.keys() - first_queue_by_key.values()):
+            first_queue = first_queue_by_key[queue.broker_name, queue.topic]
+            if first_queue in errors:
+                errors[queue] = errors[first_queue]
             else:
-                rest[queue] = offsets[queue]
-        return {**failed, **self._store(rest, self.deadline)}
+                remaining_offsets[queue] = offsets[queue]
+        return {**errors, **self._store(remaining_offsets, self.deadline)}
 
     def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
-        group = self.broker_client.calls.on_wire(self.group)
+        group = self.broker_client.rpc_client.on_wire(self.group)
         commands = [
             self.broker_client.for_queue(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
             for queue, offset in offsets.items()
         ]
         answers = self.broker_client.request_with_grace(commands, deadline, self.read_from, self.grace_s)
-        failed: dict[MessageQueue, RocketMQError] = {}
+        errors: dict[MessageQueue, RocketMQError] = {}
         for queue, answer in zip(offsets, answers, strict=True):
             if answer is None:
-                failed[queue] = CallTimeout("the broker has not answered yet", queue=str(queue))
+                errors[queue] = CallTimeout("the broker has not answered yet", queue=str(queue))
             elif isinstance(answer, RocketMQError):
-                failed[queue] = answer
-        return failed
+                errors[queue] = answer
+        return errors
 
 
 class RemotingCommitter:
@@ -88,18 +89,16 @@ class RemotingCommitter:
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
         """See ``ports.OffsetCommitter``."""
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
-            consumerGroup=self._broker_client.calls.on_wire(group), bname=broker_name
+            consumerGroup=self._broker_client.rpc_client.on_wire(group), bname=broker_name
         )
-        accept = (
-            Response.SUCCESS,
-            Response.SYSTEM_ERROR,
-        )  # a broker without members of the group answers with an error
-        (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accept)
+        # A broker without members of the group answers with an error.
+        accepted_codes = Response.SUCCESS, Response.SYSTEM_ERROR
+        (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accepted_codes)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
     def lists_all_members(self, broker_name: str) -> bool:
         connection = self._broker_client.connection(broker_name)
-        return connection is None or not self._broker_client.calls.pool.is_proxy(connection[0])
+        return connection is None or not self._broker_client.rpc_client.pool.is_proxy(connection[0])
 
     def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         try:
@@ -108,7 +107,7 @@ class RemotingCommitter:
             raise _not_created(group, e, "this user may not create it") from e
         except NotSupported as e:
             for error in self._polls.create_group_by_pull(
-                group, offsets, Deadline.after(self._broker_client.calls.request_timeout_s)
+                group, offsets, Deadline.after(self._broker_client.rpc_client.request_timeout_s)
             ):
                 if isinstance(error, GroupNotFound):
                     problem = (

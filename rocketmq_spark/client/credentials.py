@@ -50,22 +50,24 @@ FETCH_RETRY_S = 5.0
 
 
 class RotatingCredentials:
-    """Credentials that are fetched again when they are a minute old, because they may be temporary. If a fetch fails, for example
-    while the file is being written, the previous ones stay in use: servers reject keys that are no longer valid.
+    """Credentials that are fetched again when they are a minute old, because they may be temporary.
+
+    If a fetch fails, for example while the file is being written, the previous credentials stay in use. That is harmless, because
+    servers reject keys that are no longer valid.
     """
 
     def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:
         self._fetch = fetch
         self._max_age_s = max_age_s
-        self._cached: tuple[float, Credentials] | None = None  # with the time of the next fetch
+        self._cached_credentials: tuple[float, Credentials] | None = None  # with the time of the next fetch
 
     def current(self) -> Credentials:
-        cached = self._cached
-        if cached is None:
-            cached = self._cached = time.monotonic() + self._max_age_s, self._fetch_checked()
-        elif time.monotonic() > cached[0] and has_own_rights():
-            cached = self._cached = self._fetch_again(cached[1])
-        return cached[1]
+        cached_credentials = self._cached_credentials
+        if cached_credentials is None:
+            cached_credentials = self._cached_credentials = time.monotonic() + self._max_age_s, self._fetch_checked()
+        elif time.monotonic() > cached_credentials[0] and has_own_rights():
+            cached_credentials = self._cached_credentials = self._fetch_again(cached_credentials[1])
+        return cached_credentials[1]
 
     def _fetch_again(self, previous: Credentials) -> tuple[float, Credentials]:
         try:
@@ -89,11 +91,11 @@ class RotatingCredentials:
         return self.current().sign(command)
 
 
-def from_provider(returned: object) -> Credentials:
+def from_provider(result: object) -> Credentials:
     """Convert the result of a user's function: (access key, secret key, optional token), or a mapping with these names."""
-    if isinstance(returned, Mapping):
-        returned = (returned.get("accessKey"), returned.get("secretKey"), returned.get("securityToken"))
-    parts = tuple(returned) if isinstance(returned, Sequence) and not isinstance(returned, str) else ()
+    if isinstance(result, Mapping):
+        result = (result.get("accessKey"), result.get("secretKey"), result.get("securityToken"))
+    parts = tuple(result) if isinstance(result, Sequence) and not isinstance(result, str) else ()
     access, secret, token = (*parts, None, None, None)[:3]
     if not isinstance(access, str) or not isinstance(secret, str) or not isinstance(token, str | None):
         raise OptionError(

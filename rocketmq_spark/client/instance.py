@@ -1,8 +1,8 @@
 """The client instance, as RocketMQ's ``MQClientInstance``: the group members of this process, and their heartbeats.
 
 Producers and consumers that share connections share an instance. It has the client id, reports all groups in one heartbeat, and
-passes requests of brokers to the members of the group. Each group handles its requests on a thread of its own, never on the
-thread that reads answers. What members do with a request is up to them.
+passes the requests of brokers to the members of groups. Each group handles its requests on its own thread, never on the thread
+that reads answers.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
-# The deadline of the list of brokers: longer than one name server that hangs takes, and far below the 120 s after which brokers
-# forget a client.
+# The time for the request of the list of brokers. It is long enough to try another name server after one that hangs. It is far
+# below the 120 s after which brokers forget a client.
 CLUSTER_TIMEOUT_S = 10.0
-_MAX_LINGERING = 50
+_MAX_LINGERING_GROUPS = 50
 _MAX_PARALLEL = 64  # brokers that are contacted in parallel
-LOG_PAUSE_S = 10.0  # how often a rejected request is logged
+LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests
 _tracebacks = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
 _MAX_WAITING_REQUESTS = 1000  # waiting requests of brokers per group; more are rejected
 
-# Requests of brokers to consumers, with the field that names the group. Requests to producers name it in the message.
+# Requests of brokers to consumers, with the field that names the group. Requests to producers name the group in the message.
 _GROUP_FIELDS = {
     Request.NOTIFY_CONSUMER_IDS_CHANGED: "consumerGroup",
     Request.RESET_CONSUMER_CLIENT_OFFSET: "group",
@@ -68,8 +68,8 @@ class RegisteredMember:
     """A member of a group: a consumer if it has a ``membership``, whose subscriptions are in every heartbeat; else a producer.
 
     ``request_handler`` handles requests of brokers. With ``heartbeat_s`` 0, the member needs no heartbeat. With ``all_brokers``,
-    heartbeats go to all brokers of the cluster, because any of them may send requests. With ``receives_replies``, brokers forward
-    replies to the member by the client id.
+    heartbeats go to all brokers of the cluster, because each of them may send requests. With ``receives_replies``, brokers
+    forward replies to the member by the client id.
     """
 
     group: str
@@ -95,10 +95,12 @@ class MemberRegistry:
         self._reply_executor = KeyedExecutor()  # needs no limit: each reply belongs to a waiting request
         self._log_limit = RateLimit(LOG_PAUSE_S)
 
-    def add(self, on_wire: str, member: RegisteredMember) -> None:
-        """Add a member. A group may have several producers here but one consumer: two with one client id read the same queues."""
+    def add(self, group_on_wire: str, member: RegisteredMember) -> None:
+        """Add a member. A group may have several producers here, but only one consumer, because two consumers with one client id
+        would read the same queues.
+        """
         with self._lock:
-            key = member.consumes, on_wire
+            key = member.consumes, group_on_wire
             members = self._members.get(key, ())
             if member.consumes and members:
                 raise LocalProtocolError(
@@ -107,25 +109,25 @@ class MemberRegistry:
                 )
             self._members[key] = (*members, member)
 
-    def remove(self, on_wire: str, member: RegisteredMember) -> bool:
+    def remove(self, group_on_wire: str, member: RegisteredMember) -> bool:
         """Remove a member. Returns whether the group has no more members here. Removing a member twice is allowed."""
         with self._lock:
-            key = member.consumes, on_wire
+            key = member.consumes, group_on_wire
             if others := tuple(other for other in self._members.get(key, ()) if other is not member):
                 self._members[key] = others
             else:
                 self._members.pop(key, None)
             return not others
 
-    def has_consumer(self, on_wire: str) -> bool:
+    def has_consumer(self, group_on_wire: str) -> bool:
         """Whether the group has a consumer here."""
         with self._lock:
-            return (True, on_wire) in self._members
+            return (True, group_on_wire) in self._members
 
     def one_per_group(self) -> list[tuple[str, RegisteredMember]]:
         """One member of every group, with the group's name on the wire."""
         with self._lock:
-            return [(on_wire, members[0]) for (_, on_wire), members in sorted(self._members.items())]
+            return [(group_on_wire, members[0]) for (_, group_on_wire), members in sorted(self._members.items())]
 
     def shortest_heartbeat_s(self) -> float:
         """The shortest interval of all members, 0 if no member needs heartbeats."""
@@ -139,7 +141,7 @@ class MemberRegistry:
             return any(member.all_brokers for members in self._members.values() for member in members)
 
     def reply_groups(self) -> list[str]:
-        """One group, by its name on brokers, whose member receives replies; empty without such a member."""
+        """A list with the name, on brokers, of one group whose member receives replies. It is empty without such a member."""
         with self._lock:
             return [
                 name
@@ -151,15 +153,15 @@ class MemberRegistry:
         """Dispatch a request of a broker; runs on the thread that reads answers. Returns False if no member accepts it."""
         code, ext = request.command.code, request.command.ext
         try:
-            if code == Request.CHECK_TRANSACTION_STATE:  # its message has the group's name
+            if code == Request.CHECK_TRANSACTION_STATE:  # the message in the request has the group's name
                 if not self._has_transaction_check():
                     return False
                 self._executor.run(code, functools.partial(self._dispatch_check, request))
                 return True
             if code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self._on_reply is not None:
                 return self._on_reply(request, functools.partial(self._reply_executor.run, code))
-            field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
-            return field is not None and self._dispatch((True, ext.get(field, "")), request)
+            group_field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
+            return group_field is not None and self._dispatch((True, ext.get(group_field, "")), request)
         except RuntimeError as e:  # no more threads, or too many requests wait
             self._log_rejected(request, e)
             return False
@@ -176,7 +178,7 @@ class MemberRegistry:
     def _dispatch_check(self, request: ServerRequest) -> None:
         dispatched = False
         try:
-            # The properties have the group's name, so the body stays compressed.
+            # Only the properties are needed, which have the group's name. So the body stays compressed.
             messages = itertools.islice(decode_leniently(request.command.body, max_body_bytes=None), 2)
             groups = [message.properties.get(Property.PRODUCER_GROUP, "") for message in messages]
             dispatched = len(groups) == 1 and self._dispatch((False, groups[0]), request)
@@ -195,7 +197,7 @@ class MemberRegistry:
             handlers = [member for member in self._members.get(key, ()) if member.request_handler is not None]
         if not handlers:
             return False
-        # On its own thread: a listener may hang with a message that an operator sent (``consumeMessageDirectly``).
+        # A message that an operator sent (``consumeMessageDirectly``) gets its own thread, because the listener may hang with it.
         is_direct = request.command.code == Request.CONSUME_MESSAGE_DIRECTLY
         self._executor.run((key, is_direct), functools.partial(_answer, handlers[0], request))
         return True
@@ -204,7 +206,9 @@ class MemberRegistry:
 def _answer(member: RegisteredMember, request: ServerRequest) -> None:
     assert member.request_handler is not None
     reply = capture(member.request_handler, request.address, request.command)
-    if isinstance(reply, Failure):  # answer with the error, so that the broker does not wait until it times out
+    if isinstance(
+        reply, Failure
+    ):  # the answer is the error, so that the broker does not wait until the request times out
         text, traceback = "group %s could not handle request %s: %s", _tracebacks.due(reply)
         capture(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
@@ -219,43 +223,46 @@ class ClientInstance:
 
     def __init__(
         self,
-        groups: MemberRegistry,
-        calls: RpcClient,
+        registry: MemberRegistry,
+        rpc_client: RpcClient,
         routes: Routes,
         client_id: str | None = None,
         make_timer: Callable[[str], Timer] = Timer,
     ) -> None:
         self.client_id = client_id or f"{platform.node()}@{os.getpid()}#{time.monotonic_ns()}"
-        self._groups = groups
-        self._calls = calls
+        self._registry = registry
+        self._rpc_client = rpc_client
         self._routes = routes
         self._make_timer = make_timer
         self._lock = threading.Lock()
         self._cluster: Mapping[str, BrokerData] = {}
         # Held by heartbeats and leaves, so that no heartbeat registers a group that has just left.
         self._registration_lock = threading.Lock()
-        self._lingering: dict[str, None] = {}  # groups whose last producer has left and that are still registered
-        self._request_groups: set[str] = set()  # producer groups that brokers send transaction checks to
-        self._reply_connection_lost = False  # whether brokers forward no replies: the last group was unregistered
+        self._lingering_groups: dict[
+            str, None
+        ] = {}  # groups whose last producer has left and that are still registered
+        self._checked_groups: set[str] = set()  # producer groups that brokers send transaction checks to
+        # Whether brokers may forward no replies, because producer groups were unregistered.
+        self._reply_connection_lost = False
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
     def join(self, member: RegisteredMember) -> None:
         """Add ``member``, and send its first heartbeat soon. Raises ``LocalProtocolError`` if the group has a consumer here."""
-        on_wire = self._calls.on_wire(member.group)
-        if member.consumes and self._groups.has_consumer(on_wire):
+        group_on_wire = self._rpc_client.on_wire(member.group)
+        if member.consumes and self._registry.has_consumer(group_on_wire):
             # The earlier consumer may have been dropped without close(), and not be collected yet.
             dropped.wait_for_dropped(Deadline.after(TIMEOUT_S))
         try:
-            self._groups.add(on_wire, member)
+            self._registry.add(group_on_wire, member)
             if member.request_handler is not None and not member.consumes:
-                self._request_groups.add(on_wire)
+                self._checked_groups.add(group_on_wire)
             if member.heartbeat_s:
                 with self._lock:
                     self._timer = self._timer or self._make_timer("rocketmq-instance")
                     self._schedule(self._timer, FIRST_HEARTBEAT_S)
-        except BaseException:  # also Ctrl-C: the caller gets no function to leave with
-            self._groups.remove(on_wire, member)
+        except BaseException:  # including Ctrl-C, because then the caller cannot call ``leave``
+            self._registry.remove(group_on_wire, member)
             self._stop_timer(unless_needed=True)
             raise
 
@@ -263,31 +270,35 @@ class ClientInstance:
         """Remove ``member``. The last member unregisters the group, perhaps later. Failures of single brokers are logged.
         After an interruption, the call may be repeated.
         """
-        on_wire = self._calls.on_wire(member.group)
-        is_last = self._groups.remove(on_wire, member)
+        group_on_wire = self._rpc_client.on_wire(member.group)
+        is_last = self._registry.remove(group_on_wire, member)
         self._stop_timer(unless_needed=True)
         if not is_last:
             return
         with self._registration_lock:
             if member.consumes:
-                self._unregister("consumerGroup", [on_wire], self._addresses(True, False), deadline)
+                self._unregister("consumerGroup", [group_on_wire], self._addresses(True, False), deadline)
             else:
-                self._leave_producers(on_wire, deadline)
+                self._leave_producers(group_on_wire, deadline)
 
-    def _leave_producers(self, on_wire: str, deadline: Deadline) -> None:
-        """Unregister a producer group. While members await replies, groups without transaction checks stay registered for a
-        while, because unregistering makes brokers lose replies in flight.
+    def _leave_producers(self, group_on_wire: str, deadline: Deadline) -> None:
+        """Unregister a producer group. While members receive replies, a group without transaction checks stays registered for a
+        while, because brokers lose replies in flight when a group is unregistered.
         """
-        reply_groups = self._groups.reply_groups()
-        if reply_groups and on_wire not in self._request_groups and len(self._lingering) < _MAX_LINGERING:
-            self._lingering[on_wire] = None
+        reply_groups = self._registry.reply_groups()
+        if (
+            reply_groups
+            and group_on_wire not in self._checked_groups
+            and len(self._lingering_groups) < _MAX_LINGERING_GROUPS
+        ):
+            self._lingering_groups[group_on_wire] = None
             return
-        others = {name for name, other in self._groups.one_per_group() if not other.consumes}
-        left_groups = [name for name in {on_wire: None, **self._lingering} if name not in others]
+        producer_groups = {name for name, member in self._registry.one_per_group() if not member.consumes}
+        left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
         self._reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
-        self._lingering.clear()  # only now: after an interruption, heartbeats must still include them
-        self._request_groups.difference_update(left_groups)
+        self._lingering_groups.clear()  # only now, because heartbeats after an interruption must include these groups
+        self._checked_groups.difference_update(left_groups)
         self._reply_connection_lost = not reply_groups  # see ``register_connection``
 
     def heartbeat(self, deadline: Deadline) -> None:
@@ -295,20 +306,23 @@ class ClientInstance:
         with self._registration_lock:
             self._heartbeat(deadline)
 
-    def register_connection(self, deadline: Deadline, up_to_date: Container[str] | None) -> bool:
-        """Make brokers forward replies over the current connection, except the brokers in ``up_to_date``. Returns False if there
-        was only time for a plain heartbeat.
+    def register_connection(self, deadline: Deadline, up_to_date_brokers: Container[str] | None) -> bool:
+        """Make brokers forward replies over the current connection, except the brokers at the addresses ``up_to_date_brokers``.
+        Returns False if there was only time for a plain heartbeat.
 
         Brokers forward replies over the connection on which a producer group was new. They forget the connection when any of the
         client's groups is unregistered, or when an older connection ends; plain heartbeats do not restore it.
         """
-        if not self._registration_lock.acquire(timeout=deadline.remaining() / 2):  # a broker hangs in another thread
-            self._send_heartbeats(self._groups.reply_groups(), [], self._addresses(False, True), deadline)
+        # Another thread may hold the lock for long, because a broker hangs.
+        if not self._registration_lock.acquire(timeout=deadline.remaining() / 2):
+            self._send_heartbeats(self._registry.reply_groups(), [], self._addresses(False, True), deadline)
             return False
         try:
-            if up_to_date is not None or self._reply_connection_lost:
+            if up_to_date_brokers is not None or self._reply_connection_lost:
                 self._reregister(
-                    self._groups.reply_groups(), deadline, () if self._reply_connection_lost else up_to_date or ()
+                    self._registry.reply_groups(),
+                    deadline,
+                    () if self._reply_connection_lost else up_to_date_brokers or (),
                 )
             else:
                 self._heartbeat(deadline)
@@ -317,23 +331,23 @@ class ClientInstance:
             self._registration_lock.release()
         return True
 
-    def _reregister(self, groups: Sequence[str], deadline: Deadline, up_to_date: Container[str] = ()) -> None:
-        """Unregister producer groups, except at brokers in ``up_to_date``, and send a heartbeat if a member receives replies.
+    def _reregister(self, groups: Sequence[str], deadline: Deadline, up_to_date_brokers: Container[str] = ()) -> None:
+        """Unregister producer groups, except at ``up_to_date_brokers``, and send a heartbeat if a member receives replies.
 
-        Between the two, a broker forwards no replies. So each broker gets its heartbeat without waiting for other brokers.
+        Between the two requests, a broker forwards no replies. So each broker gets its heartbeat without waiting for the others.
         """
 
         def reregister_at(name_and_address: tuple[str, str]) -> None:
-            if name_and_address[1] not in up_to_date:
+            if name_and_address[1] not in up_to_date_brokers:
                 self._unregister("producerGroup", groups, [name_and_address], deadline)
-            if self._groups.reply_groups():
+            if self._registry.reply_groups():
                 self._heartbeat(deadline, [name_and_address], groups)
 
         executor, addresses = KeyedExecutor(), self._addresses(False, True)
         for i, name_and_address in enumerate(addresses[1:]):
             try:
                 executor.run(i % _MAX_PARALLEL, functools.partial(reregister_at, name_and_address))
-            except RuntimeError:  # no more threads: one after the other
+            except RuntimeError:  # no more threads can start, so this thread does it
                 reregister_at(name_and_address)
         for name_and_address in addresses[:1]:
             reregister_at(name_and_address)
@@ -341,32 +355,32 @@ class ClientInstance:
             executor.wait(i, deadline.remaining() + TIMEOUT_S)
 
     def _heartbeat(self, deadline: Deadline, addresses: _Addresses = (), left_groups: Sequence[str] = ()) -> None:
-        members = self._groups.one_per_group()
+        members = self._registry.one_per_group()
         if not members:
             return
-        lingering = [name for name in self._lingering if name not in left_groups]
-        producers = list(dict.fromkeys((*(name for name, member in members if not member.consumes), *lingering)))
-        consumers = [self._membership(on_wire, member) for on_wire, member in members if member.consumes]
+        lingering_groups = [name for name in self._lingering_groups if name not in left_groups]
+        producers = list(dict.fromkeys((*(name for name, member in members if not member.consumes), *lingering_groups)))
+        consumers = [self._membership(group_on_wire, member) for group_on_wire, member in members if member.consumes]
         self._send_heartbeats(
             producers,
             consumers,
-            addresses or self._addresses(bool(consumers), self._groups.needs_all_brokers()),
+            addresses or self._addresses(bool(consumers), self._registry.needs_all_brokers()),
             deadline,
         )
 
     def _send_heartbeats(
-        self, producers: list[str], consumers: list[GroupMembership], to: _Addresses, deadline: Deadline
+        self, producers: list[str], consumers: list[GroupMembership], addresses: _Addresses, deadline: Deadline
     ) -> None:
         body = bodies.heartbeat(self.client_id, producers, consumers)
-        self._send_all([(address, rpc.HEART_BEAT.request(body, bname=name)) for name, address in to], deadline)
+        self._send_all([(address, rpc.HEART_BEAT.request(body, bname=name)) for name, address in addresses], deadline)
 
-    def _unregister(self, field: str, groups: Sequence[str], addresses: _Addresses, deadline: Deadline) -> None:
-        group_fields: list[dict[str, Any]] = [{field: group} for group in groups]
+    def _unregister(self, field_name: str, groups: Sequence[str], addresses: _Addresses, deadline: Deadline) -> None:
+        group_fields: list[dict[str, Any]] = [{field_name: group} for group in groups]
         self._send_all(
             [
-                (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group))
+                (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group_field))
                 for name, address in addresses
-                for group in group_fields
+                for group_field in group_fields
             ],
             deadline,
         )
@@ -375,33 +389,33 @@ class ClientInstance:
         """Stop heartbeats. Groups stay registered until brokers forget them."""
         self._stop_timer()
 
-    def _membership(self, on_wire: str, member: RegisteredMember) -> GroupMembership:
+    def _membership(self, group_on_wire: str, member: RegisteredMember) -> GroupMembership:
         assert member.membership is not None
-        return replace(member.membership().on_wire(self._calls.on_wire), group=on_wire)
+        return replace(member.membership().on_wire(self._rpc_client.on_wire), group=group_on_wire)
 
     def refresh_cluster(self, deadline: Deadline) -> None:
         """Fetch the list of all brokers, if any member sends heartbeats to all of them."""
-        if not self._groups.needs_all_brokers():
+        if not self._registry.needs_all_brokers():
             return
         try:
             self._cluster = self._routes.cluster(deadline)
         except RocketMQError as e:  # a Proxy does not answer this
             logger.info("cannot list the brokers of the cluster; only those of topics in use get heartbeats: %s", e)
 
-    def _addresses(self, slaves: bool, all_brokers: bool) -> list[tuple[str, str]]:
+    def _addresses(self, with_slaves: bool, all_brokers: bool) -> list[tuple[str, str]]:
         routed = {data.broker_name: data for data in self._routes.brokers()}
         return [
             (data.broker_name, address)
             for data in ({**self._cluster, **routed} if all_brokers else routed).values()
-            for address in (data.master, *(data.slaves if slaves else ()))
+            for address in (data.master, *(data.slaves if with_slaves else ()))
             if address
         ]
 
-    def _schedule(self, timer: Timer, in_s: float) -> None:
+    def _schedule(self, timer: Timer, delay_s: float) -> None:
         """Schedule a heartbeat, unless an earlier one is due. The caller holds the lock."""
-        due_ms = timer.now_ms() + 1000 * in_s
+        due_ms = timer.now_ms() + 1000 * delay_s
         if due_ms < self._due_ms:
-            timer.call_later(in_s, functools.partial(self._heartbeat_tick, timer, due_ms))
+            timer.call_later(delay_s, functools.partial(self._heartbeat_tick, timer, due_ms))
             self._due_ms = due_ms  # only now: ``call_later`` raises if no thread can start
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
@@ -409,7 +423,9 @@ class ClientInstance:
             if due_ms != self._due_ms:  # another heartbeat was scheduled instead
                 return
         try:
-            self.refresh_cluster(Deadline.after(CLUSTER_TIMEOUT_S))  # its own deadline: a name server may hang
+            self.refresh_cluster(
+                Deadline.after(CLUSTER_TIMEOUT_S)
+            )  # a separate deadline, because a name server may hang
             self.heartbeat(Deadline.after(TIMEOUT_S))
         except RocketMQError as e:
             logger.info("no heartbeat was sent: %s", e)
@@ -417,11 +433,11 @@ class ClientInstance:
             with self._lock:
                 if self._timer is timer:
                     self._due_ms = math.inf
-                    self._schedule(timer, self._groups.shortest_heartbeat_s() or FIRST_HEARTBEAT_S)
+                    self._schedule(timer, self._registry.shortest_heartbeat_s() or FIRST_HEARTBEAT_S)
 
     def _stop_timer(self, unless_needed: bool = False) -> None:
         with self._lock:
-            if unless_needed and self._groups.shortest_heartbeat_s():
+            if unless_needed and self._registry.shortest_heartbeat_s():
                 return
             timer, self._timer, self._due_ms = self._timer, None, math.inf
         if timer is not None:
@@ -429,7 +445,7 @@ class ClientInstance:
 
     def _send_all(self, requests: Sequence[tuple[str, Command]], deadline: Deadline) -> None:
         """Send all requests at once, so that a broker that hangs does not delay the others. Logs failures."""
-        answers = self._calls.invoke_each(requests, deadline.within(self._calls.request_timeout_s))
+        answers = self._rpc_client.invoke_each(requests, deadline.within(self._rpc_client.request_timeout_s))
         for (address, command), answer in zip(requests, answers, strict=True):
             if isinstance(answer, Command) and answer.code == Response.SUCCESS:
                 continue

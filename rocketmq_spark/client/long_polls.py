@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 OnPulled = Callable[[PullAnswer | RocketMQError], None]
 
-_STATUS = {
+_STATUS_BY_CODE = {
     Response.SUCCESS: PullStatus.FOUND,
     Response.PULL_NOT_FOUND: PullStatus.NO_NEW_MSG,
     Response.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCHED_MSG,
@@ -50,25 +50,29 @@ _STATUS = {
 class LongPolls:
     """Sends long polls over the connections of a client."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, attributes: TopicAttributesCache) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, routes: Routes, attributes: TopicAttributesCache) -> None:
+        self._rpc_client = rpc_client
         self._routes = routes
         self._attributes = attributes
         self._executor = KeyedExecutor()
 
     def pull(self, request: PullRequest, deadline: Deadline, done: OnPulled) -> None:
-        name = request.queue.broker_name
+        broker_name = request.queue.broker_name
         try:
-            data = self._routes.broker(name)
+            data = self._routes.broker(broker_name)
             if data is None or not data.addresses:
                 raise BrokerNotFound("no address of the queue's broker is known", queue=str(request.queue))
             broker_id, address = replica(data, request.broker_id)
             send = functools.partial(self._send, address, broker_id == MASTER_ID, deadline, done)
             knows_attributes = not request.filter or self._attributes.is_cached(request.queue)
-            if knows_attributes and self._calls.pool.is_connected(address) and not self._executor.has_work(address):
-                with without_blocking():  # the socket may be blocked, and this thread also sends other pulls
+            if (
+                knows_attributes
+                and self._rpc_client.pool.is_connected(address)
+                and not self._executor.has_work(address)
+            ):
+                with without_blocking():  # this thread also sends other pulls, so it must not wait for this socket
                     send(request)
-            else:  # no commit: until it is sent, a reset or the next owner may store another offset
+            else:  # without a commit, because a reset or the next owner may store another offset before the pull is sent
                 self._executor.run(address, functools.partial(send, replace(request, commit_offset=None)))
         except RocketMQError as e:
             done(e)
@@ -87,12 +91,12 @@ class LongPolls:
             data = self._routes.broker(queue.broker_name)
             if data is not None and data.master is not None:
                 request = PullRequest(group, queue, offsets[queue], count=1, suspend_s=0.0, post_filter=True)
-                requests.append((data.master, pull_command(request, self._calls, True)))
-        answers = self._calls.invoke_each(requests, deadline)
+                requests.append((data.master, pull_command(request, self._rpc_client, True)))
+        answers = self._rpc_client.invoke_each(requests, deadline)
         return [
             answer if isinstance(answer, RocketMQError) else error_from_response(answer, address)
             for (address, _), answer in zip(requests, answers, strict=True)
-            if isinstance(answer, RocketMQError) or answer.code not in _STATUS
+            if isinstance(answer, RocketMQError) or answer.code not in _STATUS_BY_CODE
         ]
 
     def _send(self, address: str, is_master: bool, deadline: Deadline, done: OnPulled, request: PullRequest) -> None:
@@ -101,22 +105,24 @@ class LongPolls:
         except RocketMQError as e:
             done(e)
             return
-        command = pull_command(broker_request, self._calls, is_master)
-        self._calls.invoke_async(address, command, deadline, functools.partial(self._on_answer, request, address, done))
+        command = pull_command(broker_request, self._rpc_client, is_master)
+        self._rpc_client.invoke_async(
+            address, command, deadline, functools.partial(self._on_answer, request, address, done)
+        )
 
     def _request_for_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
-        """Return the request for the broker. The broker would drop whole batches of a batch topic, so only this client compares
-        their tags.
+        """Return the request for the broker. With tags, a broker would drop whole batches of a batch topic. So for such a topic,
+        only this client compares tags.
         """
         queue, requested_filter = request.queue, request.filter
         try:
             attributes = self._attributes.attributes(queue.topic, queue.broker_name, deadline)
-        except AccessDenied:  # the right to read does not include the topic's type
+        except AccessDenied:  # a user who may read the topic may not be allowed to get its type
             attributes = None
-        batched = is_batched(attributes)
+        is_batch_topic = is_batched(attributes)
         if requested_filter.kind == "TAG":
-            return request if batched is False else replace(request, filter=NO_FILTER, post_filter=True)
-        if batched or is_compacted(attributes):
+            return request if is_batch_topic is False else replace(request, filter=NO_FILTER, post_filter=True)
+        if is_batch_topic or is_compacted(attributes):
             raise OptionError(
                 f"sql is {requested_filter.expression!r}, but {queue.topic} is a batch topic, or a compaction topic: "
                 "brokers do not filter their messages",
@@ -129,7 +135,7 @@ class LongPolls:
         if isinstance(answer, RocketMQError):
             done(answer)
             return
-        result = capture(to_pull_answer, request, answer, address, self._calls.scope)
+        result = capture(to_pull_answer, request, answer, address, self._rpc_client.scope)
         if not isinstance(result, Failure):
             done(result)
         elif isinstance(result.error, RocketMQError):
@@ -140,32 +146,33 @@ class LongPolls:
 
 
 def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
-    """Return id and address of the replica to pull from: ``broker_id``, or the next id if that slave is gone, or else any.
+    """Return id and address of the replica to pull from: replica ``broker_id``; if this slave is gone, the replica with the next
+    id; otherwise the replica with the lowest id.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """
     addresses = broker.addresses
-    for number in (broker_id, broker_id + 1) if broker_id != MASTER_ID else (broker_id,):
-        if number in addresses:
-            return number, addresses[number]
+    for candidate_id in (broker_id, broker_id + 1) if broker_id != MASTER_ID else (broker_id,):
+        if candidate_id in addresses:
+            return candidate_id, addresses[candidate_id]
     return min(addresses.items())
 
 
-def pull_command(request: PullRequest, calls: RpcClient, to_master: bool) -> Command:
+def pull_command(request: PullRequest, rpc_client: RpcClient, to_master: bool) -> Command:
     """Return the command of a pull. Only a master stores the committed offset in it."""
-    commits = to_master and request.commit_offset is not None
+    has_commit = to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
-    sys_flag |= PullSysFlag.COMMIT_OFFSET if commits else 0
+    sys_flag |= PullSysFlag.COMMIT_OFFSET if has_commit else 0
     sys_flag |= PullSysFlag.SUSPEND if request.suspend_s else 0
     sys_flag |= PullSysFlag.SUBSCRIPTION if request.post_filter else 0
     fields: dict[str, Any] = {
-        "consumerGroup": calls.on_wire(request.group),
-        "topic": calls.on_wire(request.queue.topic),
+        "consumerGroup": rpc_client.on_wire(request.group),
+        "topic": rpc_client.on_wire(request.queue.topic),
         "queueId": request.queue.queue_id,
         "queueOffset": request.offset,
         "maxMsgNums": request.count,
         "sysFlag": sys_flag,
-        "commitOffset": (commits and request.commit_offset) or 0,
+        "commitOffset": (has_commit and request.commit_offset) or 0,
         "suspendTimeoutMillis": round(1000 * request.suspend_s),
         "subscription": request.filter.expression if request.post_filter else None,
         "subVersion": request.version_ms,
@@ -177,12 +184,12 @@ def pull_command(request: PullRequest, calls: RpcClient, to_master: bool) -> Com
 
 
 def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: Scope) -> PullAnswer:
-    """Interpret an answer. Raises the error of the code, unless the code is one of the four outcomes of a pull."""
-    status = _STATUS.get(Response(answer.code)) if answer.code in _STATUS else None
+    """Interpret an answer. Raises the error of the code, unless the code is one of the four in ``_STATUS_BY_CODE``."""
+    status = _STATUS_BY_CODE.get(Response(answer.code)) if answer.code in _STATUS_BY_CODE else None
     if status is None:
         raise error_from_response(answer, address, request.queue.topic, str(request.queue))
     fields = rpc.PULL_MESSAGE.answer(answer)
-    empty = PullAnswer(
+    answer_without_messages = PullAnswer(
         status,
         fields["nextBeginOffset"],
         fields["minOffset"],
@@ -191,12 +198,18 @@ def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: S
         reset=status is PullStatus.OFFSET_ILLEGAL and answer.remark == OFFSET_RESET,
     )
     if status is not PullStatus.FOUND:
-        return empty
+        return answer_without_messages
 
-    read = functools.partial(requested_messages, request, answer.body, scope, empty.next_offset)
+    read_messages = functools.partial(
+        requested_messages, request, answer.body, scope, answer_without_messages.next_offset
+    )
     if not request.decoded:
-        return replace(empty, stored=answer.body, read=read)
-    messages, first_left = first_portion(read())
+        return replace(answer_without_messages, stored=answer.body, read=read_messages)
+    messages, first_left_message = first_portion(read_messages())
     return replace(
-        empty, messages=messages, next_offset=empty.next_offset if first_left is None else first_left.queue_offset
+        answer_without_messages,
+        messages=messages,
+        next_offset=answer_without_messages.next_offset
+        if first_left_message is None
+        else first_left_message.queue_offset,
     )

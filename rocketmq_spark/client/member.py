@@ -33,8 +33,10 @@ from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_GROUP = "If this lasts, create the group: brokers with autoCreateSubscriptionGroup=false do not create groups"
-UNKNOWN_AT_PROXY = (
+UNKNOWN_GROUP_REMEDY = (
+    "If this lasts, create the group: brokers with autoCreateSubscriptionGroup=false do not create groups"
+)
+UNKNOWN_AT_PROXY_REMEDY = (
     "If this lasts, the Proxy does not reach its brokers: check the brokers, and the log of the Proxy. In LOCAL mode "
     f"(mqbroker --enable-proxy) a Proxy serves no Remoting clients: {OTHER_TRANSPORTS}"
 )
@@ -54,7 +56,7 @@ class RemotingMember:
     ) -> None:
         self._broker_client = broker_client
         self._offsets = RemotingOffsetReader(broker_client)
-        self._calls = broker_client.calls
+        self._rpc_client = broker_client.rpc_client
         self._routes = routes
         self._instance = instance
         self._polls = polls
@@ -70,14 +72,16 @@ class RemotingMember:
 
     @property
     def receives_notices(self) -> bool:
-        return not any(self._calls.pool.is_proxy(data.master) for data in self._routes.brokers() if data.master)
+        return not any(self._rpc_client.pool.is_proxy(data.master) for data in self._routes.brokers() if data.master)
 
     def join(
         self, group: str, membership: Callable[[], Membership], on_request: RequestCallback, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
-        broker_requests = BrokerRequests(self._calls, group, on_request)
+        broker_requests = BrokerRequests(self._rpc_client, group, on_request)
         member = RegisteredMember(group, heartbeat_s, broker_requests, lambda: group_membership(group, membership()))
-        leave = functools.partial(self._instance.leave, member)  # created first: nothing may fail after ``join``
+        leave = functools.partial(
+            self._instance.leave, member
+        )  # created before ``join``, because nothing may fail after it
         self._instance.join(member)
         return leave
 
@@ -89,27 +93,31 @@ class RemotingMember:
             answer = self._request_from_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
         except ServerFault as e:
             # A Proxy forgets the members whose brokers it cannot reach.
-            if self._calls.pool.is_proxy(e.addr or ""):
+            if self._rpc_client.pool.is_proxy(e.addr or ""):
                 remark = None if e.remark and "is null" in e.remark else e.remark
                 message = "the Proxy knows no member of the group"
-                raise ServerFault(message, e.addr, e.broker_code, topic, remark=remark, remedy=UNKNOWN_AT_PROXY) from e
+                raise ServerFault(
+                    message, e.addr, e.broker_code, topic, remark=remark, remedy=UNKNOWN_AT_PROXY_REMEDY
+                ) from e
             # A broker accepts the heartbeats of an unknown group even if it does not create groups.
-            raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
+            raise ServerFault(
+                e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP_REMEDY
+            ) from e
         return bodies.consumer_ids(answer.body)
 
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         answer = self._request_from_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline, broker_name)
         filters = bodies.group_filters(answer.body)
-        scope = self._calls.scope
+        scope = self._rpc_client.scope
         return {
             scope.user_name(name): topic_filter for name, topic_filter in filters.items() if scope.is_reversible(name)
         }
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
-        wire_group = self._calls.on_wire(group)
+        group_on_wire = self._rpc_client.on_wire(group)
         commands = []
         for topic in topics:
-            body = bodies.consume_mode_query(wire_group, self._calls.on_wire(topic), self.client_id)
+            body = bodies.consume_mode_query(group_on_wire, self._rpc_client.on_wire(topic), self.client_id)
             try:
                 brokers = sorted(self._routes.recent(topic, deadline).brokers)
             except RocketMQError as e:
@@ -132,18 +140,20 @@ class RemotingMember:
         return modes
 
     def _request_from_any(
-        self, topic: str, row: rpc.RequestRow, group: str, deadline: Deadline, broker_name: str = ""
+        self, topic: str, rpc_row: rpc.RequestRow, group: str, deadline: Deadline, broker_name: str = ""
     ) -> Command:
-        """Send a request to this broker of the topic, or to a random one: all brokers of a topic get the same heartbeats."""
-        routed = self._routes.recent(topic, deadline).brokers.values()
-        brokers = [data for data in routed if data.addresses and broker_name in ("", data.broker_name)]
+        """Send a request to broker ``broker_name`` of the topic; by default to a random one, because all get the same
+        heartbeats.
+        """
+        routed_brokers = self._routes.recent(topic, deadline).brokers.values()
+        brokers = [data for data in routed_brokers if data.addresses and broker_name in ("", data.broker_name)]
         if not brokers:
             problem = f"{broker_name} is not a broker of the topic that" if broker_name else "no broker of the topic"
             raise BrokerNotFound(f"{problem} has an address", topic=topic)
-        chosen = self._rng.choice(brokers)
-        address = chosen.master or self._rng.choice(chosen.slaves)
-        command = row.request(consumerGroup=self._calls.on_wire(group), bname=chosen.broker_name)
-        return self._calls.request(address, command, deadline)
+        chosen_broker = self._rng.choice(brokers)
+        address = chosen_broker.master or self._rng.choice(chosen_broker.slaves)
+        command = rpc_row.request(consumerGroup=self._rpc_client.on_wire(group), bname=chosen_broker.broker_name)
+        return self._rpc_client.request(address, command, deadline)
 
     # --- queues and their offsets
 
@@ -163,7 +173,7 @@ class RemotingMember:
 
     def connection(self, broker_name: str) -> object:
         data = self._routes.broker(broker_name)
-        is_connected = data is not None and data.master is not None and self._calls.pool.is_connected(data.master)
+        is_connected = data is not None and data.master is not None and self._rpc_client.pool.is_connected(data.master)
         return self._offsets.connection(broker_name) if is_connected else None
 
     def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
@@ -180,12 +190,16 @@ class RemotingMember:
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
         commit = OffsetCommit(self._broker_client, group, deadline, read_from="hint")
-        failed = commit(offsets)
-        unknown_group = {queue: offsets[queue] for queue, e in failed.items() if isinstance(e, GroupNotFound)}
-        if not unknown_group:
-            return failed
-        self._polls.create_group_by_pull(group, unknown_group, deadline)
-        return {queue: e for queue, e in failed.items() if queue not in unknown_group} | commit(unknown_group)
+        errors = commit(offsets)
+        offsets_of_unknown_group = {
+            queue: offsets[queue] for queue, e in errors.items() if isinstance(e, GroupNotFound)
+        }
+        if not offsets_of_unknown_group:
+            return errors
+        self._polls.create_group_by_pull(group, offsets_of_unknown_group, deadline)
+        return {queue: e for queue, e in errors.items() if queue not in offsets_of_unknown_group} | commit(
+            offsets_of_unknown_group
+        )
 
     # --- messages
 
@@ -210,26 +224,28 @@ class RemotingMember:
             except RemoteProtocolError as e:
                 logger.warning("cannot decode the answer to the lock request for %s: %s", broker_queues, e)
                 continue
-            locked |= {queue for queue in broker_queues if self._calls.queue_on_wire(queue) in locked_on_wire}
+            locked |= {queue for queue in broker_queues if self._rpc_client.queue_on_wire(queue) in locked_on_wire}
         return locked
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
         self._request_locks(rpc.UNLOCK_BATCH_MQ, group, queues, deadline)
 
     def _request_locks(
-        self, row: rpc.RequestRow, group: str, queues: Iterable[MessageQueue], deadline: Deadline
+        self, rpc_row: rpc.RequestRow, group: str, queues: Iterable[MessageQueue], deadline: Deadline
     ) -> list[tuple[list[MessageQueue], Command]]:
         """Send one request per broker, all at once. Returns the answers that arrived."""
         queues_of_broker: dict[str, list[MessageQueue]] = {}
         for queue in sorted(queues):
             queues_of_broker.setdefault(queue.broker_name, []).append(queue)
-        group_on_wire = self._calls.on_wire(group)
+        group_on_wire = self._rpc_client.on_wire(group)
         commands = [
             BrokerCommand(
                 name,
-                row.request(
+                rpc_row.request(
                     bodies.lock_request(
-                        group_on_wire, self.client_id, [self._calls.queue_on_wire(queue) for queue in broker_queues]
+                        group_on_wire,
+                        self.client_id,
+                        [self._rpc_client.queue_on_wire(queue) for queue in broker_queues],
                     ),
                     bname=name,
                 ),
@@ -243,7 +259,11 @@ class RemotingMember:
         ):
             if isinstance(answer, RocketMQError):
                 logger.log(
-                    self._lock_complaints.level(name, answer), "%s of %s failed: %s", row.name, broker_queues, answer
+                    self._lock_complaints.level(name, answer),
+                    "%s of %s failed: %s",
+                    rpc_row.name,
+                    broker_queues,
+                    answer,
                 )
             else:
                 self._lock_complaints.resolved(name)

@@ -1,4 +1,4 @@
-"""The list of name servers: requests go to the current one, and to the next one when it does not answer."""
+"""The list of name servers. Requests go to the current server. If it does not answer, they go to the next one."""
 
 from __future__ import annotations
 
@@ -27,58 +27,61 @@ _TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has t
 
 
 class NameServers:
-    """The list of name servers. One is used while it answers; then the next one is."""
+    """The list of name servers. The current server is used while it answers. Otherwise the next server becomes the
+    current one.
+    """
 
-    def __init__(self, calls: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
+    def __init__(self, rpc_client: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
         self.addresses = tuple(address.strip() for address in addresses if address.strip())
         if not self.addresses:
             raise OptionError("no name server is given", remedy="Set option 'nameServer' to host:port")
-        self.calls = calls
-        calls.pool.note_name_servers(self.addresses)
-        self._current = (rng or random.Random()).randrange(len(self.addresses))
+        self.rpc_client = rpc_client
+        rpc_client.pool.note_name_servers(self.addresses)
+        self._current_index = (rng or random.Random()).randrange(len(self.addresses))
 
-    def request(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
-        return self.request_with_address(make, deadline)[1]
+    def request(self, make_command: Callable[[], Command], deadline: Deadline | None = None) -> Command:
+        return self.request_with_address(make_command, deadline)[1]
 
     def request_with_address(
-        self, make: Callable[[], Command], deadline: Deadline | None = None
+        self, make_command: Callable[[], Command], deadline: Deadline | None = None
     ) -> tuple[str, Command]:
         """Send the request to one server after the other. Returns the address of the first that answers, and its answer.
 
-        Each server gets the request timeout, but no more than its share of the remaining time. Name servers do not
-        replicate, so the others are also asked for a topic that one does not know. If none answers, raises the last error, with
-        all addresses. Raises ``OptionError`` if all addresses are brokers.
+        Each server gets the request timeout, but no more than its share of the remaining time. Name servers do not replicate, so
+        a topic that one server does not know may be known to another. If no server answers, raises the last error, with all
+        addresses. Raises ``OptionError`` if all addresses are brokers.
         """
-        first = self._current
+        first_index = self._current_index
         topic_not_found: TopicNotFound | None = None
         last_error: RocketMQError | None = None
-        silent: list[str] = []
+        silent_servers: list[str] = []
         not_name_server: OptionError | None = None
         for i in range(len(self.addresses)):
-            index = (first + i) % len(self.addresses)
+            index = (first_index + i) % len(self.addresses)
             try:
                 answer = self._request_with_retry(
-                    self.addresses[index], make, self._server_deadline(deadline, len(self.addresses) - i)
+                    self.addresses[index], make_command, self._server_deadline(deadline, len(self.addresses) - i)
                 )
             except TopicNotFound as e:
                 topic_not_found = topic_not_found or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
                 last_error = e
-                silent.append(self.addresses[index])
+                silent_servers.append(self.addresses[index])
             except NotSupported:
-                if self.calls.pool.is_proxy(self.addresses[index]):
+                if self.rpc_client.pool.is_proxy(self.addresses[index]):
                     raise
                 if self.serves_routes(self.addresses[index], deadline):
-                    # A Proxy: its answer about the route has shown that, so the next error says so.
-                    return self.addresses[index], self.calls.request(
-                        self.addresses[index], make(), self._server_deadline(deadline)
+                    # The answer to the request for a route has shown that the server is a Proxy. So the error of this
+                    # request names the Proxy.
+                    return self.addresses[index], self.rpc_client.request(
+                        self.addresses[index], make_command(), self._server_deadline(deadline)
                     )
                 not_name_server = _error_for_broker_address(self.addresses[index])
             else:
-                self._current = index
+                self._current_index = index
                 return self.addresses[index], answer
         if topic_not_found is not None:
-            topic_not_found.silent = silent
+            topic_not_found.silent = silent_servers
             raise topic_not_found
         if last_error is None:
             assert not_name_server is not None
@@ -94,17 +97,21 @@ class NameServers:
             remedy=kafka_port_remedy(self.addresses) or last_error.remedy or _NAME_SERVER_REMEDY,
         ) from last_error
 
-    def _request_with_retry(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
-        """Repeat a request after a fault: a name server cannot encode a route that changes (ConcurrentModificationException)."""
+    def _request_with_retry(
+        self, address: str, make_command: Callable[[], Command], deadline: Deadline | None
+    ) -> Command:
+        """Send a request, and once more after a fault: a name server fails with ConcurrentModificationException if a route
+        changes while it is encoded.
+        """
         try:
-            return self.calls.request(address, make(), deadline)
+            return self.rpc_client.request(address, make_command(), deadline)
         except ServerFault:
-            return self.calls.request(address, make(), deadline)
+            return self.rpc_client.request(address, make_command(), deadline)
 
     def serves_routes(self, address: str, deadline: Deadline | None = None) -> bool:
-        """Whether the server answers requests for routes: name servers and Proxies do, brokers do not."""
+        """Whether the server answers requests for routes. Name servers and Proxies do; brokers do not."""
         try:
-            self.calls.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
+            self.rpc_client.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
         except NotSupported:
             return False
         except RocketMQError:
@@ -118,29 +125,31 @@ class NameServers:
 
         An answer is None if the request failed; callers then use ``request``, which tries the other servers.
         """
-        deadline = deadline or Deadline.after(self.calls.request_timeout_s)
-        server = self.addresses[self._current]
-        answers = self.calls.invoke_each([(server, command) for command in commands], deadline)
+        deadline = deadline or Deadline.after(self.rpc_client.request_timeout_s)
+        server = self.addresses[self._current_index]
+        answers = self.rpc_client.invoke_each([(server, command) for command in commands], deadline)
         return server, [
             answer if not isinstance(answer, RocketMQError) and answer.code == Response.SUCCESS else None
             for answer in answers
         ]
 
-    def request_at_all(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
+    def request_at_all(self, make_command: Callable[[], Command], deadline: Deadline | None = None) -> None:
         """Send the request to all servers at once, because they do not replicate. Raises the first error at the end."""
-        limit = self._server_deadline(deadline) or Deadline.after(self.calls.request_timeout_s)
-        answers = self.calls.invoke_each([(address, make()) for address in self.addresses], limit)
+        server_deadline = self._server_deadline(deadline) or Deadline.after(self.rpc_client.request_timeout_s)
+        answers = self.rpc_client.invoke_each(
+            [(address, make_command()) for address in self.addresses], server_deadline
+        )
         for address, answer in zip(self.addresses, answers, strict=True):
             if isinstance(answer, RocketMQError):
                 raise answer
             if answer.code != Response.SUCCESS:
                 raise error_from_response(answer, address)
 
-    def _server_deadline(self, deadline: Deadline | None, servers: int = 1) -> Deadline | None:
-        """The deadline of the next request, if ``servers`` servers share the remaining time."""
+    def _server_deadline(self, deadline: Deadline | None, server_count: int = 1) -> Deadline | None:
+        """The deadline of the next request, if ``server_count`` servers share the remaining time."""
         if deadline is None:
             return None
-        return deadline.within(min(self.calls.request_timeout_s, deadline.remaining() / servers))
+        return deadline.within(min(self.rpc_client.request_timeout_s, deadline.remaining() / server_count))
 
 
 def route_request(topic_on_wire: str) -> Command:

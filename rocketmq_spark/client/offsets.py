@@ -41,13 +41,13 @@ _LOG_STATE_KEYS = (
 )
 
 
-# Above this number of queues with cached statistics, those that no route has are removed.
+# Above this number of queues with cached statistics, the statistics of topics that are in no cached route are removed.
 _SWEEP_ABOVE_QUEUES = 4096
 
 
 class _Stats(NamedTuple):
-    """Cached statistics of a topic on a broker, of the ``queues`` that callers have requested. An answer with an equal ``digest``
-    is not parsed again: its body may be large.
+    """Cached statistics of a topic on a broker, for the ``queues`` that callers have requested. An answer with an equal
+    ``digest`` is not parsed again, because its body may be large.
     """
 
     digest: bytes
@@ -60,12 +60,10 @@ class RemotingOffsetReader:
 
     def __init__(self, broker_client: BrokerClient) -> None:
         self.broker_client = broker_client
-        self.calls = broker_client.calls
+        self.rpc_client = broker_client.rpc_client
         self._stats: dict[tuple[str, str], _Stats] = {}
-        self._queue_count, self._sweep_above = (
-            0,
-            _SWEEP_ABOVE_QUEUES,
-        )  # about how many queues have statistics, and when to remove some
+        # About how many queues have statistics, and above how many queues some are removed.
+        self._queue_count, self._sweep_above = 0, _SWEEP_ABOVE_QUEUES
 
     @property
     def late_brokers(self) -> frozenset[str]:
@@ -85,19 +83,19 @@ class RemotingOffsetReader:
         """See ``ports.OffsetReader``. Sends one request per topic and broker, all at once.
 
         A queue that its broker does not report, because read queues were reduced, is missing from the result. If the request
-        for a topic and broker fails, ``on_error`` gets the error with one of the queues. A Proxy does not support the request:
-        then the offsets are requested queue by queue.
+        for a topic and broker fails, ``on_error`` gets the error with one of the queues. A Proxy does not support the request, so
+        from a Proxy the offsets are requested queue by queue.
         """
         sorted_queues = sorted(dict.fromkeys(queues))
-        firsts = first_queues(sorted_queues)
-        queues_of: dict[tuple[str, str], set[MessageQueue]] = {key: set() for key in firsts}
+        first_queue_by_key = first_queues(sorted_queues)
+        queues_by_key: dict[tuple[str, str], set[MessageQueue]] = {key: set() for key in first_queue_by_key}
         for queue in sorted_queues:
-            queues_of[queue.broker_name, queue.topic].add(queue)
+            queues_by_key[queue.broker_name, queue.topic].add(queue)
         commands = [
             BrokerCommand(
-                broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic
+                broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.rpc_client.on_wire(topic), bname=broker), topic
             )
-            for broker, topic in sorted(firsts)
+            for broker, topic in sorted(first_queue_by_key)
         ]
         bounds: dict[MessageQueue, QueueBounds] = {}
         for command, answer in zip(
@@ -109,9 +107,11 @@ class RemotingOffsetReader:
                 continue
             if isinstance(answer, NotSupported):
                 return self.bounds_by_queue(sorted_queues, deadline, on_error)
-            own_queues = queues_of[key]
+            requested_queues = queues_by_key[key]
             outcome = (
-                answer if isinstance(answer, RocketMQError) else self._bounds_from(command, answer.body, own_queues)
+                answer
+                if isinstance(answer, RocketMQError)
+                else self._bounds_from(command, answer.body, requested_queues)
             )
             if not isinstance(outcome, RocketMQError):
                 bounds.update(outcome)
@@ -119,42 +119,50 @@ class RemotingOffsetReader:
             self._stats.pop(key, None)
             if on_error is None:
                 raise outcome
-            on_error(outcome, firsts[key])
+            on_error(outcome, first_queue_by_key[key])
         return {queue: bounds[queue] for queue in sorted_queues if queue in bounds}
 
     def _bounds_from(
-        self, command: BrokerCommand, body: Bytes, requested: set[MessageQueue]
+        self, command: BrokerCommand, body: Bytes, requested_queues: set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
         """Parse an answer, or reuse the cached result of an equal one, because most topics have no new messages.
 
-        Answers name the broker with each queue, which shows another broker at the address. A broker may report any number of
-        queues, so only requested ones are cached.
+        An answer names its broker with each queue. So the answer shows if another broker now has the address. A broker may report
+        any number of queues, so only requested queues are cached.
         """
         key = command.broker_name, command.topic
-        cached, digest = self._stats.get(key), hashlib.blake2b(body).digest()
-        if cached is None or cached.digest != digest or not requested <= cached.queues:
+        cached_stats, digest = self._stats.get(key), hashlib.blake2b(body).digest()
+        if cached_stats is None or cached_stats.digest != digest or not requested_queues <= cached_stats.queues:
             stats = bodies.topic_stats(command.topic, body)
-            names = {queue.broker_name for queue in stats}
-            if names and command.broker_name not in names:
-                message = f"broker {min(names)!r} answers where {command.broker_name!r} was"
+            broker_names = {queue.broker_name for queue in stats}
+            if broker_names and command.broker_name not in broker_names:
+                message = f"broker {min(broker_names)!r} answers where {command.broker_name!r} was"
                 return BrokerNotFound(message, topic=command.topic)
-            kept_queues = requested if cached is None or requested >= cached.queues else requested | cached.queues
+            kept_queues = (
+                requested_queues
+                if cached_stats is None or requested_queues >= cached_stats.queues
+                else requested_queues | cached_stats.queues
+            )
             kept_stats = {queue: queue_bounds for queue, queue_bounds in stats.items() if queue in kept_queues}
-            # Reuse the queue objects, so that callers that keep them share them.
-            keys = cached.bounds if cached is not None and list(cached.bounds) == list(kept_stats) else kept_stats
+            # Reuse the queue objects, so that all callers that keep them have the same objects.
+            queue_objects = (
+                cached_stats.bounds
+                if cached_stats is not None and list(cached_stats.bounds) == list(kept_stats)
+                else kept_stats
+            )
             bounds = {
                 queue: with_valid_bounds(queue_bounds)
-                for queue, queue_bounds in zip(keys, kept_stats.values(), strict=True)
+                for queue, queue_bounds in zip(queue_objects, kept_stats.values(), strict=True)
             }
-            self._queue_count += len(kept_queues) - (0 if cached is None else len(cached.queues))
+            self._queue_count += len(kept_queues) - (0 if cached_stats is None else len(cached_stats.queues))
             if self._queue_count > self._sweep_above:
                 self.broker_client.remove_unrouted(self._stats)
                 self._queue_count = len(kept_queues) + sum(
                     len(stats_of_topic.queues) for stats_of_topic in list(self._stats.values())
                 )
                 self._sweep_above = _SWEEP_ABOVE_QUEUES + 2 * self._queue_count
-            cached = self._stats[key] = _Stats(digest, bounds, frozenset(kept_queues))
-        return cached.bounds
+            cached_stats = self._stats[key] = _Stats(digest, bounds, frozenset(kept_queues))
+        return cached_stats.bounds
 
     def bounds_by_queue(
         self,
@@ -162,25 +170,25 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
-        """As ``bounds``, by two requests per queue. A Proxy supports them, and their answers are never cached."""
+        """As ``bounds``, with two requests per queue. A Proxy supports these requests. Their answers are never cached."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
         commands = [self.broker_client.for_queue(row, queue) for queue in queues for row in rows]
         answers = iter(self.broker_client.request_each(commands, deadline))
-        bounds, reported = {}, set()
+        bounds, reported_brokers = {}, set()
         for queue in queues:
-            numbers = []
+            min_and_max = []
             for row in rows:
                 answer = next(answers)
                 if not isinstance(answer, RocketMQError):
-                    numbers.append(row.answer(answer)["offset"])
+                    min_and_max.append(row.answer(answer)["offset"])
                 elif on_error is None:
                     raise answer
-                elif queue.broker_name not in reported:
-                    reported.add(queue.broker_name)
+                elif queue.broker_name not in reported_brokers:
+                    reported_brokers.add(queue.broker_name)
                     # A Proxy reports a broker that it cannot reach as a fault.
                     on_error(ServiceNotAvailable(*answer.args) if isinstance(answer, ServerFault) else answer, queue)
-            if len(numbers) == len(rows):
-                low, high = numbers
+            if len(min_and_max) == len(rows):
+                low, high = min_and_max
                 bounds[queue] = with_valid_bounds(QueueBounds(low, high, 0))
         return bounds
 
@@ -191,18 +199,20 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None],
     ) -> dict[MessageQueue, int]:
-        """See ``ports.OffsetReader``. The statistics of a compaction topic omit messages that it keeps, so it is pulled."""
+        """See ``ports.OffsetReader``. Pulls messages, because the statistics of a compaction topic omit messages that
+        it keeps.
+        """
         attributes = self.broker_client.attributes(first_queues(queues), deadline)
-        compacted = [
+        compacted_queues = [
             queue for queue in queues if has_attribute(attributes, queue, codes.CLEANUP_POLICY, codes.COMPACTION)
         ]
         answers = self.broker_client.request_pulls(
-            [self.broker_client.pull_at(group, queue, 0) for queue in compacted], deadline
+            [self.broker_client.pull_at(group, queue, 0) for queue in compacted_queues], deadline
         )
-        unknown = [(queue, attributes[queue.broker_name, queue.topic]) for queue in queues]
+        attribute_answers = [(queue, attributes[queue.broker_name, queue.topic]) for queue in queues]
         first_offsets = {}
-        for queue, answer in [*zip(compacted, answers, strict=True), *unknown]:
-            if isinstance(answer, RocketMQError) and (answer.retriable or queue in compacted):
+        for queue, answer in [*zip(compacted_queues, answers, strict=True), *attribute_answers]:
+            if isinstance(answer, RocketMQError) and (answer.retriable or queue in compacted_queues):
                 on_error(answer, queue)
             elif isinstance(answer, Command) and (first := first_stamp(answer.body)) is not None:
                 first_offsets[queue] = first.offset
@@ -216,7 +226,7 @@ class RemotingOffsetReader:
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def read_queue_count(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
-        command = rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker_name)
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self.rpc_client.on_wire(topic), bname=broker_name)
         (answer,) = self.broker_client.request_each([BrokerCommand(broker_name, command, topic)], deadline)
         if isinstance(answer, NotSupported | AccessDenied):
             return None
@@ -234,36 +244,36 @@ class RemotingOffsetReader:
         """See ``ports.OffsetReader``. The result is the end offset if all messages are older.
 
         Some answers of brokers are wrong. Brokers before 5.1.4 return the message that is nearest to the time. If all messages of
-        a batch topic are older, brokers return its last batch; if several messages of the last millisecond match, they return the
-        last. With a ``group``, messages are pulled as that group to correct such answers.
+        a batch topic are older, brokers return its last batch. If several messages of the last millisecond match, brokers return
+        the last of these messages. With a ``group``, messages are pulled as this group to correct such answers.
         After old files were deleted, the answer may be below the minimum: callers clamp it.
         """
         commands = [
-            # Brokers fail with a number above Java's largest long; no message is that young.
+            # Brokers fail with a number above Java's largest long. No message has such a store time.
             self.broker_client.for_queue(
                 rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=min(ms, LONG_MAX), boundaryType="LOWER"
             )
             for queue, ms in times_ms.items()
         ]
         offsets: dict[MessageQueue, int] = {}
-        nearest = set[MessageQueue]()
+        nearest_queues = set[MessageQueue]()
         answers = dict(zip(times_ms, self.broker_client.request_each(commands, deadline), strict=True))
         # A broker of RocketMQ 5 fails for a queue of a batch topic that never had a message.
-        faults = [queue for queue, answer in answers.items() if isinstance(answer, ServerFault)]
-        bounds = self.bounds_by_queue(faults, deadline, lambda error, queue: None) if faults else {}
+        faulty_queues = [queue for queue, answer in answers.items() if isinstance(answer, ServerFault)]
+        bounds = self.bounds_by_queue(faulty_queues, deadline, lambda error, queue: None) if faulty_queues else {}
         for queue, answer in answers.items():
             if queue in bounds and bounds[queue].min_offset >= bounds[queue].max_offset:
                 offsets[queue] = bounds[queue].max_offset
             elif not isinstance(answer, RocketMQError):
                 offsets[queue] = rpc.SEARCH_OFFSET_BY_TIMESTAMP.answer(answer)["offset"]
                 if answer.version < codes.FIRST_VERSION_WITH_SEARCH_BOUNDARY:
-                    nearest.add(queue)
+                    nearest_queues.add(queue)
             elif on_error is None:
                 raise answer
             else:
                 on_error(answer, queue)
         if group is not None:
-            offsets.update(_corrections(self, group, offsets, nearest, times_ms, deadline))
+            offsets.update(_corrections(self, group, offsets, nearest_queues, times_ms, deadline))
         return offsets
 
     def committed(
@@ -279,13 +289,15 @@ class RemotingOffsetReader:
         With ``zero_if_in_memory``, returns 0 instead of None if the queue's first message is in the broker's memory.
         """
         zero = None if zero_if_in_memory else False
-        wire = self.calls.on_wire(group)
+        group_on_wire = self.rpc_client.on_wire(group)
         commands = [
-            self.broker_client.for_queue(rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=wire, setZeroIfNotFound=zero)
+            self.broker_client.for_queue(
+                rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=group_on_wire, setZeroIfNotFound=zero
+            )
             for queue in queues
         ]
-        accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
-        answers = self.broker_client.request_all(commands, deadline, accept, read_from)
+        accepted_codes = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
+        answers = self.broker_client.request_all(commands, deadline, accepted_codes, read_from)
         return {
             queue: None if a.code == Response.QUERY_NOT_FOUND else rpc.QUERY_CONSUMER_OFFSET.answer(a)["offset"]
             for queue, a in zip(queues, answers, strict=True)
@@ -305,26 +317,28 @@ class RemotingOffsetReader:
     ) -> dict[MessageQueue, int]:
         pulls = [self.broker_client.pull_at(group, queue, offset, 1) for queue, offset in offsets.items()]
         answers = self.broker_client.request_pulls(pulls, deadline, read_from)
-        outcome: dict[MessageQueue, int] = {}
+        store_times: dict[MessageQueue, int] = {}
         for (queue, offset), answer in zip(offsets.items(), answers, strict=True):
             if isinstance(answer, RocketMQError):
                 if on_error is not None:
                     on_error(answer, queue)
             elif (stored_ms := _stored_ms(answer, offset)) is not None:
-                outcome[queue] = stored_ms
-        return outcome
+                store_times[queue] = stored_ms
+        return store_times
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
         """Total bytes of the messages that one pull at ``offset`` returns, and the number of their offsets.
 
-        An inner batch counts as its messages, and a message that cannot be decoded like any other.
+        An inner batch counts as the number of its messages. A message that cannot be decoded counts as one message.
         """
         answer = self._pull(group, queue, offset, 32, deadline)
         if answer is None or not len(answer.body):
             return 0, 0
-        end, first = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], first_stamp(answer.body)
+        end, first_message = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], first_stamp(answer.body)
         # An inner batch is returned whole, even from an offset in its middle.
-        first_offset = min(offset, first.offset) if first is not None and first.inner_batch else offset
+        first_offset = (
+            min(offset, first_message.offset) if first_message is not None and first_message.inner_batch else offset
+        )
         return len(answer.body), max(1, end - first_offset)
 
     def _pull(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
@@ -363,7 +377,7 @@ class RemotingOffsetReader:
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
         """See ``ports.OffsetReader``. Without this check, a broker answers pulls with an invalid expression with all messages."""
-        body = bodies.client_config_check(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
+        body = bodies.client_config_check(self.rpc_client.on_wire(group), self.rpc_client.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         (answer,) = self.broker_client.request_all([BrokerCommand(broker_name, command, topic)], deadline)
         return not answer.is_from_proxy
@@ -377,63 +391,64 @@ def _retriable(error: RocketMQError) -> RocketMQError:
 def _log_state(answer: Command) -> LogState | NotSupported:
     fields = bodies.runtime_info(answer.body)
     try:
-        end, behind, head_wait_ms, lock_ms = (int(fields[name]) for name in _LOG_STATE_KEYS)
+        end, behind_bytes, head_wait_ms, lock_ms = (int(fields[name]) for name in _LOG_STATE_KEYS)
     except (KeyError, ValueError) as e:
         return NotSupported(f"a broker does not report {', '.join(_LOG_STATE_KEYS)}: {e}")
-    return LogState(end, behind, head_wait_ms, answer.received_s, lock_ms)
+    return LogState(end, behind_bytes, head_wait_ms, answer.received_s, lock_ms)
 
 
 def _corrections(
-    brokers: RemotingOffsetReader,
+    offset_reader: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
     nearest_queues: set[MessageQueue],
     times_ms: Mapping[MessageQueue, int],
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
-    """Yield corrected offsets for times. ``nearest_queues`` are the queues of brokers that return the nearest_queues message."""
-    attributes = raise_if_retriable(brokers.broker_client.attributes(first_queues(offsets), deadline))
-    compacted = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
-    for queue in compacted:
-        yield queue, brokers.broker_client.first_kept(group, queue, times_ms[queue], deadline)
-    other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest_queues | compacted}
+    """Yield corrected offsets for times. The brokers of ``nearest_queues`` return the message that is nearest to the time."""
+    attributes = raise_if_retriable(offset_reader.broker_client.attributes(first_queues(offsets), deadline))
+    compacted_queues = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
+    for queue in compacted_queues:
+        yield queue, offset_reader.broker_client.first_kept(group, queue, times_ms[queue], deadline)
+    other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest_queues | compacted_queues}
     for queue in [
-        *_doubtful_queues(brokers, group, other_offsets, times_ms, attributes, deadline),
-        *(nearest_queues - compacted),
+        *_doubtful_queues(offset_reader, group, other_offsets, times_ms, attributes, deadline),
+        *(nearest_queues - compacted_queues),
     ]:
-        store_time_ms = functools.partial(brokers.store_time_ms, group, queue, deadline=deadline)
+        store_time_ms = functools.partial(offset_reader.store_time_ms, group, queue, deadline=deadline)
         yield queue, first_offset_since(store_time_ms, offsets[queue], times_ms[queue])
 
 
 def _doubtful_queues(
-    brokers: RemotingOffsetReader,
+    offset_reader: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
     times_ms: Mapping[MessageQueue, int],
     attributes: AttributesByTopic,
     deadline: Deadline,
 ) -> list[MessageQueue]:
-    """Return queues of batch topics whose offset for a time is wrong: its message is older, or the one before it is not.
+    """Return queues of batch topics whose offset for a time is wrong: the message at the offset is older than the time, or the
+    message before the offset is not older.
 
     If the type of a topic is unknown, permanent errors of these pulls are ignored.
     """
 
-    def failed(error: RocketMQError, queue: MessageQueue) -> None:
+    def on_error(error: RocketMQError, queue: MessageQueue) -> None:
         if has_attribute(attributes, queue, codes.QUEUE_TYPE, codes.BATCH_QUEUE) or error.retriable:
             raise error
 
-    maybe_batches = {
+    candidate_offsets = {
         q: offset
         for q, offset in offsets.items()
         if has_attribute(attributes, q, codes.QUEUE_TYPE, codes.BATCH_QUEUE) is not False
     }
-    times_at = brokers.store_times_ms(group, maybe_batches, deadline, on_error=failed)
-    offsets_before = {q: offset - 1 for q, offset in maybe_batches.items() if offset > 0}
-    times_before = brokers.store_times_ms(group, offsets_before, deadline, on_error=failed)
-    doubtful = {q for q, ms in times_at.items() if ms < times_ms[q]} | {
+    times_at = offset_reader.store_times_ms(group, candidate_offsets, deadline, on_error=on_error)
+    offsets_before = {q: offset - 1 for q, offset in candidate_offsets.items() if offset > 0}
+    times_before = offset_reader.store_times_ms(group, offsets_before, deadline, on_error=on_error)
+    doubtful_queues = {q for q, ms in times_at.items() if ms < times_ms[q]} | {
         q for q, ms in times_before.items() if ms >= times_ms[q]
     }
-    return sorted(doubtful)
+    return sorted(doubtful_queues)
 
 
 def with_valid_bounds(bounds: QueueBounds) -> QueueBounds:
@@ -447,15 +462,18 @@ def _stored_ms(answer: Command | None, offset: int) -> int | None:
     return first.stored_ms if first is not None and first.offset <= offset else None
 
 
-def first_offset_since(store_time_ms: Callable[[int], int | None], near: int, time_ms: int) -> int:
-    """Return the first offset whose message was stored at or after a time, with few calls of ``store_time_ms`` around ``near``.
+def first_offset_since(store_time_ms: Callable[[int], int | None], near_offset: int, time_ms: int) -> int:
+    """Return the first offset whose message was stored at or after a time, with few calls of ``store_time_ms`` around
+    ``near_offset``.
 
     ``store_time_ms`` returns None for offsets without a message, which are before the first one and at the end.
     """
-    stored_ms = store_time_ms(near)
+    stored_ms = store_time_ms(near_offset)
     if stored_ms is None:
-        return near
-    older, younger, step = (near, near + 1, 1) if stored_ms < time_ms else (near - 1, near, -1)
+        return near_offset
+    older, younger, step = (
+        (near_offset, near_offset + 1, 1) if stored_ms < time_ms else (near_offset - 1, near_offset, -1)
+    )
     while step > 0 and (stored_ms := store_time_ms(younger)) is not None and stored_ms < time_ms:
         older, younger, step = younger, younger + 2 * step, 2 * step
     while step < 0 and older >= 0 and (stored_ms := store_time_ms(older)) is not None and stored_ms >= time_ms:

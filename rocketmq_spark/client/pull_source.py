@@ -19,35 +19,37 @@ from rocketmq_spark.model import (
 T = TypeVar("T")
 
 
-# A topic may be deleted and created again with another type, so attributes for a read must be this recent.
+# The attributes for a read must not be older than this, because a topic may be created again with another type.
 ATTRIBUTES_MAX_AGE_S = 1.0
 
 
 class RemotingPulls:
     """Implements ``ports.PullSource``."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, attributes: TopicAttributesCache, retry: Retry) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, routes: Routes, attributes: TopicAttributesCache, retry: Retry) -> None:
+        self._rpc_client = rpc_client
         self._routes = routes
         self._attributes = attributes
         self._retry = retry
 
     def on_wire(self, name: str) -> str:
-        return self._calls.on_wire(name)
+        return self._rpc_client.on_wire(name)
 
     def signing_keys(self) -> tuple[str, str, str | None] | None:
-        if self._calls.credentials is None:
+        if self._rpc_client.credentials is None:
             return None
-        keys = self._calls.credentials.current()
+        keys = self._rpc_client.credentials.current()
         return keys.access_key, keys.secret_key, keys.security_token
 
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
-        return self._routes.get(topic, 0.0, deadline.within(self._calls.request_timeout_s))
+        return self._routes.get(topic, 0.0, deadline.within(self._rpc_client.request_timeout_s))
 
     def is_compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         remedy = "Offsets without messages were found, which is right for compaction topics only"
         attributes = self._fetch_with_retries(
-            lambda soon: self._attributes.attributes(queue.topic, queue.broker_name, soon, ATTRIBUTES_MAX_AGE_S),
+            lambda attempt_deadline: self._attributes.attributes(
+                queue.topic, queue.broker_name, attempt_deadline, ATTRIBUTES_MAX_AGE_S
+            ),
             remedy,
             deadline,
         )
@@ -55,17 +57,19 @@ class RemotingPulls:
 
     def stores_batches(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         remedy = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
-        batched = self._fetch_with_retries(
-            lambda soon: self._attributes.stores_batches(queue, soon, ATTRIBUTES_MAX_AGE_S), remedy, deadline
+        is_batch_topic = self._fetch_with_retries(
+            lambda attempt_deadline: self._attributes.stores_batches(queue, attempt_deadline, ATTRIBUTES_MAX_AGE_S),
+            remedy,
+            deadline,
         )
-        return batched or self.is_compacted(queue, deadline)
+        return is_batch_topic or self.is_compacted(queue, deadline)
 
     def _fetch_with_retries(self, fetch: Callable[[Deadline], T], remedy: str, deadline: Deadline | None) -> T:
         """Call ``fetch`` with retries. ``AccessDenied`` gets ``remedy``."""
         overall_deadline = deadline or Deadline.after(NO_TIMEOUT_S)
         try:
             return self._retry.run(
-                lambda: fetch(overall_deadline.within(self._calls.request_timeout_s)), overall_deadline
+                lambda: fetch(overall_deadline.within(self._rpc_client.request_timeout_s)), overall_deadline
             )
         except AccessDenied as e:
             e.remedy = f"{remedy}; to determine the type of the topic, the reader needs the permission Get on it"

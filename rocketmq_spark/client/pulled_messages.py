@@ -20,12 +20,12 @@ from rocketmq_spark.wire.stored_fields import usual_messages
 
 
 def requested_messages(
-    request: PullRequest, stored: Bytes, scope: Scope, end: int, budget: DecodeBudget | None = None
+    request: PullRequest, stored_bytes: Bytes, scope: Scope, end: int, budget: DecodeBudget | None = None
 ) -> Iterable[ReceivedMessage]:
     """Return the requested messages of an answer, with the user's names. ``end`` is the next offset according to the broker.
 
-    Brokers compare tags by their hashes and return whole inner batches, so tags are compared again. Messages that cannot be
-    decoded are returned with their stored bytes, so that they stop no reader.
+    Brokers compare only hashes of tags, and return whole inner batches. So this function compares the tags again. Messages that
+    cannot be decoded are returned with their stored bytes, so that they stop no reader.
 
     Messages get distinct, increasing offsets between the requested one and ``end``, because commits and the next pull depend on
     them. The stored offset may be wrong if a message is damaged, or if the offsets of the queue were shifted.
@@ -33,9 +33,9 @@ def requested_messages(
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     is_retry_topic = queue.topic.startswith(RETRY_PREFIX)
-    data, settings = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, budget=budget)
-    undamaged = usual_messages(data, request.offset, end, queue)
-    messages = undamaged or _with_valid_offsets(data, find_messages(data), request.offset, end, settings)
+    data, settings = bytes(stored_bytes), DecodeSettings(queue.broker_name, queue=queue, budget=budget)
+    undamaged_messages = usual_messages(data, request.offset, end, queue)
+    messages = undamaged_messages or _with_valid_offsets(data, find_messages(data), request.offset, end, settings)
     if tags is None and not is_retry_topic:
         return messages
     return (
@@ -51,19 +51,19 @@ def _has_no_tag(message: ReceivedMessage) -> bool:
 
 
 def _with_valid_offsets(
-    data: bytes, stored: Sequence[MessageBounds], start: int, end: int, settings: DecodeSettings
+    data: bytes, message_bounds: Sequence[MessageBounds], start: int, end: int, settings: DecodeSettings
 ) -> Iterator[ReceivedMessage]:
-    """Yield the messages from ``start`` on. Replaces an impossible offset by the first possible one."""
-    stored = _merge_damaged(data, stored, end - start, settings)
-    next_offset, remaining = start, len(stored)
-    for stored_message, max_offset in zip(stored, _max_offsets(stored, next_offset, end), strict=True):
+    """Yield the messages from ``start`` on. Replaces an impossible offset by the first possible offset."""
+    message_bounds = _merge_damaged(data, message_bounds, end - start, settings)
+    next_offset, remaining = start, len(message_bounds)
+    for bounds, max_offset in zip(message_bounds, _max_offsets(message_bounds, next_offset, end), strict=True):
         remaining -= 1
-        *_, is_batch = stored_message
+        *_, is_batch = bounds
         if is_batch:
             settings = settings._replace(
                 window=OffsetWindow(start, end, next_offset if next_offset > start else None, end - remaining)
             )
-        for message in decode_one(data, stored_message, settings):
+        for message in decode_one(data, bounds, settings):
             is_decoded_batch = is_batch and message.decode_error is None
             if is_decoded_batch and message.queue_offset < start:
                 continue
@@ -75,39 +75,45 @@ def _with_valid_offsets(
 
 
 def _merge_damaged(
-    data: bytes, stored: Sequence[MessageBounds], max_count: int, settings: DecodeSettings
+    data: bytes, message_bounds: Sequence[MessageBounds], max_count: int, settings: DecodeSettings
 ) -> Sequence[MessageBounds]:
-    """Merge parts of damaged messages until there are at most ``max_count``: a damaged size splits a message in two, and the
-    second part would take the offset of another message.
+    """Merge parts of damaged messages until there are at most ``max_count``. A damaged size splits a message in two, and the
+    second part would get the offset of another message.
     """
-    if not 0 < max_count < len(stored):
-        return stored
-    merged, was_broken = list(stored[:1]), _is_broken(data, stored[0], settings)
-    for number, stored_message in enumerate(stored[1:], 1):
-        broken = _is_broken(data, stored_message, settings)
-        if broken and was_broken and len(merged) + len(stored) - number > max_count:
-            merged[-1] = (merged[-1][0], stored_message[1], None, False)
+    if not 0 < max_count < len(message_bounds):
+        return message_bounds
+    merged_bounds, was_broken = list(message_bounds[:1]), _is_broken(data, message_bounds[0], settings)
+    for number, bounds in enumerate(message_bounds[1:], 1):
+        is_broken = _is_broken(data, bounds, settings)
+        if is_broken and was_broken and len(merged_bounds) + len(message_bounds) - number > max_count:
+            merged_bounds[-1] = (merged_bounds[-1][0], bounds[1], None, False)
         else:
-            merged.append(stored_message)
-        was_broken = broken
-    last = merged[max_count - 1 :]
-    return [*merged[: max_count - 1], (last[0][0], last[-1][1], None, False)] if len(last) > 1 else merged
-
-
-def _is_broken(data: bytes, stored_message: MessageBounds, settings: DecodeSettings) -> bool:
-    """Whether a message is so damaged that its fields cannot be located."""
-    first = next(
-        iter(decode_one(data, stored_message, settings._replace(queue=None, max_body_bytes=None, budget=None))), None
+            merged_bounds.append(bounds)
+        was_broken = is_broken
+    last_bounds = merged_bounds[max_count - 1 :]
+    return (
+        [*merged_bounds[: max_count - 1], (last_bounds[0][0], last_bounds[-1][1], None, False)]
+        if len(last_bounds) > 1
+        else merged_bounds
     )
-    return first is not None and first.decode_error is not None and not first.topic
 
 
-def _max_offsets(stored: Sequence[MessageBounds], start: int, end: int) -> list[int]:
-    """Return the highest possible offset of each message. Messages after it need offsets, their stored ones if possible."""
+def _is_broken(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> bool:
+    """Whether a message is so damaged that its fields cannot be located."""
+    first_message = next(
+        iter(decode_one(data, bounds, settings._replace(queue=None, max_body_bytes=None, budget=None))), None
+    )
+    return first_message is not None and first_message.decode_error is not None and not first_message.topic
+
+
+def _max_offsets(message_bounds: Sequence[MessageBounds], start: int, end: int) -> list[int]:
+    """Return the highest possible offset of each message. It leaves room for the messages after it, which keep their stored
+    offsets if possible.
+    """
     max_offsets: list[int] = []
-    for number in range(len(stored) - 1, -1, -1):
+    for number in range(len(message_bounds) - 1, -1, -1):
         end -= 1
-        stored_offset = stored[number][2]
+        stored_offset = message_bounds[number][2]
         if stored_offset is not None and start + number <= stored_offset < end:
             end = stored_offset
         max_offsets.append(end)

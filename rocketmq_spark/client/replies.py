@@ -2,8 +2,9 @@
 
 A request is an ordinary message with a correlation id and the client id of its sender. The reply is sent to a broker, which
 forwards it over the connection of the requester's heartbeats. Mirrors ``RequestFutureHolder``,
-``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. One deliberate difference: a reply
-goes to the broker of the request first, and to others of its topic if that one cannot forward it; Java chooses any broker.
+``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. One deliberate difference: Java sends a
+reply to any broker. Here a reply goes first to the broker of the request, and if this broker cannot forward the reply, to the
+other brokers of the request's topic.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from rocketmq_spark.wire.properties import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_LOGGED = 5  # log lines about each kind of bad reply in ``LOG_PAUSE_S``
+_MAX_LOG_LINES = 5  # the most log lines about each kind of bad reply in each ``LOG_PAUSE_S``
 # Java's MixAll.REPLY_MESSAGE_FLAG, the message type of a reply.
 _REPLY_TYPE = "reply"
 _REQUESTER_GONE_REMEDY = "Perhaps the requester has ended, or stopped waiting"
@@ -63,26 +64,28 @@ class AwaitedReplies:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[
+        self._waiting_requests: dict[
             str, tuple[OnReply, int]
         ] = {}  # with the number of replies that had arrived before the request
         self._reply_count = 0
-        self._last_reply_of: dict[str, int] = {}  # by address of a broker: the number of its last reply
+        self._last_reply_numbers: dict[str, int] = {}  # by address of a broker: the number of its last reply
         self._forwarding_brokers: frozenset[str] | None = None
         self._has_sent_request = False
         self._unreadable_log_limit, self._late_log_limit = (
-            RateLimit(LOG_PAUSE_S, _MAX_LOGGED),
-            RateLimit(LOG_PAUSE_S, _MAX_LOGGED),
+            RateLimit(LOG_PAUSE_S, _MAX_LOG_LINES),
+            RateLimit(LOG_PAUSE_S, _MAX_LOG_LINES),
         )
 
     def expect(self, correlation_id: str, done: OnReply) -> Callable[[], None]:
         with self._lock:
             self._has_sent_request = True
-            self._waiting[correlation_id] = done, self._reply_count
+            self._waiting_requests[correlation_id] = done, self._reply_count
         return lambda: self._cancel(correlation_id)
 
     def take_forwarding_brokers(self) -> frozenset[str] | None:
-        """Return and reset the brokers that forwarded replies during or after a timed-out wait; None if no wait timed out."""
+        """Return and reset the brokers that forwarded other replies during the waits that timed out; None if no wait
+        timed out.
+        """
         with self._lock:
             brokers, self._forwarding_brokers = self._forwarding_brokers, None
             return brokers
@@ -96,10 +99,16 @@ class AwaitedReplies:
 
     def _cancel(self, correlation_id: str) -> None:
         with self._lock:
-            waiting = self._waiting.pop(correlation_id, None)
-            last_replies = list(self._last_reply_of.items())
-        if waiting is not None:
-            self.record_timeout(frozenset(address for address, last_reply in last_replies if last_reply > waiting[1]))
+            waiting_request = self._waiting_requests.pop(correlation_id, None)
+            last_reply_numbers = list(self._last_reply_numbers.items())
+        if waiting_request is not None:
+            self.record_timeout(
+                frozenset(
+                    address
+                    for address, last_reply_number in last_reply_numbers
+                    if last_reply_number > waiting_request[1]
+                )
+            )
 
     def on_reply(self, request: ServerRequest, run_later: Callable[[Callable[[], None]], None]) -> bool:
         """Handle a forwarded reply on the thread that reads answers; ``run_later`` runs a function on another thread.
@@ -114,28 +123,28 @@ class AwaitedReplies:
             fields = rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.arguments(request.command)
             properties = decode_properties(fields["properties"] or "")
         except (RocketMQError, ValueError) as e:
-            if self._unreadable_log_limit.due():  # there may be thousands of them
+            if self._unreadable_log_limit.due():  # there may be thousands of such replies
                 logger.warning("a reply from %s cannot be read: %s", request.address, e)
             request.answer(Command(Response.SYSTEM_ERROR, remark="the reply cannot be read"))
             return True
         correlation_id = properties.get(Property.CORRELATION_ID, "")
         with self._lock:
             self._reply_count += 1
-            self._last_reply_of[request.address] = self._reply_count
+            self._last_reply_numbers[request.address] = self._reply_count
             if self._forwarding_brokers is not None:
                 self._forwarding_brokers |= {request.address}
-            waiting = self._waiting.pop(correlation_id, None)
-        if waiting is None:
+            waiting_request = self._waiting_requests.pop(correlation_id, None)
+        if waiting_request is None:
             request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
             if self._late_log_limit.due():
                 text = "a reply from %s is ignored, because no request waits for it: %s"
                 logger.info(text, request.address, correlation_id)
             return True
         try:
-            run_later(functools.partial(_complete, request, fields, properties, waiting[0]))
+            run_later(functools.partial(_complete, request, fields, properties, waiting_request[0]))
         except RuntimeError:  # no thread can start: the reply is rejected, and its sender may send it again
             with self._lock:
-                self._waiting[correlation_id] = waiting
+                self._waiting_requests[correlation_id] = waiting_request
             raise
         return True
 
@@ -169,11 +178,13 @@ def _decode_reply(command: Command, fields: dict[str, Any], properties: dict[str
 class RemotingReplies:
     """Implements ``ports.Replies``."""
 
-    def __init__(self, calls: RpcClient, routes: Routes, instance: ClientInstance, awaited: AwaitedReplies) -> None:
-        self._calls = calls
+    def __init__(
+        self, rpc_client: RpcClient, routes: Routes, instance: ClientInstance, awaited_replies: AwaitedReplies
+    ) -> None:
+        self._rpc_client = rpc_client
         self._routes = routes
         self._instance = instance
-        self._awaited = awaited
+        self._awaited_replies = awaited_replies
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
         member = RegisteredMember(group, heartbeat_s, all_brokers=True, receives_replies=True)
@@ -182,28 +193,30 @@ class RemotingReplies:
 
     def announce(self, deadline: Deadline) -> None:
         self._instance.refresh_cluster(deadline)
-        forwarding_brokers = self._awaited.take_forwarding_brokers()
+        forwarding_brokers = self._awaited_replies.take_forwarding_brokers()
         if not self._instance.register_connection(deadline, forwarding_brokers) and forwarding_brokers is not None:
-            self._awaited.record_timeout(forwarding_brokers)  # reported at the next call
+            self._awaited_replies.record_timeout(forwarding_brokers)  # reported at the next call
         proxy = next((data.master for data in self._routes.brokers() if self._is_proxy(data.master)), None)
         if proxy is not None:
             raise NotSupported("a Proxy does not forward replies", proxy, remedy=_BROKER_NAME_SERVER_REMEDY)
 
     def _is_proxy(self, address: str | None) -> bool:
-        return address is not None and self._calls.pool.is_proxy(address)
+        return address is not None and self._rpc_client.pool.is_proxy(address)
 
     def expect(self, correlation_id: str, done: OnReply) -> Callable[[], None]:
-        return self._awaited.expect(correlation_id, done)
+        return self._awaited_replies.expect(correlation_id, done)
 
     def reply(self, request: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
-        command = self._command(request, reply, group)
-        addresses = self._addresses(request, deadline)
+        make_request = self._request_factory(request, reply, group)
+        masters = self._masters(request, deadline)
         last_error: RocketMQError = CallTimeout("there was no time to send the reply", topic=request.topic)
-        for remaining, (name, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        for remaining_count, (name, address) in zip(range(len(masters), 0, -1), masters, strict=True):
             if deadline.expired:
                 break
             try:
-                self._calls.request(address, command(name), deadline.within(deadline.remaining() / remaining))
+                self._rpc_client.request(
+                    address, make_request(name), deadline.within(deadline.remaining() / remaining_count)
+                )
             except RocketMQError as e:
                 last_error = e
             else:
@@ -213,18 +226,20 @@ class RemotingReplies:
         )
         raise last_error
 
-    def _addresses(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
-        """Masters of the request's topic. The broker of the request comes first, because the requester is connected to it."""
+    def _masters(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
+        """Names and addresses of the masters of the request's topic. The broker of the request comes first, because the requester
+        is connected to it.
+        """
         brokers = self._routes.recent(to.topic, deadline).brokers.values()
         masters = [(data.broker_name, data.master) for data in brokers if data.master]
         if not masters:
             raise BrokerNotFound("no broker of the topic has a master now", topic=to.topic)
         return sorted(masters, key=lambda master: master[0] != to.broker_name)
 
-    def _command(self, to: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:
+    def _request_factory(self, to: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:
         check_message(reply)
-        names = Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID
-        cluster, client, correlation_id = (to.properties.get(name) for name in names)
+        property_names = Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID
+        cluster, client, correlation_id = (to.properties.get(name) for name in property_names)
         if not (cluster and client and correlation_id):
             raise MessageRefused(
                 f"message {to.msg_id} is not a request: it was not sent by Producer.request", topic=to.topic
@@ -244,11 +259,11 @@ class RemotingReplies:
         body, sys_flag = bytes(raw_body), 0
         if not 0 < len(body) <= MAX_BODY_BYTES:
             raise MessageRefused(f"the reply has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", topic=to.topic)
-        if len(body) > COMPRESS_ABOVE_BYTES and (packed := compression.smaller(body)) is not None:
-            body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
+        if len(body) > COMPRESS_ABOVE_BYTES and (compressed_body := compression.compress_if_smaller(body)) is not None:
+            body, sys_flag = compressed_body, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
         return lambda broker_name: rpc.SEND_REPLY_MESSAGE_V2.request(
             body,
-            producerGroup=self._calls.on_wire(group),
+            producerGroup=self._rpc_client.on_wire(group),
             topic=cluster + REPLY_SUFFIX,
             defaultTopic=AUTO_CREATE_TOPIC,
             defaultTopicQueueNums=1,

@@ -34,36 +34,37 @@ from rocketmq_spark.wire.header import Command, Peer
 logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
-# Brokers register every 30 s by default (``registerNameServerPeriod``), at the latest every 60 s. A broker that no name server
-# lists for longer has left the cluster. This is less than the default of ``sendTimeout``, so that a write outlasts a broker that
-# hangs.
+# Brokers register every 30 s by default (``registerNameServerPeriod``), and at least every 60 s. A broker that no name server
+# lists for ``UNLISTED_S`` has left the cluster. This time is shorter than the default of ``sendTimeout``, so that a write
+# outlasts a broker that hangs.
 UNLISTED_S = 90.0
 
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 
 
-# Forgotten routes that are kept for their addresses: all of the last ``UNLISTED_S``, because a name server that has just started
-# knows no topic, and at most this many older ones.
+# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. All routes that were
+# forgotten in the last ``UNLISTED_S`` are kept, and at most ``_MAX_FORGOTTEN`` in total if there are older ones.
 _MAX_FORGOTTEN = 64
 # ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
-# brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``: 200 bytes may announce 200,000 queues, and each becomes an object.
-# Routes are refreshed ``_MAX_PARALLEL`` at a time, because all answers of one round are in memory.
+# brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and 200 bytes may announce 200,000
+# queues. Only ``_MAX_PARALLEL`` routes are refreshed at a time, because all answers of one round are in memory.
 _MAX_BYTES, _MAX_PARALLEL, _MAX_SHOWN_CHARACTERS = 128 << 20, 64, 127
 _QUEUE_BYTES = 128
 
 
-# The routes of all clients of a process are limited, too, because the client of each set of options stays. Above
-# ``_MAX_IDLE_BYTES``, clients without calls for ``_IDLE_S`` forget their routes. Above ``_MAX_PROCESS_BYTES``, the largest do.
+# The routes of all clients of a process are limited, too, because the process keeps the client of each set of options. Above
+# ``_MAX_IDLE_BYTES``, clients without calls for ``_IDLE_S`` forget their routes. Above ``_MAX_PROCESS_BYTES``, the clients with
+# the most bytes forget theirs.
 _IDLE_S, _MAX_IDLE_BYTES, _MAX_PROCESS_BYTES = 100.0, 16 << 20, 2 * _MAX_BYTES
-# A client that forgets its routes keeps this many bytes of broker addresses, which a paused consumer needs first, and as many
-# bytes of routes with numbered queues, whose numbers must not change unnoticed.
+# A client that forgets its routes keeps up to this many bytes of broker addresses, which a paused consumer needs first. It also
+# keeps up to this many bytes of routes with numbered queues, because a change of the numbers must be noticed.
 _MAX_ADDRESS_BYTES = 1 << 16
-_CLUSTER_KEY = ""  # the key of the list of all brokers in ``_sizes``; not a topic
+_CLUSTER_KEY = ""  # the key of the list of all brokers in ``_bytes_by_key``; not a topic
 
 
 def _has_topic(topic: str, broker_name: str, answer: Command | RocketMQError) -> bool | None:
-    """Whether a broker that name servers do not list has the topic, according to the ``answer`` of a replica; None if that is
-    unknown.
+    """Whether a broker that name servers do not list has the topic, according to the ``answer`` of a replica; None if the answer
+    does not show it.
     """
     if isinstance(answer, RocketMQError):
         return None
@@ -72,10 +73,10 @@ def _has_topic(topic: str, broker_name: str, answer: Command | RocketMQError) ->
     if answer.code != Response.SUCCESS:
         return True
     try:
-        names_there = {queue.broker_name for queue in bodies.topic_stats(topic, answer.body)}
+        broker_names = {queue.broker_name for queue in bodies.topic_stats(topic, answer.body)}
     except RemoteProtocolError:
         return True
-    return not names_there or broker_name in names_there
+    return not broker_names or broker_name in broker_names
 
 
 def _is_connection_refused(answer: Command | RocketMQError) -> bool:
@@ -83,7 +84,8 @@ def _is_connection_refused(answer: Command | RocketMQError) -> bool:
     return isinstance(answer, RocketMQError) and isinstance(answer.__cause__, ConnectionRefusedError)
 
 
-# Brokers that older routes of a topic have and the newest lacks, by name: since when, the queues, and the addresses.
+# Brokers that are in older routes of a topic, but not in its newest route: by name, the time since when the broker is missing,
+# its queues, and its addresses.
 _Unlisted = dict[str, tuple[float, QueueData, BrokerData]]
 
 
@@ -114,37 +116,37 @@ class Routes:
 
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
-        self.on_wire, self.scope = name_servers.calls.on_wire, name_servers.calls.scope
+        self.on_wire, self.scope = name_servers.rpc_client.on_wire, name_servers.rpc_client.scope
         self.recent_s = ROUTE_AGE_S
         self._lock = threading.Lock()
         # By topic, with the time when the route was fetched.
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
-        # The same for topics that name servers no longer have, in the order in which they were forgotten, and when.
-        self._forgotten: dict[str, tuple[float, TopicRoute]] = {}
+        # Routes of topics that name servers no longer have, in the order in which they were forgotten; and when that was.
+        self._forgotten_routes: dict[str, tuple[float, TopicRoute]] = {}
         self._forgotten_at: dict[str, float] = {}
-        # By topic: brokers of earlier routes that the newest lacks.
+        # By topic: brokers that are in earlier routes, but not in the newest one.
         self._unlisted_brokers: dict[str, _Unlisted] = {}
         # Topics for which ``unlisted_queues`` was called: their queues are numbered.
         self._numbered_topics: set[str] = set()
         # Bytes of each topic, and of the list of all brokers; and their sum.
-        self._sizes: dict[str, int] = {}
+        self._bytes_by_key: dict[str, int] = {}
         self._cached_bytes = 0
-        # From the newest routes, None until needed. Each pull reads it.
+        # The brokers of the newest routes, cached because each pull needs its broker; None after a change of routes.
         self._brokers_by_name: dict[str, BrokerData] | None = None
-        # From the last list of all brokers. Used for brokers without a route.
+        # The brokers of the last list of all brokers. Used for brokers that are in no route.
         self._cluster_brokers: dict[str, BrokerData] = {}
-        self._used_at = time.monotonic()
+        self._last_used_s = time.monotonic()
         _all_routes.add(self)
 
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
         """See ``ports.RouteReader``. Also raises ``ConnectionLost`` or ``CallTimeout`` if no name server answers, and
         ``RemoteProtocolError`` if the cache is full.
         """
-        self._used_at = time.monotonic()
+        self._last_used_s = time.monotonic()
         with self._lock:
-            cached = self._routes.get(topic)
-        if cached is not None and time.monotonic() - cached[0] < max_age_s:
-            return cached[1]
+            cached_entry = self._routes.get(topic)
+        if cached_entry is not None and time.monotonic() - cached_entry[0] < max_age_s:
+            return cached_entry[1]
         return self._store(topic, *self._fetch_with_size(topic, deadline))
 
     def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
@@ -164,19 +166,21 @@ class Routes:
             return self.get(topic, math.inf, deadline)
 
     def _store(self, topic: str, route: TopicRoute, size: int, peer: Peer) -> TopicRoute:
-        """Cache a route of this ``size``. The size is limited, because a name server decides how large routes are."""
-        self._used_at = time.monotonic()
+        """Cache a route of ``size`` bytes. The cache has a limit, because a name server decides how large routes are."""
+        self._last_used_s = time.monotonic()
         with self._lock:
-            growth = size + _unlisted_bytes(self._unlisted_after_locked(topic, route)) - self._sizes.get(topic, 0)
+            growth = (
+                size + _unlisted_bytes(self._unlisted_after_locked(topic, route)) - self._bytes_by_key.get(topic, 0)
+            )
         has_room = _make_room(self, growth)
         with self._lock:
             unlisted = self._unlisted_after_locked(topic, route)
             size += _unlisted_bytes(unlisted)
             self._check_room_locked(topic, size, has_room)
-            cached = self._routes.get(topic)  # perhaps by another thread, after ``get`` had read the cache
-            if cached is not None and cached[1] == route:
-                route = cached[1]
-            self._forgotten.pop(topic, None)
+            cached_entry = self._routes.get(topic)  # another thread may have cached it since ``get`` read the cache
+            if cached_entry is not None and cached_entry[1] == route:
+                route = cached_entry[1]
+            self._forgotten_routes.pop(topic, None)
             self._forgotten_at.pop(topic, None)
             self._routes[topic] = (time.monotonic(), route)
             self._unlisted_brokers.pop(topic, None)
@@ -189,15 +193,15 @@ class Routes:
 
     def _set_size_locked(self, key: str, size: int) -> None:
         """Record the bytes that are cached for a topic, or for the list of all brokers."""
-        self._cached_bytes += size - self._sizes.pop(key, 0)
+        self._cached_bytes += size - self._bytes_by_key.pop(key, 0)
         if size:
-            self._sizes[key] = size
+            self._bytes_by_key[key] = size
 
     def _check_room_locked(self, key: str, size: int, process_has_room: bool) -> None:
         """Raise ``RemoteProtocolError`` if ``size`` bytes do not fit, for a topic or for the list of all brokers. Forgotten
         routes are discarded to make room. ``process_has_room`` says whether the process has room.
         """
-        other_bytes = self._cached_bytes - self._sizes.get(key, 0)
+        other_bytes = self._cached_bytes - self._bytes_by_key.get(key, 0)
         description = f"that of {key[:_MAX_SHOWN_CHARACTERS]}" if key else "the list of all brokers"
         if not process_has_room:
             raise RemoteProtocolError(
@@ -207,10 +211,10 @@ class Routes:
                 remedy="Read fewer topics in one process, or use the same connection options for all",
             )
         while other_bytes + size > _MAX_BYTES and (
-            forgotten := next((topic for topic in self._forgotten if topic != key), None)
+            forgotten_topic := next((topic for topic in self._forgotten_routes if topic != key), None)
         ):
-            self._discard_forgotten_locked(forgotten)
-            other_bytes = self._cached_bytes - self._sizes.get(key, 0)
+            self._discard_forgotten_locked(forgotten_topic)
+            other_bytes = self._cached_bytes - self._bytes_by_key.get(key, 0)
         if other_bytes + size > _MAX_BYTES:
             raise RemoteProtocolError(
                 f"the routes of {len(self._routes)} topics have {other_bytes} bytes, {_QUEUE_BYTES} for each queue included, and "
@@ -221,69 +225,76 @@ class Routes:
             )
 
     def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _Unlisted:
-        """The brokers that earlier routes have and ``route`` lacks: the newest, and no more than a route may have."""
-        earlier, now = self._routes.get(topic) or self._forgotten.get(topic), time.monotonic()
+        """The brokers that are in earlier routes, but not in ``route``. If there are more than a route may have, the
+        last ones.
+        """
+        earlier_entry, now = self._routes.get(topic) or self._forgotten_routes.get(topic), time.monotonic()
         unlisted = self._unlisted_brokers.get(topic, {})
-        if earlier is not None and earlier[1] is not route:
-            brokers = earlier[1].brokers
-            earlier_queues = {data.broker_name: data for data in earlier[1].queues if data.broker_name in brokers}
+        if earlier_entry is not None and earlier_entry[1] is not route:
+            brokers = earlier_entry[1].brokers
+            earlier_queues = {data.broker_name: data for data in earlier_entry[1].queues if data.broker_name in brokers}
             unlisted = {**{name: (now, data, brokers[name]) for name, data in earlier_queues.items()}, **unlisted}
-        listed = {data.broker_name for data in route.queues}
-        still_unlisted = [
-            (name, seen) for name, seen in unlisted.items() if name not in listed and now - seen[0] < UNLISTED_S
+        listed_brokers = {data.broker_name for data in route.queues}
+        unlisted_entries = [
+            (name, entry)
+            for name, entry in unlisted.items()
+            if name not in listed_brokers and now - entry[0] < UNLISTED_S
         ]
-        still_unlisted.sort(key=lambda entry: entry[1][0], reverse=True)
-        queues = list(itertools.accumulate(_queue_count(data) for _, (_, data, _) in still_unlisted))
-        return dict(still_unlisted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
+        unlisted_entries.sort(key=lambda entry: entry[1][0], reverse=True)
+        queue_totals = list(itertools.accumulate(_queue_count(data) for _, (_, data, _) in unlisted_entries))
+        return dict(unlisted_entries[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queue_totals, MAX_QUEUES))])
 
     def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
-        a broker with another name answers. It is present if one of its replicas has the topic. If its state is unclear, it is
-        asked again until ``deadline``, and then counts as present. Proxies are left out.
+        a broker with another name answers. It is present if one of its replicas has the topic. A broker whose state is unclear is
+        asked again until ``deadline``. If its state is still unclear then, it counts as present. Proxies are left out.
         """
         with self._lock:
             unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
             if topic in self._routes:
                 self._numbered_topics.add(topic)
-        unclear = [
+        unclear_brokers = [
             (data, broker)
             for since, data, broker in unlisted.values()
             if now - since < UNLISTED_S and not any(map(self.is_proxy, broker.addresses.values()))
         ]
-        present: list[QueueData] = []
+        present_queues: list[QueueData] = []
         pauses = backoff(0.05, 0.5)
-        while unclear:
-            states = list(self._find_unlisted(topic, unclear, deadline))
-            present += [data for (data, _), state in zip(unclear, states, strict=True) if state]
-            unclear = [broker_data for broker_data, state in zip(unclear, states, strict=True) if state is None]
-            if unclear and deadline.expired:
-                present += [data for data, _ in unclear]
+        while unclear_brokers:
+            states = list(self._find_unlisted(topic, unclear_brokers, deadline))
+            present_queues += [data for (data, _), state in zip(unclear_brokers, states, strict=True) if state]
+            unclear_brokers = [
+                broker_data for broker_data, state in zip(unclear_brokers, states, strict=True) if state is None
+            ]
+            if unclear_brokers and deadline.expired:
+                present_queues += [data for data, _ in unclear_brokers]
                 break
-            if unclear:
+            if unclear_brokers:
                 deadline.pause(next(pauses))
-        return TopicRoute(topic, tuple(present), {}).partition_queues()
+        return TopicRoute(topic, tuple(present_queues), {}).partition_queues()
 
     def _find_unlisted(
         self, topic: str, brokers: Sequence[tuple[QueueData, BrokerData]], deadline: Deadline
     ) -> Iterator[bool | None]:
-        """Whether each broker has the topic, after one request to each of its replicas; None if that is unclear."""
-        calls = self._name_servers.calls
+        """Yield for each broker whether it has the topic, after one request to each of its replicas; None if that is unclear."""
+        rpc_client = self._name_servers.rpc_client
         replicas = [(data.broker_name, address) for data, broker in brokers for address in broker.replicas]
-        attempts = [calls.pool.attempts(address) for _, address in replicas]
+        attempts = [rpc_client.pool.attempts(address) for _, address in replicas]
         on_wire = self.on_wire(topic)
-        answers = calls.invoke_each(
+        answers = rpc_client.invoke_each(
             [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=on_wire, bname=name)) for name, address in replicas],
             deadline,
         )
-        # During a backoff, the error is that of an earlier attempt, which says nothing about the present.
+        # During a backoff, the pool returns the error of an earlier attempt, which says nothing about the present.
         is_new_attempt = [
-            calls.pool.attempts(address) != earlier for (_, address), earlier in zip(replicas, attempts, strict=True)
+            rpc_client.pool.attempts(address) != attempts_before
+            for (_, address), attempts_before in zip(replicas, attempts, strict=True)
         ]
-        of_replicas = zip(answers, is_new_attempt, strict=True)
+        replica_answers = zip(answers, is_new_attempt, strict=True)
         for data, broker in brokers:
-            broker_answers = list(itertools.islice(of_replicas, len(broker.replicas)))
+            broker_answers = list(itertools.islice(replica_answers, len(broker.replicas)))
             states = [_has_topic(topic, data.broker_name, answer) for answer, _ in broker_answers]
-            # Without a known address of the master, it may be starting elsewhere.
+            # A master without a known address may be starting at another one.
             is_down = [
                 broker.master is not None and is_new and _is_connection_refused(answer)
                 for answer, is_new in broker_answers
@@ -295,24 +306,32 @@ class Routes:
         """Fetch the routes that are older than ``max_age_s`` seconds in parallel, 64 at a time. Returns the topics that it
         refreshed.
 
-        Fetches nothing if only one route is older. A single route, and those that failed, are left to ``get``.
+        Fetches nothing if only one route is older. ``get`` fetches a single route, and the routes whose requests failed here.
         """
-        oldest = time.monotonic() - max_age_s
+        oldest_fetch_s = time.monotonic() - max_age_s
         with self._lock:
-            due = [topic for topic in topics if topic not in self._routes or self._routes[topic][0] < oldest]
-        if len(due) < 2:
+            due_topics = [
+                topic for topic in topics if topic not in self._routes or self._routes[topic][0] < oldest_fetch_s
+            ]
+        if len(due_topics) < 2:
             return frozenset()
-        refreshed: set[str] = set()
-        for part in (due[first : first + _MAX_PARALLEL] for first in range(0, len(due), _MAX_PARALLEL)):
-            server, answers = self._name_servers.request_many([self._route_request(topic) for topic in part], deadline)
-            answered = [(topic, answer) for topic, answer in zip(part, answers, strict=True) if answer is not None]
-            for topic, answer in answered:
+        refreshed_topics: set[str] = set()
+        for some_topics in (
+            due_topics[first : first + _MAX_PARALLEL] for first in range(0, len(due_topics), _MAX_PARALLEL)
+        ):
+            server, answers = self._name_servers.request_many(
+                [self._route_request(topic) for topic in some_topics], deadline
+            )
+            topic_answers = [
+                (topic, answer) for topic, answer in zip(some_topics, answers, strict=True) if answer is not None
+            ]
+            for topic, answer in topic_answers:
                 route = self._with_acting_masters(self._route(topic, server, answer), deadline)
                 self._store(topic, route, _route_bytes(route, answer), answer.peer)
-            refreshed.update(topic for topic, _ in answered)
-            if not answered:  # the server does not answer
+            refreshed_topics.update(topic for topic, _ in topic_answers)
+            if not topic_answers:  # the server does not answer
                 break
-        return frozenset(refreshed)
+        return frozenset(refreshed_topics)
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """See ``ports.RouteReader``."""
@@ -340,7 +359,7 @@ class Routes:
 
     def is_proxy(self, address: str | None) -> bool:
         """Whether the name server at this address is a Proxy."""
-        return address is not None and self._name_servers.calls.pool.is_proxy(address)
+        return address is not None and self._name_servers.rpc_client.pool.is_proxy(address)
 
     def _route(self, topic: str, server: str, answer: Command) -> TopicRoute:
         route = bodies.route(topic, answer.body)
@@ -348,83 +367,88 @@ class Routes:
 
     def _reachable(self, brokers: Mapping[str, BrokerData], server: str) -> dict[str, BrokerData]:
         """Return the brokers of an answer with the addresses to connect to."""
-        if not self._name_servers.calls.pool.connect_options.at_name_server:
+        if not self._name_servers.rpc_client.pool.connect_options.at_name_server:
             return dict(brokers)
         return {name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()}
 
     def _advertise(self, brokers: Mapping[str, BrokerData], peer: Peer) -> None:
-        """Pass the addresses to the pool, which then knows whether a later connection leads to a Proxy."""
+        """Pass the addresses to the pool, so that it knows whether a later connection leads to a Proxy."""
         addresses = (address for data in brokers.values() for address in data.addresses.values())
-        self._name_servers.calls.pool.advertise(addresses, peer)
+        self._name_servers.rpc_client.pool.advertise(addresses, peer)
 
     def _with_acting_masters(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
         """Return the route with ``acting`` corrected: a broker is an acting master if the list of all brokers has another master.
 
         A route does not distinguish an acting master from the master of a topic that is not writable. If the list cannot be
-        fetched now, brokers that look like acting masters count as such; if servers cannot list brokers, none does.
+        fetched now, brokers that look like acting masters count as acting masters. If servers cannot list brokers, no broker
+        does.
         """
-        maybe_acting = [data for data in route.brokers.values() if data.acting]
-        if not maybe_acting:
+        possible_acting_masters = [data for data in route.brokers.values() if data.acting]
+        if not possible_acting_masters:
             return route
         try:
             masters = {name: data.master for name, data in self.cluster(deadline).items()}
         except RocketMQError as e:
-            masters = {} if e.retriable else {data.broker_name: data.master for data in maybe_acting}
-        corrected = {
+            masters = {} if e.retriable else {data.broker_name: data.master for data in possible_acting_masters}
+        corrected_brokers = {
             data.broker_name: replace(data, acting=masters.get(data.broker_name) != data.master)
-            for data in maybe_acting
+            for data in possible_acting_masters
         }
-        return replace(route, brokers={**route.brokers, **corrected})
+        return replace(route, brokers={**route.brokers, **corrected_brokers})
 
     def _route_request(self, topic: str) -> Command:
         return route_request(self.on_wire(topic))
 
     def forget(self, topic: str) -> None:
-        """Remove the route of a topic. The addresses of its brokers are kept, because a name server that has just started may not
-        know them yet.
+        """Remove the route of a topic. Keeps the addresses of its brokers, because a name server that has just started may not
+        know these brokers yet.
         """
         with self._lock:
             if topic in self._routes:
                 now = time.monotonic()
-                self._forgotten[topic], self._forgotten_at[topic] = self._routes.pop(topic), now
+                self._forgotten_routes[topic], self._forgotten_at[topic] = self._routes.pop(topic), now
                 while (
-                    len(self._forgotten) > _MAX_FORGOTTEN
-                    and self._forgotten_at[oldest := next(iter(self._forgotten))] <= now - UNLISTED_S
+                    len(self._forgotten_routes) > _MAX_FORGOTTEN
+                    and self._forgotten_at[oldest_topic := next(iter(self._forgotten_routes))] <= now - UNLISTED_S
                 ):
-                    self._discard_forgotten_locked(oldest)
+                    self._discard_forgotten_locked(oldest_topic)
                 self._brokers_by_name = None
 
     @property
     def cached_bytes(self) -> int:
-        """The bytes of all cached routes, of brokers that newer ones lack, and of the list of all brokers."""
+        """The bytes of all cached routes, of brokers that are missing in newer routes, and of the list of all brokers."""
         return self._cached_bytes
 
-    def forget_all(self, idle_at: float | None = None, most_addresses: int = _MAX_ADDRESS_BYTES) -> None:
+    def forget_all(self, idle_at: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
         """Forget all routes; with a time ``idle_at``, only if the cache was not used in the ``_IDLE_S`` before it. Keeps up to
-        ``most_addresses`` bytes of broker addresses, and a few routes with numbered queues, to compare the next routes with.
+        ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, to compare the next routes with.
         """
         with self._lock:
-            if idle_at is not None and idle_at - self._used_at < _IDLE_S:
+            if idle_at is not None and idle_at - self._last_used_s < _IDLE_S:
                 return
-            newest = {**self._cluster_brokers, **_newest_brokers(self._routes, self._forgotten)}
-            all_routes = {**self._forgotten, **self._routes}
-            numbered = {topic: all_routes[topic] for topic in sorted(self._numbered_topics) if topic in all_routes}
-            size = _broker_bytes(newest.values())
-            self._cluster_brokers, size = (newest, size) if size <= most_addresses else ({}, 0)
-            self._routes, self._forgotten, self._unlisted_brokers = {}, {}, {}
-            self._brokers_by_name, self._sizes, self._cached_bytes = None, {}, 0
-            self._set_size_locked(_CLUSTER_KEY, size)
-            for topic, (fetched_s, route) in numbered.items():
+            newest_brokers = {**self._cluster_brokers, **_newest_brokers(self._routes, self._forgotten_routes)}
+            all_routes = {**self._forgotten_routes, **self._routes}
+            numbered_routes = {
+                topic: all_routes[topic] for topic in sorted(self._numbered_topics) if topic in all_routes
+            }
+            address_bytes = _broker_bytes(newest_brokers.values())
+            self._cluster_brokers, address_bytes = (
+                (newest_brokers, address_bytes) if address_bytes <= max_address_bytes else ({}, 0)
+            )
+            self._routes, self._forgotten_routes, self._unlisted_brokers = {}, {}, {}
+            self._brokers_by_name, self._bytes_by_key, self._cached_bytes = None, {}, 0
+            self._set_size_locked(_CLUSTER_KEY, address_bytes)
+            for topic, (fetched_s, route) in numbered_routes.items():
                 broker_bytes = _broker_bytes(route.brokers.values())
-                if self._cached_bytes - size + broker_bytes <= _MAX_ADDRESS_BYTES:
-                    self._forgotten[topic] = fetched_s, replace(route)  # without its lists of queues
+                if self._cached_bytes - address_bytes + broker_bytes <= _MAX_ADDRESS_BYTES:
+                    self._forgotten_routes[topic] = fetched_s, replace(route)  # without its lists of queues
                     self._set_size_locked(topic, broker_bytes)
-            self._numbered_topics = {*self._forgotten}
-            self._forgotten_at = dict.fromkeys(self._forgotten, self._used_at)
+            self._numbered_topics = {*self._forgotten_routes}
+            self._forgotten_at = dict.fromkeys(self._forgotten_routes, self._last_used_s)
 
     def _discard_forgotten_locked(self, topic: str) -> None:
         """Discard a forgotten route."""
-        del self._forgotten[topic], self._forgotten_at[topic]
+        del self._forgotten_routes[topic], self._forgotten_at[topic]
         self._unlisted_brokers.pop(topic, None)
         self._numbered_topics.discard(topic)
         self._set_size_locked(topic, 0)
@@ -458,11 +482,11 @@ class Routes:
 
     def broker(self, broker_name: str) -> BrokerData | None:
         """A broker's data, from the newest route with it, or else from the last list of all brokers."""
-        self._used_at = time.monotonic()
+        self._last_used_s = time.monotonic()
         brokers = self._brokers_by_name
         if brokers is None:
             with self._lock:
-                brokers = self._brokers_by_name = _newest_brokers(self._routes, self._forgotten)
+                brokers = self._brokers_by_name = _newest_brokers(self._routes, self._forgotten_routes)
         return brokers.get(broker_name) or self._cluster_brokers.get(broker_name)
 
     def masters(self) -> dict[str, str]:
@@ -472,8 +496,8 @@ class Routes:
     def brokers(self) -> list[BrokerData]:
         """All brokers of the cached routes, sorted by name."""
         with self._lock:
-            newest = _newest_brokers(self._routes)
-        return [data for _, data in sorted(newest.items())]
+            newest_brokers = _newest_brokers(self._routes)
+        return [data for _, data in sorted(newest_brokers.items())]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
         """See ``ports.RouteReader``. With a namespace or environment, returns only its topics, by the user's names.
@@ -481,7 +505,7 @@ class Routes:
         Leaves out a topic whose short name would resolve to another topic.
         """
         answer = self._name_servers.request(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
-        scope = self._name_servers.calls.scope
+        scope = self._name_servers.rpc_client.scope
         return sorted(scope.user_name(topic) for topic in bodies.topic_list(answer.body) if scope.contains(topic))
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
@@ -489,7 +513,7 @@ class Routes:
         server, answer = self._name_servers.request_with_address(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
         brokers = self._reachable(bodies.cluster(answer.body).brokers, server)
         size = _broker_bytes(brokers.values())
-        has_room = _make_room(self, size - self._sizes.get(_CLUSTER_KEY, 0))
+        has_room = _make_room(self, size - self._bytes_by_key.get(_CLUSTER_KEY, 0))
         with self._lock:
             self._check_room_locked(_CLUSTER_KEY, size, has_room)
             self._set_size_locked(_CLUSTER_KEY, size)
@@ -529,27 +553,27 @@ _all_routes: LiveObjects[Routes] = LiveObjects()
 
 
 def _make_room(requester: Routes, growth: int) -> bool:
-    """Make room for ``growth`` bytes of a client within the limits of the process. If there is none, other clients forget their
-    routes, those with the most bytes first. Returns False if that is not enough, or if the requester would be next.
+    """Make room for ``growth`` bytes of a client within the limits of the process. Without room, other clients forget their
+    routes, the clients with the most bytes first. Returns False if that is not enough, or if the requester would be next.
     """
     all_routes, now = _all_routes.all(), time.monotonic()
     needed_bytes = max(0, growth)  # a smaller route always fits
-    # With very many clients, the addresses that they keep must leave room.
-    most_addresses = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(all_routes)))
+    # With very many clients, the kept addresses must leave room for routes.
+    max_address_bytes = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(all_routes)))
     if _total_bytes(all_routes) + needed_bytes > _MAX_IDLE_BYTES:
         for routes in all_routes:
-            routes.forget_all(now, most_addresses)
+            routes.forget_all(now, max_address_bytes)
     if not needed_bytes or _total_bytes(all_routes) + needed_bytes <= _MAX_PROCESS_BYTES:
         return True
-    excess = _total_bytes(all_routes) + needed_bytes - _MAX_PROCESS_BYTES
-    for held_bytes, largest in sorted(
+    excess_bytes = _total_bytes(all_routes) + needed_bytes - _MAX_PROCESS_BYTES
+    for cached_bytes, other_routes in sorted(
         ((routes.cached_bytes, routes) for routes in all_routes), key=operator.itemgetter(0), reverse=True
     ):
-        if excess <= 0 or held_bytes <= requester.cached_bytes + needed_bytes:
+        if excess_bytes <= 0 or cached_bytes <= requester.cached_bytes + needed_bytes:
             break
-        largest.forget_all(most_addresses=most_addresses)
-        excess -= held_bytes - largest.cached_bytes
-    return excess <= 0
+        other_routes.forget_all(max_address_bytes=max_address_bytes)
+        excess_bytes -= cached_bytes - other_routes.cached_bytes
+    return excess_bytes <= 0
 
 
 def _total_bytes(all_routes: Iterable[Routes]) -> int:
@@ -557,7 +581,7 @@ def _total_bytes(all_routes: Iterable[Routes]) -> int:
 
 
 def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:
-    similar: list[str] = []
+    similar_topics: list[str] = []
     is_legal = names.read_problem(error.topic or "", routes.scope) is None
     if not is_legal:
         remedy = ""  # the error's message says what a legal name is
@@ -566,23 +590,23 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
     try:
         if is_legal and not routes.has_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
-        existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
-        similar = similar_names(error.topic or "", existing, 3, 0.5)
+        existing_topics = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
+        similar_topics = similar_names(error.topic or "", existing_topics, 3, 0.5)
     except RocketMQError:
         pass
-    hint = f"Did you mean {', '.join(similar)}? " if similar else ""
+    hint = f"Did you mean {', '.join(similar_topics)}? " if similar_topics else ""
     remedy = (hint + (error.remedy or remedy)).rstrip()
     return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=remedy or None)
 
 
 def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
-    """Each broker's data from the newest route with the broker. The first of several tables that have the broker counts."""
-    newest: dict[str, BrokerData] = {}
+    """Each broker's data from the newest route with the broker. An earlier table takes precedence over a later one."""
+    newest_brokers: dict[str, BrokerData] = {}
     for routes in tables:
         for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):
             for name, data in route.brokers.items():
-                newest.setdefault(name, data)
-    return newest
+                newest_brokers.setdefault(name, data)
+    return newest_brokers
 
 
 def format_queue_counts(queues: Mapping[str, QueueData]) -> str:
@@ -594,7 +618,7 @@ def format_queue_counts(queues: Mapping[str, QueueData]) -> str:
 
 
 def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
-    """Return ``cluster``. Raises ``BrokerNotFound`` if it is empty: without brokers, a missing topic proves nothing."""
+    """Return ``cluster``. Raises ``BrokerNotFound`` if it is empty, because without brokers a missing topic proves nothing."""
     if not cluster:
         remedy = "Start one, or look into the logs of those that should be there"
         raise BrokerNotFound("no broker is registered", remedy=remedy)
@@ -603,12 +627,12 @@ def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
 
 def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
     """Return the masters' addresses of ``brokers`` (default: all). Raises ``BrokerNotFound`` if a master is not registered."""
-    names = sorted(cluster) if brokers is None else list(brokers)
-    masters = {name: cluster[name].master for name in names if name in cluster}
-    missing = [name for name in names if not masters.get(name)] if names else ["any"]
-    if missing:
+    broker_names = sorted(cluster) if brokers is None else list(brokers)
+    masters = {name: cluster[name].master for name in broker_names if name in cluster}
+    missing_masters = [name for name in broker_names if not masters.get(name)] if broker_names else ["any"]
+    if missing_masters:
         raise BrokerNotFound(
-            f"no master of {', '.join(missing)} is registered",
+            f"no master of {', '.join(missing_masters)} is registered",
             remedy=f"Known brokers: {', '.join(sorted(cluster)) or 'none'}",
         )
     return {name: address for name, address in masters.items() if address}

@@ -34,8 +34,8 @@ from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.header import Command, Peer
 
-# Beginnings of remarks of temporary conditions that brokers report with the code of internal errors: sends before a configured
-# time, too few slaves, no space for the next file, and too many timers for one second.
+# Brokers report these temporary conditions with the code of internal errors. Each key is the beginning of the remark: sends
+# before a configured time, too few slaves, no space for the next file, and too many timers for one second.
 _TRANSIENT_FAULTS: Mapping[str, type[BrokerError]] = {
     "broker unable to service": ServiceNotAvailable,
     "in-sync replicas not enough": ServiceNotAvailable,
@@ -67,7 +67,7 @@ def with_proxy_remedy(remedy: str) -> Iterator[None]:
         raise
 
 
-_DENIED = (
+_ACCESS_DENIED_REMEDY = (
     "Access denied: check options 'accessKey' and 'secretKey' and the user's policies "
     "(source: Sub and Get on the topic, Sub on the group; sink: Pub on the topic)"
 )
@@ -81,12 +81,12 @@ _FIELD_BYTES = 6  # estimated memory of a header field, besides its name and val
 class _PendingAnswers:
     """Requests that were sent together, and their answers; None for an answer that has not arrived.
 
-    Answers count against the client's memory budget, by address, until they are released, because the first of many waits for the
-    last one. If other connections need the memory, all answers of an address become errors.
+    All answers stay in memory until the last one has arrived. So until they are released, they count against the client's memory
+    budget, by address. If other connections need the memory, all answers of an address become errors.
     """
 
     def __init__(
-        self, requests: Sequence[tuple[str, Command]], arriving: ReceiveBudget, deadline: Deadline | None = None
+        self, requests: Sequence[tuple[str, Command]], receive_budget: ReceiveBudget, deadline: Deadline | None = None
     ) -> None:
         self.requests = requests
         self.deadline = deadline or Deadline.after(0)
@@ -95,27 +95,28 @@ class _PendingAnswers:
         for i, (address, _) in enumerate(requests):
             self._indexes.setdefault(address, []).append(i)
         self._accounts = {
-            address: arriving.account(address, functools.partial(self._drop, address)) for address in self._indexes
+            address: receive_budget.account(address, functools.partial(self._drop, address))
+            for address in self._indexes
         }
         self._released: set[str] = set()
-        self._missing = len(requests)
+        self._missing_count = len(requests)
         self._started_s = time.monotonic()
         self._lock = threading.Lock()
         self._all_answered = Latch()
         self.stop_waiting_for(0)
 
-    def record(self, i: int, answer: Command | RocketMQError) -> None:
+    def record(self, index: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
             answer.received_s = Deadline.after(0).at
-        self.outcomes[i] = answer  # first, so that ``_drop`` finds the answer if the account is revoked now
+        self.outcomes[index] = answer  # first, so that ``_drop`` finds the answer if the account is revoked now
         if isinstance(answer, Command):
-            address = self.requests[i][0]
+            address = self.requests[index][0]
             account = self._accounts[address]
             with self._lock:
                 if address in self._released:
-                    self.outcomes[i] = None
+                    self.outcomes[index] = None
                 elif not account.add(_memory_of(answer)):
-                    self.outcomes[i] = _answer_dropped(address)
+                    self.outcomes[index] = _answer_dropped(address)
         self.stop_waiting_for(1)
 
     def _drop(self, address: str) -> None:
@@ -137,26 +138,27 @@ class _PendingAnswers:
     def stop_waiting_for(self, count: int) -> None:
         """Stop waiting for ``count`` of the answers."""
         with self._lock:
-            self._missing -= count
-            if not self._missing:
+            self._missing_count -= count
+            if not self._missing_count:
                 self._all_answered.set()
 
-    def _extended(self, grace_s: float | None) -> float | None:
+    def _extended_grace_s(self, grace_s: float | None) -> float | None:
         return None if grace_s is None else max(grace_s, (time.monotonic() - self._started_s) / 4)
 
     def wait(self, grace_s: float | None = None, max_missing: int = 0) -> None:
-        """Wait for all answers. With ``grace_s``, return when none arrives for that long and fewer than ``max_missing`` are left.
+        """Wait for all answers. With ``grace_s``, return when none arrives for that long and fewer than ``max_missing`` are
+        missing.
 
-        At least one real answer is needed for that: an address that refuses at once does not show how fast others answer. The
-        grace grows with the time that the answers take, so that a busy machine does not make brokers appear to hang.
+        The grace begins after the first real answer, because an address that refuses at once does not show how fast others
+        answer. The grace grows with the time that the answers take, so that a busy machine does not make brokers appear to hang.
         """
-        missing = self._missing
-        while not self._all_answered.wait(self._extended(grace_s)):
-            if self._missing == missing < max_missing and any(
+        earlier_missing_count = self._missing_count
+        while not self._all_answered.wait(self._extended_grace_s(grace_s)):
+            if self._missing_count == earlier_missing_count < max_missing and any(
                 isinstance(outcome, Command) for outcome in self.outcomes
             ):
                 return
-            missing = self._missing
+            earlier_missing_count = self._missing_count
 
 
 def _memory_of(answer: Command) -> int:
@@ -180,24 +182,25 @@ class RpcClient:
     late_answers: dict[str, _PendingAnswers] = field(default_factory=dict, compare=False, repr=False)
 
     def on_wire(self, name: str) -> str:
-        """The name of a topic or group on brokers. Callers of this package use the user's names only."""
+        """The name of a topic or group on brokers. Other packages use only the user's names."""
         return self.scope.on_wire(name)
 
     def is_private(self, address: str) -> bool:
         """Whether requests to an address and their answers are encrypted or stay on this machine."""
         return self.pool.connect_options.is_private(address)
 
-    def check_private(self, address: str, secrets: str, allow_plain_text: bool = False) -> None:
-        """Raise ``OptionError`` if the network could read the ``secrets`` of an exchange with an address. With
-        ``allow_plain_text``, an explicit ``tls=false`` permits that.
+    def check_private(self, address: str, secrets_text: str, allow_plain_text: bool = False) -> None:
+        """Raise ``OptionError`` if the network could read secrets in an exchange with an address. ``secrets_text`` names them.
+
+        With ``allow_plain_text``, an explicit ``tls=false`` permits the exchange in clear text.
         """
         connect_options = self.pool.connect_options
         if connect_options.is_private(address) or (allow_plain_text and connect_options.allow_plain_text):
             return
-        other = ", or to false if others on the network may read them" if allow_plain_text else ""
+        plain_text_remedy = ", or to false if others on the network may read them" if allow_plain_text else ""
         raise OptionError(
-            f"{secrets} would cross the network to {connect_options.reachable(address)} in clear text",
-            remedy=f"Set option 'tls' to true{other}",
+            f"{secrets_text} would cross the network to {connect_options.reachable(address)} in clear text",
+            remedy=f"Set option 'tls' to true{plain_text_remedy}",
         )
 
     def queue_on_wire(self, queue: MessageQueue) -> MessageQueue:
@@ -209,11 +212,11 @@ class RpcClient:
         address: str,
         command: Command,
         deadline: Deadline | None = None,
-        accept: Container[int] = (Response.SUCCESS,),
+        accepted_codes: Container[int] = (Response.SUCCESS,),
     ) -> Command:
-        """Send a request. Returns the answer if its code is in ``accept``; otherwise raises the error for the code."""
+        """Send a request. Returns the answer if its code is in ``accepted_codes``; otherwise raises the error for the code."""
         answer = self.invoke(address, command, deadline or Deadline.after(self.request_timeout_s))
-        if answer.code not in accept:
+        if answer.code not in accepted_codes:
             raise error_from_response(answer, address)
         return answer
 
@@ -235,7 +238,7 @@ class RpcClient:
 
     def invoke_each(self, requests: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
         """Send all requests at once. Returns answers (any code) and errors, in order."""
-        answers = _PendingAnswers(requests, self.pool.connect_options.arriving)
+        answers = _PendingAnswers(requests, self.pool.connect_options.receive_budget)
         try:
             self._send_each(answers, range(len(requests)), deadline)
             answers.wait()
@@ -248,25 +251,27 @@ class RpcClient:
     ) -> list[Command | RocketMQError | None]:
         """As ``invoke_each``, but does not wait for addresses that are more than ``grace_s`` slower than the others.
 
-        The result has None for the requests to such an address. Until it answers or ``deadline`` passes, later calls send it
-        nothing and return None, too. After that, the next call with the same requests sends them again, and returns the late
-        answers if the new ones are late again.
+        The result has None for the requests to such a late address. Until the address answers or ``deadline`` passes, later calls
+        send it nothing and also return None. The next call with the same requests sends them again. If the new answers are late,
+        too, this call returns the earlier answers.
         """
-        answers = _PendingAnswers(requests, self.pool.connect_options.arriving, deadline)
-        of_address: dict[str, list[int]] = {}
+        answers = _PendingAnswers(requests, self.pool.connect_options.receive_budget, deadline)
+        indexes_of_address: dict[str, list[int]] = {}
         for i, (address, _) in enumerate(requests):
-            of_address.setdefault(address, []).append(i)
+            indexes_of_address.setdefault(address, []).append(i)
         to_send: list[int] = []
         earlier_answers: dict[int, Command | RocketMQError] = {}
-        for address, indexes in of_address.items():
+        for address, indexes in indexes_of_address.items():
             if self._is_late(address):
                 answers.stop_waiting_for(len(indexes))
             else:
                 earlier_answers |= self._late_answers_of(answers, indexes, address)
                 to_send += indexes
-        for address, late in list(self.late_answers.items()):
-            if late.deadline.expired and address not in of_address:  # the address may have left the routes
-                self._forget_late(address, late)
+        for address, pending_answers in list(self.late_answers.items()):
+            if (
+                pending_answers.deadline.expired and address not in indexes_of_address
+            ):  # the address may have left the routes
+                self._forget_late(address, pending_answers)
         outcomes: list[Command | RocketMQError | None] = []
         late_addresses: set[str] = set()
         try:
@@ -281,24 +286,26 @@ class RpcClient:
 
     def _is_late(self, address: str) -> bool:
         """Whether an address has not answered all requests of an earlier ``invoke_with_grace``."""
-        earlier = self.late_answers.get(address)
-        return earlier is not None and any(
-            outcome is None for (a, _), outcome in zip(earlier.requests, earlier.outcomes, strict=True) if a == address
+        pending_answers = self.late_answers.get(address)
+        return pending_answers is not None and any(
+            outcome is None
+            for (a, _), outcome in zip(pending_answers.requests, pending_answers.outcomes, strict=True)
+            if a == address
         )
 
     def _late_answers_of(
         self, answers: _PendingAnswers, indexes: Sequence[int], address: str
     ) -> dict[int, Command | RocketMQError]:
         """Take the late answers of an address, by index, if the earlier requests equal the new ones."""
-        earlier = self.late_answers.get(address)
-        if earlier is None:
+        pending_answers = self.late_answers.get(address)
+        if pending_answers is None:
             return {}
         earlier_outcomes = [
             (command, outcome)
-            for (a, command), outcome in zip(earlier.requests, earlier.outcomes, strict=True)
+            for (a, command), outcome in zip(pending_answers.requests, pending_answers.outcomes, strict=True)
             if a == address
         ]
-        self._forget_late(address, earlier)
+        self._forget_late(address, pending_answers)
         if [_request_content(command) for command, _ in earlier_outcomes] != [
             _request_content(answers.requests[i][1]) for i in indexes
         ]:
@@ -311,13 +318,13 @@ class RpcClient:
 
     def _send_each(self, answers: _PendingAnswers, indexes: Iterable[int], deadline: Deadline) -> None:
         """Send the requests with these indexes. Connects to up to ``_MAX_PARALLEL_CONNECTS`` addresses in parallel."""
-        of_address: dict[str, list[tuple[Command, OnResponse]]] = {}
+        calls_of_address: dict[str, list[tuple[Command, OnResponse]]] = {}
         for i in indexes:
             address, command = answers.requests[i]
-            of_address.setdefault(address, []).append((command, functools.partial(answers.record, i)))
+            calls_of_address.setdefault(address, []).append((command, functools.partial(answers.record, i)))
         to_connect = deque[functools.partial[None]]()
-        for address, calls in of_address.items():
-            if len(of_address) == 1 or self.pool.is_connected(address):
+        for address, calls in calls_of_address.items():
+            if len(calls_of_address) == 1 or self.pool.is_connected(address):
                 self._invoke_on(address, calls, deadline)
             else:
                 to_connect.append(functools.partial(self._invoke_on, address, calls, deadline))
@@ -351,8 +358,8 @@ class RpcClient:
                 self._on_answer(answer, address, connection)
             done(answer)
 
-        dones = (functools.partial(on_answer, done) for _, done in calls)
-        connection.call_each(list(zip(signed, dones, strict=True)), deadline)
+        callbacks = (functools.partial(on_answer, done) for _, done in calls)
+        connection.call_each(list(zip(signed, callbacks, strict=True)), deadline)
 
     def invoke_oneway(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
         """Send a one-way request."""
@@ -377,7 +384,7 @@ def _request_content(command: Command) -> tuple[int, dict[str, str], bytes]:
 def error_from_response(
     answer: Command, address: str, topic: str | None = None, queue: str | None = None
 ) -> RocketMQError:
-    """Return the error for an answer without success."""
+    """Return the error for an answer whose code is not SUCCESS."""
     error_class = error_for(answer.code, answer.remark or "")
     if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED and answer.peer in _NOT_SUPPORTED:
         message, remedy = _NOT_SUPPORTED[answer.peer]
@@ -387,16 +394,18 @@ def error_from_response(
         error_class = next(
             (fault for prefix, fault in _TRANSIENT_FAULTS.items() if remark_text.startswith(prefix)), error_class
         )
-    forbidden = answer.ext.get("forbiddenType")
+    forbidden_type = answer.ext.get("forbiddenType")
     is_unreadable = (
-        forbidden in map(str, READ_FORBIDDEN_TYPES)
-        if forbidden is not None
+        forbidden_type in map(str, READ_FORBIDDEN_TYPES)
+        if forbidden_type is not None
         else PULL_FORBIDDEN_REMARK in (answer.remark or "")
     )
     if answer.code == Response.NO_PERMISSION and is_unreadable:
         error_class = NotReadable
-    denied = issubclass(error_class, AccessDenied) and forbidden is None
+    is_denied = issubclass(error_class, AccessDenied) and forbidden_type is None
     # Servers append a pointer to their documentation on further lines.
     remark = (answer.remark or "").split("\n", 1)[0].strip() or None
-    message = "access denied" if denied else "the server refused the request"
-    return error_class(message, address, answer.code, topic, queue, remark, _DENIED if denied else None)
+    message = "access denied" if is_denied else "the server refused the request"
+    return error_class(
+        message, address, answer.code, topic, queue, remark, _ACCESS_DENIED_REMEDY if is_denied else None
+    )

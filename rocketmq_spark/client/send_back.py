@@ -36,8 +36,8 @@ INNER_GROUP = "CLIENT_INNER_PRODUCER"
 SEND_BACK_ATTEMPTS, COMPRESS_ABOVE_BYTES = 3, 4096
 
 
-# RocketMQ's own properties that a copy keeps. The others describe the original, or make a broker act. Brokers do not check those
-# of messages in a batch, so a sender could set properties with which no copy is ever stored.
+# RocketMQ's own properties that a copy keeps. Its other properties describe the original message, or make a broker act. Brokers
+# do not check the properties of messages in a batch. So a sender could set properties with which no broker stores a copy.
 _COPIED_PROPERTIES = frozenset({
     Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY, Property.INSTANCE_ID,
     Property.ORIGIN_MESSAGE_ID, Property.ORIGIN_GROUP, Property.MSG_REGION, Property.TRACE_ON, Property.TRACE_CONTEXT,
@@ -47,7 +47,7 @@ _COPIED_PROPERTIES = frozenset({
 })  # fmt: skip
 
 
-# Senders choose the number of attempts. Brokers read no larger numbers than these lead to.
+# Senders choose the number of attempts. This maximum leads to the largest numbers that brokers can read.
 _MAX_RECONSUME_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
 
 
@@ -62,7 +62,7 @@ class RemotingSendBack:
         self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
     ) -> None:
         """See ``ports.GroupMember``."""
-        on_wire = self._broker_client.calls.on_wire
+        on_wire = self._broker_client.rpc_client.on_wire
         command = rpc.CONSUMER_SEND_MSG_BACK.request(
             offset=message.commit_log_offset,
             group=on_wire(group),
@@ -79,12 +79,12 @@ class RemotingSendBack:
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
         """See ``ports.GroupMember``. Tries up to ``SEND_BACK_ATTEMPTS`` queues, those of other brokers first."""
         request = retry_copy(
-            group, message, max_reconsume_times, self._broker_client.calls.on_wire, time.time_ns() // 1_000_000
+            group, message, max_reconsume_times, self._broker_client.rpc_client.on_wire, time.time_ns() // 1_000_000
         )
         queues = list(self._sender.publish_queues(RETRY_PREFIX + group, deadline))
         start = message.queue_offset % len(queues)
-        in_order = [queues[(start + i) % len(queues)] for i in range(len(queues))]
-        other_brokers_first = sorted(in_order, key=lambda queue: queue.broker_name == message.broker_name)
+        queues_in_order = [queues[(start + i) % len(queues)] for i in range(len(queues))]
+        other_brokers_first = sorted(queues_in_order, key=lambda queue: queue.broker_name == message.broker_name)
         last_error: RocketMQError = CallTimeout("there was no time to send the message back", topic=message.topic)
         for queue in (other_brokers_first * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
             if deadline.expired:
@@ -98,23 +98,24 @@ class RemotingSendBack:
         raise last_error
 
 
-# Room for the properties that a copy adds; and the limit of each of RocketMQ's own properties if not all of them fit.
-_ADDED_BYTES, _MAX_OWN_BYTES = 1024, 1024
+# The most bytes of the properties that are added to a copy. If the properties do not fit, the most bytes of each property of
+# RocketMQ that is kept.
+_MAX_ADDED_BYTES, _MAX_PROPERTY_BYTES = 1024, 1024
 
 
-def _sendable(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
-    """Return properties that a broker accepts. A message of a batch may have separators in values, and more bytes than a single
-    message may; such a message must not block its queue for ever.
+def _acceptable_properties(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
+    """Return properties that a broker accepts. The properties of a message in a batch may have separators in values, and more
+    bytes than a single message may have. Such a message must not block its queue for ever.
     """
-    clean = {name: value.replace("\x01", "?").replace("\x02", "?") for name, value in properties.items()}
-    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in clean.items())
-    if size <= MAX_PROPERTIES_BYTES - _ADDED_BYTES:
-        return clean
+    clean_properties = {name: value.replace("\x01", "?").replace("\x02", "?") for name, value in properties.items()}
+    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in clean_properties.items())
+    if size <= MAX_PROPERTIES_BYTES - _MAX_ADDED_BYTES:
+        return clean_properties
     logger.warning(
         "%s: the properties of the message at offset %d have %d bytes; its copy has only RocketMQ's own", message.queue,
         message.queue_offset, size,
     )  # fmt: skip
-    return {n: v for n, v in clean.items() if is_reserved(n) and len(v.encode()) <= _MAX_OWN_BYTES}
+    return {n: v for n, v in clean_properties.items() if is_reserved(n) and len(v.encode()) <= _MAX_PROPERTY_BYTES}
 
 
 def retry_copy(
@@ -126,12 +127,12 @@ def retry_copy(
     properties_to_copy = {
         name: value for name, value in message.properties.items() if name in _COPIED_PROPERTIES or not is_reserved(name)
     }
-    copied = _sendable(properties_to_copy, message)
+    copied_properties = _acceptable_properties(properties_to_copy, message)
     reconsume_times = min(max(0, message.reconsume_times), _MAX_RECONSUME_TIMES)
     max_times = min(max_reconsume_times, _MAX_RECONSUME_TIMES)
     properties: dict[str, str | None] = {
-        **copied,
-        Property.ORIGIN_MESSAGE_ID: copied.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,
+        **copied_properties,
+        Property.ORIGIN_MESSAGE_ID: copied_properties.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,
         Property.RETRY_TOPIC: on_wire(message.topic),
         Property.RECONSUME_TIME: str(reconsume_times + 1),
         Property.MAX_RECONSUME_TIMES: str(max_times),
@@ -140,8 +141,8 @@ def retry_copy(
     body, sys_flag = message.body, message.sys_flag & int(SysFlag.COMPRESSED | COMPRESSION_MASK)
     if not sys_flag & SysFlag.COMPRESSED:
         sys_flag = 0
-        if len(body) > COMPRESS_ABOVE_BYTES and (packed := compression.smaller(body)) is not None:
-            body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
+        if len(body) > COMPRESS_ABOVE_BYTES and (compressed_body := compression.compress_if_smaller(body)) is not None:
+            body, sys_flag = compressed_body, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
     if not 0 < len(body) <= MAX_BODY_BYTES:
         raise MessageRefused(
             f"the message has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", queue=str(message.queue)

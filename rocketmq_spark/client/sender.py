@@ -1,4 +1,4 @@
-"""The ``Sender`` port over remoting: one attempt per call, to the given queue."""
+"""The ``Sender`` port over remoting. Each call makes one attempt to send to the given queue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OnSent = Callable[[SendResult | RocketMQError], None]
 # The route of a broker without an address is not requested more often than this.
 ROUTE_REQUEST_PAUSE_S = 1.0
 
-_STATUS = {
+_STATUS_BY_CODE = {
     Response.SUCCESS: SendStatus.SEND_OK,
     Response.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
     Response.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
@@ -70,9 +70,9 @@ class RemotingSender:
     """Implements ``ports.Sender``."""
 
     def __init__(
-        self, calls: RpcClient, routes: Routes, instance: ClientInstance, attributes: TopicAttributesCache
+        self, rpc_client: RpcClient, routes: Routes, instance: ClientInstance, attributes: TopicAttributesCache
     ) -> None:
-        self._calls = calls
+        self._rpc_client = rpc_client
         self._routes = routes
         self._instance = instance
         self._attributes = attributes
@@ -94,10 +94,11 @@ class RemotingSender:
             route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
         except (ConnectionLost, CallTimeout):
             route = self._routes.recent(topic, deadline)
-        if unlisted := self._routes.unlisted_queues(topic, deadline.within(self._calls.request_timeout_s)):
-            names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
+        if unlisted := self._routes.unlisted_queues(topic, deadline.within(self._rpc_client.request_timeout_s)):
+            broker_names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
             raise BrokerNotFound(
-                f"partitions cannot be numbered yet: no name server lists {names}, which had queues of the topic and may be up",
+                f"partitions cannot be numbered yet: no name server lists {broker_names}, which had queues of the topic and may "
+                "be up",
                 topic=topic,
                 remedy="After a restart of a name server, brokers register within half a minute. If a broker stays unlisted, "
                 "look into its log",
@@ -106,11 +107,11 @@ class RemotingSender:
 
     def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
-        return topic_attributes.max_timer_delays_ms(self._calls, topic, masters, deadline)
+        return topic_attributes.max_timer_delays_ms(self._rpc_client, topic, masters, deadline)
 
     def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
-        return topic_attributes.has_online_consumer(self._calls, topic, masters, deadline)
+        return topic_attributes.has_online_consumer(self._rpc_client, topic, masters, deadline)
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         try:
@@ -129,9 +130,9 @@ class RemotingSender:
         return self._routes.with_similar_topics(error)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        command = _command(self._calls, queue, request)
+        command = _command(self._rpc_client, queue, request)
         address = _address(self._routes, queue, deadline)
-        answer = self._calls.invoke(address, command, deadline)
+        answer = self._rpc_client.invoke(address, command, deadline)
         return _result(queue, request, answer, address)
 
     def send_async(
@@ -142,16 +143,16 @@ class RemotingSender:
         done: OnSent,
     ) -> None:
         try:
-            command = _command(self._calls, queue, request)
+            command = _command(self._rpc_client, queue, request)
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
-            if _is_connected(self._calls, self._routes, queue) and not self._executor.has_work(queue.broker_name):
+            if _is_connected(self._rpc_client, self._routes, queue) and not self._executor.has_work(queue.broker_name):
                 send()
-            else:  # sends to other brokers must not wait while this one is looked up and connected to
+            else:  # the lookup of this broker and the connection to it must not delay sends to other brokers
                 self._executor.run(queue.broker_name, send)
         except RocketMQError as e:
             done(e)
         except RuntimeError as e:
-            done(_no_thread(e, queue))
+            done(_no_thread_error(e, queue))
 
     def _send_async(
         self, queue: MessageQueue, request: SendRequest, command: Command, deadline: Deadline, done: OnSent
@@ -163,7 +164,7 @@ class RemotingSender:
             done(e)
             return
 
-        def answered(answer: Command | RocketMQError) -> None:
+        def on_answer(answer: Command | RocketMQError) -> None:
             result: SendResult | RocketMQError
             try:
                 result = answer if isinstance(answer, RocketMQError) else _result(queue, request, answer, address)
@@ -172,31 +173,31 @@ class RemotingSender:
             done(result)
 
         try:
-            self._calls.invoke_async(address, command, deadline, answered)
+            self._rpc_client.invoke_async(address, command, deadline, on_answer)
         except RuntimeError as e:
-            done(_no_thread(e, queue))
+            done(_no_thread_error(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
-        command = _command(self._calls, queue, request, oneway=True)
-        self._calls.invoke_oneway(_address(self._routes, queue, deadline), command, deadline)
+        command = _command(self._rpc_client, queue, request, oneway=True)
+        self._rpc_client.invoke_oneway(_address(self._routes, queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         command = rpc.RECALL_MESSAGE.request(
-            topic=self._calls.on_wire(topic),
+            topic=self._rpc_client.on_wire(topic),
             recallHandle=handle,
-            producerGroup=self._calls.on_wire(group),
+            producerGroup=self._rpc_client.on_wire(group),
             bname=broker_name,
         )
         address = self._routes.address(broker_name)
-        answer = self._calls.invoke(address, command, deadline)
+        answer = self._rpc_client.invoke(address, command, deadline)
         if answer.code != Response.SUCCESS:
             raise error_from_response(answer, address, topic)
         return str(rpc.RECALL_MESSAGE.answer(answer)["msgId"])
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         try:
-            command = rpc.GET_MAX_OFFSET.request(topic=self._calls.on_wire(topic), queueId=0, bname=broker_name)
-            self._calls.request(self._routes.address(broker_name), command, deadline)
+            command = rpc.GET_MAX_OFFSET.request(topic=self._rpc_client.on_wire(topic), queueId=0, bname=broker_name)
+            self._rpc_client.request(self._routes.address(broker_name), command, deadline)
         except RocketMQError:
             return False
         return True
@@ -216,14 +217,14 @@ class RemotingSender:
             e.unsent = True
             raise
         try:
-            return transactions.send_decision(self._calls, address, place, decision, deadline)
+            return transactions.send_decision(self._rpc_client, address, place, decision, deadline)
         except RuntimeError as e:
-            lost = ConnectionLost(f"no connection can be made: {e}", address, topic=place.topic)
-            lost.unsent = True
-            raise lost from e
+            connection_error = ConnectionLost(f"no connection can be made: {e}", address, topic=place.topic)
+            connection_error.unsent = True
+            raise connection_error from e
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
-        half_checks = None if check is None else transactions.HalfChecks(self._calls, group, check)
+        half_checks = None if check is None else transactions.HalfChecks(self._rpc_client, group, check)
         request_handler = None if half_checks is None else half_checks.on_check
         member = RegisteredMember(group, heartbeat_s, request_handler, all_brokers=request_handler is not None)
         self._instance.join(member)
@@ -243,9 +244,9 @@ class RemotingSender:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
 
-def _is_connected(calls: RpcClient, routes: Routes, queue: MessageQueue) -> bool:
+def _is_connected(rpc_client: RpcClient, routes: Routes, queue: MessageQueue) -> bool:
     try:
-        return calls.pool.is_connected(routes.address(queue.broker_name))
+        return rpc_client.pool.is_connected(routes.address(queue.broker_name))
     except BrokerNotFound:
         return False
 
@@ -259,22 +260,22 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
         return routes.address(queue.broker_name)
 
 
-def _command(calls: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
-    # A broker does not clear bits that describe a stored message: it would acknowledge the message, lose it, and shift the
-    # offsets of the queue for ever.
+def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
+    # A broker does not clear the bits that describe a stored message. With such a bit, it would acknowledge the message, lose it,
+    # and shift the offsets of the queue for ever.
     if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # int(): ~ of a flag covers only the named bits
         raise LocalProtocolError(
             f"sysFlag {request.sys_flag:#x} has bits that a request must not have", topic=queue.topic, queue=str(queue)
         )
-    group, properties = calls.on_wire(request.group), request.properties
+    group, properties = rpc_client.on_wire(request.group), request.properties
     if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
         properties += encode_properties({Property.PRODUCER_GROUP: group})
-    row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
-    make = row.oneway if oneway else row.request
-    return make(
+    rpc_row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
+    make_command = rpc_row.oneway if oneway else rpc_row.request
+    return make_command(
         request.data,
         producerGroup=group,
-        topic=calls.on_wire(queue.topic),
+        topic=rpc_client.on_wire(queue.topic),
         defaultTopic=AUTO_CREATE_TOPIC,
         defaultTopicQueueNums=request.default_topic_queues,
         queueId=queue.queue_id,
@@ -290,22 +291,22 @@ def _command(calls: RpcClient, queue: MessageQueue, request: SendRequest, oneway
     )
 
 
-def _no_thread(error: RuntimeError, queue: MessageQueue) -> ConnectionLost:
+def _no_thread_error(error: RuntimeError, queue: MessageQueue) -> ConnectionLost:
     return ConnectionLost(f"no connection can be made: {error}", topic=queue.topic, queue=str(queue))
 
 
 def _result(queue: MessageQueue, request: SendRequest, answer: Command, address: str) -> SendResult:
-    if answer.code not in _STATUS:
+    if answer.code not in _STATUS_BY_CODE:
         raise error_from_response(answer, address, queue.topic, str(queue))
     fields = rpc.SEND_MESSAGE_V2.answer(answer)
     properties = "\x02" + request.properties
-    delayed = any(name in properties for name in _DELAY_PROPERTIES)
+    is_delayed = any(name in properties for name in _DELAY_PROPERTIES)
     queue_id = fields["queueId"]
     return SendResult(
-        status=_STATUS[Response(answer.code)],
+        status=_STATUS_BY_CODE[Response(answer.code)],
         msg_id="",
         queue=MessageQueue(queue.topic, queue.broker_name, queue.queue_id if queue_id is None else queue_id),
-        queue_offset=None if delayed else fields["queueOffset"],
+        queue_offset=None if is_delayed else fields["queueOffset"],
         offset_msg_id=fields["msgId"],
         transaction_id=fields["transactionId"],
         recall_handle=fields["recallHandle"],

@@ -31,21 +31,20 @@ def is_compacted(attributes: Attributes | None) -> bool:
 ATTRIBUTES_AGE_S = 30.0
 
 
-# A broker that refuses connections within the first time may be restarting: it is asked again after the second.
+# A broker that fails within ``REFUSED_WITHIN_S`` refuses connections, and may be restarting. After ``REFUSED_PAUSE_S`` it is
+# asked again.
 REFUSED_WITHIN_S, REFUSED_PAUSE_S = 0.1, 1.0
 
 
-_Attributes = Attributes | AccessDenied | None
+_AttributesOrError = Attributes | AccessDenied | None
 
 
-_CACHED_NAMES = (
-    codes.QUEUE_TYPE,
-    codes.CLEANUP_POLICY,
-)  # only these are cached: a broker may report any number of attributes
+# Only these attributes are cached, because a broker may report any number of attributes.
+_CACHED_NAMES = (codes.QUEUE_TYPE, codes.CLEANUP_POLICY)
 
 
 class _CachedAnswer(NamedTuple):
-    answer: _Attributes
+    answer: _AttributesOrError
     fetched_s: float
 
     def is_younger(self, seconds: float) -> bool:
@@ -55,10 +54,10 @@ class _CachedAnswer(NamedTuple):
 class TopicAttributesCache:
     """Cached attributes of the topics of one client."""
 
-    def __init__(self, calls: RpcClient, routes: Routes) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, routes: Routes) -> None:
+        self._rpc_client = rpc_client
         self._routes = routes
-        self._cached: dict[tuple[str, str], _CachedAnswer] = {}
+        self._cached_answers: dict[tuple[str, str], _CachedAnswer] = {}
         self._sweep_above = SWEEP_ABOVE_ENTRIES
         self._unanswered_until: dict[tuple[str, str], Deadline] = {}
         self._hanging_until: dict[str, Deadline] = {}
@@ -71,18 +70,20 @@ class TopicAttributesCache:
         While the broker does not answer, older cached attributes are returned.
         """
         key = topic, broker_name
-        cached = self._cached.get(key)
-        if cached is None or not cached.is_younger(ATTRIBUTES_AGE_S if max_age_s is None else max_age_s):
-            answer = self._fetch_or_cached(topic, broker_name, deadline, cached)
-            if len(self._cached) > self._sweep_above:
-                routed = self._routes.cached_topic_brokers()
-                for unrouted in [cached_key for cached_key in list(self._cached) if cached_key not in routed]:
-                    self._cached.pop(unrouted, None)
-                self._sweep_above = SWEEP_ABOVE_ENTRIES + 2 * len(self._cached)
-            cached = self._cached[key] = _CachedAnswer(answer, time.monotonic())
-        if isinstance(cached.answer, AccessDenied):
-            raise copy.copy(cached.answer)
-        return cached.answer
+        cached_answer = self._cached_answers.get(key)
+        if cached_answer is None or not cached_answer.is_younger(ATTRIBUTES_AGE_S if max_age_s is None else max_age_s):
+            answer = self._fetch_or_cached(topic, broker_name, deadline, cached_answer)
+            if len(self._cached_answers) > self._sweep_above:
+                routed_keys = self._routes.cached_topic_brokers()
+                for unrouted_key in [
+                    cached_key for cached_key in list(self._cached_answers) if cached_key not in routed_keys
+                ]:
+                    self._cached_answers.pop(unrouted_key, None)
+                self._sweep_above = SWEEP_ABOVE_ENTRIES + 2 * len(self._cached_answers)
+            cached_answer = self._cached_answers[key] = _CachedAnswer(answer, time.monotonic())
+        if isinstance(cached_answer.answer, AccessDenied):
+            raise copy.copy(cached_answer.answer)
+        return cached_answer.answer
 
     def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether the topic is a batch topic, in which brokers compare the tags of whole batches only.
@@ -93,44 +94,50 @@ class TopicAttributesCache:
 
     def batch_storage(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> BatchStorage | None:
         """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
-        Without permission to ask, the topic counts as an ordinary one.
+        If brokers deny the request, the topic counts as an ordinary one.
 
-        A broker that did not answer is skipped for a while, so that it does not delay every task, and is asked last about other
-        topics. Each broker gets a share of the time, so that one that hangs leaves time for the others.
+        A broker that did not answer is not asked about the topic for a while, so that it does not delay every task. About other
+        topics it is asked last. Each broker gets a share of the time, so that a broker that hangs leaves time for the others.
         """
-        silent = {
+        silent_brokers = {
             name
             for (silent_topic, name), until in list(self._unanswered_until.items())
             if silent_topic == topic and not until.expired
         }
-        broker_names, denied = sorted((name for name in brokers if name not in silent), key=self._is_hanging), False
+        broker_names, is_denied = (
+            sorted((name for name in brokers if name not in silent_brokers), key=self._is_hanging),
+            False,
+        )
         for number, name in enumerate(broker_names):
-            share, started = deadline.within(deadline.remaining() / (len(broker_names) - number)), time.monotonic()
+            broker_deadline, started_s = (
+                deadline.within(deadline.remaining() / (len(broker_names) - number)),
+                time.monotonic(),
+            )
             try:
-                attributes = self.attributes(topic, name, share)
+                attributes = self.attributes(topic, name, broker_deadline)
             except AccessDenied:
-                denied = True
+                is_denied = True
             except RocketMQError as e:
                 logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
                 _drop_expired(self._unanswered_until)
                 self._unanswered_until[topic, name] = Deadline.after(
-                    REFUSED_PAUSE_S if time.monotonic() - started < REFUSED_WITHIN_S else ATTRIBUTES_AGE_S
+                    REFUSED_PAUSE_S if time.monotonic() - started_s < REFUSED_WITHIN_S else ATTRIBUTES_AGE_S
                 )
             else:
                 return BatchStorage(is_batched(attributes) is True, is_compacted(attributes))
-        return BatchStorage() if denied else None
+        return BatchStorage() if is_denied else None
 
     def _is_hanging(self, broker_name: str) -> bool:
         return (until := self._hanging_until.get(broker_name)) is not None and not until.expired
 
     def is_cached(self, queue: MessageQueue) -> bool:
         """Whether ``attributes`` would return without a request."""
-        cached = self._cached.get((queue.topic, queue.broker_name))
-        return cached is not None and cached.is_younger(ATTRIBUTES_AGE_S)
+        cached_answer = self._cached_answers.get((queue.topic, queue.broker_name))
+        return cached_answer is not None and cached_answer.is_younger(ATTRIBUTES_AGE_S)
 
     def _fetch_or_cached(
-        self, topic: str, broker_name: str, deadline: Deadline, cached: _CachedAnswer | None
-    ) -> _Attributes:
+        self, topic: str, broker_name: str, deadline: Deadline, cached_answer: _CachedAnswer | None
+    ) -> _AttributesOrError:
         try:
             return self._fetch(topic, broker_name, deadline)
         except AccessDenied as e:
@@ -140,14 +147,14 @@ class TopicAttributesCache:
             if isinstance(e, CallTimeout):
                 _drop_expired(self._hanging_until)
                 self._hanging_until[broker_name] = Deadline.after(ATTRIBUTES_AGE_S)
-            if cached is None or not e.retriable:
+            if cached_answer is None or not e.retriable:
                 raise
-            return cached.answer
+            return cached_answer.answer
 
     def _fetch(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
         address = self._address(topic, broker_name, deadline)
-        command = rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker_name)
-        answer = self._calls.invoke(address, command, deadline.within(self._calls.request_timeout_s))
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self._rpc_client.on_wire(topic), bname=broker_name)
+        answer = self._rpc_client.invoke(address, command, deadline.within(self._rpc_client.request_timeout_s))
         if answer.code == codes.Response.SUCCESS:
             attributes = bodies.topic_config(answer.body).attributes
             return {name: attributes[name] for name in _CACHED_NAMES if name in attributes}
@@ -164,10 +171,10 @@ class TopicAttributesCache:
             return self._routes.address(broker_name, "hint")
 
 
-def _drop_expired(until: dict[Any, Deadline]) -> None:
-    if len(until) > SWEEP_ABOVE_ENTRIES:
-        for key in [key for key, deadline in list(until.items()) if deadline.expired]:
-            until.pop(key, None)
+def _drop_expired(deadlines: dict[Any, Deadline]) -> None:
+    if len(deadlines) > SWEEP_ABOVE_ENTRIES:
+        for key in [key for key, deadline in list(deadlines.items()) if deadline.expired]:
+            deadlines.pop(key, None)
 
 
 def is_batched(attributes: Attributes | None) -> bool | None:
@@ -175,74 +182,78 @@ def is_batched(attributes: Attributes | None) -> bool | None:
     return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
 
 
-def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
+def max_timer_delays_ms(
+    rpc_client: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline
+) -> dict[str, int]:
     """Return the longest timer delay in ms, 0 without timers, of the ``masters`` (addresses by name) that answer."""
-    topic_on_wire = calls.on_wire(topic)
+    topic_on_wire = rpc_client.on_wire(topic)
     requests = [
         (address, rpc.GET_MAX_OFFSET.request(topic=topic_on_wire, queueId=0, bname=name))
         for name, address in masters.items()
     ]
-    answers = dict(zip(masters, calls.invoke_each(requests, _first_half(deadline)), strict=True))
+    answers = dict(zip(masters, rpc_client.invoke_each(requests, _first_half(deadline)), strict=True))
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     delays_ms = dict.fromkeys(versions, 0)
-    with_timers = [name for name, version in versions.items() if version >= FIRST_VERSION_WITH_TIMERS]
+    brokers_with_timers = [name for name, version in versions.items() if version >= FIRST_VERSION_WITH_TIMERS]
     # The configuration contains passwords. If the network could read them, the default is assumed instead, as for a broker that
     # does not report its configuration.
-    delays_ms |= {name: 1000 * TIMER_MAX_DELAY_S for name in with_timers if not calls.is_private(masters[name])}
-    with_timers = [name for name in with_timers if calls.is_private(masters[name])]
-    configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in with_timers]
-    for name, config in zip(with_timers, calls.invoke_each(configs, deadline), strict=True):
-        if isinstance(config, Command):
-            delays_ms[name] = _max_timer_delay_ms(config)
+    delays_ms |= {
+        name: 1000 * TIMER_MAX_DELAY_S for name in brokers_with_timers if not rpc_client.is_private(masters[name])
+    }
+    brokers_with_timers = [name for name in brokers_with_timers if rpc_client.is_private(masters[name])]
+    config_requests = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in brokers_with_timers]
+    for name, config_answer in zip(brokers_with_timers, rpc_client.invoke_each(config_requests, deadline), strict=True):
+        if isinstance(config_answer, Command):
+            delays_ms[name] = _max_timer_delay_ms(config_answer)
         else:
             del delays_ms[name]
     return delays_ms
 
 
-def has_online_consumer(calls: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
+def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
     """Whether a consumer that is online at one of ``masters``, which are addresses, has subscribed to the topic.
 
-    If none is found, raises the error of a broker that did not answer.
+    If no broker reports such a consumer, raises the error of a broker that did not answer.
     """
-    topic_on_wire = calls.on_wire(topic)
-    by_broker = calls.invoke_each(
+    topic_on_wire = rpc_client.on_wire(topic)
+    group_answers = rpc_client.invoke_each(
         [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=topic_on_wire)) for address in masters],
         _first_half(deadline),
     )
-    answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
-    groups = [
+    answers = [_answer_or_error(answer, address, topic) for answer, address in zip(group_answers, masters, strict=True)]
+    member_requests = [
         (address, rpc.GET_CONSUMER_CONNECTION_LIST.request(consumerGroup=group))
         for address, answer in zip(masters, answers, strict=True)
         if isinstance(answer, Command)
         for group in bodies.group_list(answer.body)
     ]
-    of_groups = calls.invoke_each(groups, deadline)
-    for members in of_groups:
+    member_answers = rpc_client.invoke_each(member_requests, deadline)
+    for members in member_answers:
         if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
-            continue  # the group has no member online
+            continue  # the group has no online member
         if topic_on_wire in bodies.group_filters(members.body):
             return True
-    for answer in (*answers, *of_groups):
+    for answer in (*answers, *member_answers):
         if isinstance(answer, RocketMQError):
             raise answer
     return False
 
 
 def _first_half(deadline: Deadline) -> Deadline:
-    """The deadline of the first of two requests: a broker that hangs leaves time for the second one."""
+    """The deadline of the first of two requests, so that a broker that hangs leaves time for the second request."""
     return deadline.within(deadline.remaining() / 2)
 
 
-def _max_timer_delay_ms(config: Command) -> int:
+def _max_timer_delay_ms(answer: Command) -> int:
     """The longest timer delay in ms: 0 if timers are disabled, the default if the broker does not report its configuration."""
-    answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
-    if answer.get("timerWheelEnable", "true") != "true":
+    settings = bodies.read_config(answer.body) if answer.code == Response.SUCCESS else {}
+    if settings.get("timerWheelEnable", "true") != "true":
         return 0
-    seconds = bodies.config_number(answer, "timerMaxDelaySec")
+    seconds = bodies.config_number(settings, "timerMaxDelaySec")
     return 1000 * (TIMER_MAX_DELAY_S if seconds is None else seconds)
 
 
-def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:
+def _answer_or_error(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:
     if isinstance(answer, RocketMQError) or answer.code == Response.SUCCESS:
         return answer
     return error_from_response(answer, address, topic)

@@ -33,44 +33,44 @@ _DECISION_FLAGS = {
 
 
 class _ConfirmedCommits:
-    """The master that confirmed the commit of each half message. A check that crosses the commit comes from the same master. A
-    check by another master means that it was promoted meanwhile, and may lack the commit.
+    """The master that confirmed the commit of each half message. A check that was sent before the commit arrived comes from the
+    same master. A check by another master means that this master was promoted meanwhile. It may lack the commit.
     """
 
     def __init__(self) -> None:
         self._masters: OrderedDict[str, tuple[Deadline, str]] = OrderedDict()
 
-    def add(self, half_message: str, address: str) -> None:
+    def add(self, place_key: str, address: str) -> None:
         with process.registry_lock():  # reentrant: garbage collection may run here and call this method
-            # Longer than checks of copies are answered with ROLLBACK.
-            self._masters[half_message] = Deadline.after(2 * RACE_WINDOW_S), address
-            self._masters.move_to_end(half_message)
+            # Checks of copies are answered with ROLLBACK for ``RACE_WINDOW_S``. The master is kept for longer.
+            self._masters[place_key] = Deadline.after(2 * RACE_WINDOW_S), address
+            self._masters.move_to_end(place_key)
             with contextlib.suppress(RuntimeError):  # changed during iteration by garbage collection
                 while len(self._masters) > MAX_COMMITTED_KEYS or next(iter(self._masters.values()))[0].expired:
                     self._masters.popitem(last=False)
 
-    def is_at_other_master(self, half_message: str, address: str) -> bool:
+    def is_at_other_master(self, place_key: str, address: str) -> bool:
         """Whether another master than the one at ``address`` confirmed the commit."""
         with process.registry_lock():
-            return self._masters.get(half_message, (None, address))[1] != address
+            return self._masters.get(place_key, (None, address))[1] != address
 
 
-def _commits() -> _ConfirmedCommits:
+def _confirmed_commits() -> _ConfirmedCommits:
     return process.get_or_create("copies", "confirmed over remoting", _ConfirmedCommits)
 
 
-def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
+def send_decision(rpc_client: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
         answers_check: bool = False) -> bool:  # fmt: skip
-    """Send a decision to the master at ``address``. ``answers_check`` says that a check of the broker asked for it.
+    """Send a decision to the master at ``address``. ``answers_check`` says that a check of the broker asked for the decision.
 
     Returns whether the broker confirmed the decision. A Proxy answers without waiting for the broker, and forwards no decision
     at all before the first check of a message (``TransactionActivity``).
     """
     is_decided = decision is not TransactionState.UNKNOWN
-    row = rpc.END_TRANSACTION
-    command = (row.request if is_decided else row.oneway)(
-        topic=calls.on_wire(place.topic),
-        producerGroup=calls.on_wire(place.group),
+    rpc_row = rpc.END_TRANSACTION
+    command = (rpc_row.request if is_decided else rpc_row.oneway)(
+        topic=rpc_client.on_wire(place.topic),
+        producerGroup=rpc_client.on_wire(place.group),
         tranStateTableOffset=place.half_offset,
         commitLogOffset=place.commit_log_offset,
         commitOrRollback=_DECISION_FLAGS[decision],
@@ -80,11 +80,11 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
         bname=place.broker_name,
     )
     if not is_decided:
-        calls.invoke_oneway(address, command, deadline)
+        rpc_client.invoke_oneway(address, command, deadline)
         return False
-    is_confirmed = not calls.request(address, command, deadline).is_from_proxy
+    is_confirmed = not rpc_client.request(address, command, deadline).is_from_proxy
     if is_confirmed and decision is TransactionState.COMMIT:
-        _commits().add(place.key, address)
+        _confirmed_commits().add(place.key, address)
     return is_confirmed
 
 
@@ -92,27 +92,32 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
 _Copy = tuple[str, HalfPlace]
 
 
-def _asker(copy: _Copy) -> str:
+def _address_of(copy: _Copy) -> str:
     return copy[0]
 
 
 class HalfChecks:
     """Handles checks of half messages: calls the user's function, and sends its decision to the broker that checks.
 
-    A broker stores a new copy of an undecided half message every 30 s, and a decision about an earlier copy leaves the new one
-    open. The user's function may be slow. So it is called once for all copies that arrive meanwhile, its decision is sent for
-    the newest one, and a copy that is checked soon after a commit is rolled back.
+    A broker stores a new copy of an undecided half message every 30 s. A decision about an earlier copy leaves the new copy
+    undecided. The user's function may be slow, so it is called once for all copies that arrive meanwhile. Its decision is sent
+    for the newest copy. A copy that is checked soon after a commit is rolled back.
     """
 
-    def __init__(self, calls: RpcClient, group: str, check: HalfCheck) -> None:
-        self._calls = calls
+    def __init__(self, rpc_client: RpcClient, group: str, check: HalfCheck) -> None:
+        self._rpc_client = rpc_client
         self._group = group
         self._check = check
         state = TransactionState
-        self._copies = CheckCoalescer(
-            self._answer, _asker, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("remoting", calls.on_wire(group))
+        self._coalescer = CheckCoalescer(
+            self._answer,
+            _address_of,
+            state.COMMIT,
+            state.ROLLBACK,
+            state.UNKNOWN,
+            ("remoting", rpc_client.on_wire(group)),
         )
-        self.leave = self._copies.leave
+        self.leave = self._coalescer.leave
 
     def on_check(self, address: str, command: Command) -> Command:
         message, place = self._decode(address, command)
@@ -122,22 +127,22 @@ class HalfChecks:
         decision = (
             result
             if isinstance(result, TransactionState)
-            else self._copies.request_decision(place.key, copy, result, held_bytes)
+            else self._coalescer.request_decision(place.key, copy, result, held_bytes)
         )
         if decision is not None:
-            self._copies.send_decision(place.key, copy, decision)
+            self._coalescer.send_decision(place.key, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
     def _decode(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
-        max_bytes = self._calls.pool.connect_options.max_pushed_bytes  # also the limit of a decompressed body
-        stored = decompressed(
+        max_bytes = self._rpc_client.pool.connect_options.max_pushed_bytes  # also the limit of a decompressed body
+        stored_message = decompressed(
             single_message(command.body, command.ext.get("bname", ""), "as a half message", address), max_bytes
         )
-        if stored.decode_error is not None:
-            raise DecodeError(f"a half message cannot be decoded: {stored.decode_error}", address)
-        topic, queue = self._calls.scope.user_name(stored.topic), stored.queue
-        message = replace(stored, topic=topic, queue=queue._replace(topic=topic))
+        if stored_message.decode_error is not None:
+            raise DecodeError(f"a half message cannot be decoded: {stored_message.decode_error}", address)
+        topic, queue = self._rpc_client.scope.user_name(stored_message.topic), stored_message.queue
+        message = replace(stored_message, topic=topic, queue=queue._replace(topic=topic))
         msg_id = message.properties.get(Property.UNIQ_KEY) or fields["msgId"] or message.msg_id
         return message, HalfPlace(
             message.topic,
@@ -152,12 +157,17 @@ class HalfChecks:
 
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
-        if decision is TransactionState.ROLLBACK and _commits().is_at_other_master(place.key, address):
+        if decision is TransactionState.ROLLBACK and _confirmed_commits().is_at_other_master(place.key, address):
             # A second commit delivers the message twice, which is better than losing it.
             decision = TransactionState.COMMIT
         try:
             return send_decision(
-                self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), answers_check=True
+                self._rpc_client,
+                address,
+                place,
+                decision,
+                Deadline.after(self._rpc_client.request_timeout_s),
+                answers_check=True,
             )
         except RocketMQError as e:
             logger.warning(

@@ -6,8 +6,8 @@ This module is pure: time and answers are arguments, and the caller sends the re
 - ``position``: the offset after the last message that a poll returned.
 - ``finished_offset``: all messages before it are finished, so it may be committed.
 
-The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before. If a poll took
-messages but did not return them (Ctrl-C interrupted it, or the caller left a loop), the next poll returns them first.
+The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before that poll. If a
+poll took messages but did not return them (Ctrl-C interrupted it, or the caller left a loop), the next poll returns them first.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class FetchedPart:
 
     def split_first_answer(self) -> list[FetchedPart]:
         """Split this part after the first answer that was not returned completely; returns one part if it is the last answer."""
-        split_at = 1 + sum(next_offset <= self.returned_up_to for next_offset, _ in self.ends[:-1])
-        view, (start, end) = memoryview(self.stored), self.ends[split_at - 1]
-        parts = [replace(self, ends=self.ends[:split_at], stored=view[:end])]
-        if remaining_ends := [(next_offset, bytes_end - end) for next_offset, bytes_end in self.ends[split_at:]]:
+        answer_count = 1 + sum(next_offset <= self.returned_up_to for next_offset, _ in self.ends[:-1])
+        view, (start, end) = memoryview(self.stored), self.ends[answer_count - 1]
+        parts = [replace(self, ends=self.ends[:answer_count], stored=view[:end])]
+        if remaining_ends := [(next_offset, bytes_end - end) for next_offset, bytes_end in self.ends[answer_count:]]:
             parts.append(replace(self, start=start, ends=remaining_ends, stored=view[end:]))
         return parts
 
@@ -109,7 +109,7 @@ class AssignedQueue:
     pull_offset: int
     position: int
     finished_offset: int
-    committed: int | None  # None: the group has no offset of the queue yet, or the broker may have lost it
+    committed_offset: int | None  # None: the group has no offset of the queue yet, or the broker may have lost it
     token: int = 0  # changes with each seek and assignment, which makes earlier pulls obsolete
     in_flight: bool = False  # whether a pull or a read ahead runs
     paused: bool = False
@@ -122,21 +122,21 @@ class AssignedQueue:
 
     @classmethod
     def from_start(cls, start: StartOffset) -> AssignedQueue:
-        return cls(start.offset, start.offset, start.offset, start.offset if start.committed else None)
+        return cls(start.offset, start.offset, start.offset, start.offset if start.is_committed else None)
 
 
 class ReadyParts:
     """Fetched parts that wait for a poll, in the order of their arrival, and the parts that the last poll took.
 
-    A poll returns a taken part later, or never. ``mark_returned`` and ``mark_returned_up_to`` record that it returned the part;
-    ``take_back`` puts a part that was not returned back.
+    A poll returns a taken part later, or never. ``mark_returned`` and ``mark_returned_up_to`` record that the poll returned the
+    part; ``take_back`` puts back a part that the poll did not return.
     """
 
     def __init__(self, states: Mapping[MessageQueue, AssignedQueue]) -> None:
         self._states = states
         self._parts: deque[FetchedPart] = deque()
-        self._taken: list[_TakenPart] = []
-        self._counts_valid = True  # whether ``cached_count`` and ``cached_bytes`` of each queue are up to date
+        self._taken_parts: list[_TakenPart] = []
+        self._counts_are_valid = True  # whether ``cached_count`` and ``cached_bytes`` of each queue are up to date
 
     def add(self, part: FetchedPart) -> None:
         state = self._states[part.queue]
@@ -144,81 +144,91 @@ class ReadyParts:
         state.cached_bytes += len(part.stored)
         self._parts.append(part)
 
-    def retain(self, keeps: Callable[[FetchedPart], bool]) -> None:
-        """Drop all parts except those for which ``keeps`` returns True."""
-        self._counts_valid = False
-        self._parts = deque(part for part in self._parts if keeps(part))
+    def retain(self, must_keep: Callable[[FetchedPart], bool]) -> None:
+        """Drop all parts except those for which ``must_keep`` returns True."""
+        self._counts_are_valid = False
+        self._parts = deque(part for part in self._parts if must_keep(part))
 
     def take(self, max_parts: int = ONE_ANSWER) -> list[FetchedPart]:
-        """Take the oldest parts of queues that are not paused: at most ``max_parts``, or ``ONE_ANSWER``."""
-        taken: list[FetchedPart] = []
-        remaining: deque[FetchedPart] = deque()
-        parts = iter(self._parts)
-        while len(taken) < max(max_parts, 1) and (part := next(parts, None)) is not None:
+        """Take the oldest parts of queues that are not paused: at most ``max_parts`` parts, or with ``ONE_ANSWER`` a single
+        answer.
+        """
+        oldest_parts: list[FetchedPart] = []
+        remaining_parts: deque[FetchedPart] = deque()
+        waiting_parts = iter(self._parts)
+        while len(oldest_parts) < max(max_parts, 1) and (part := next(waiting_parts, None)) is not None:
             state = self._states.get(part.queue)
             # The state is None if Ctrl-C interrupted ``assign`` before it dropped the parts of the queue.
             if state is None or state.paused:
-                remaining.append(part)
+                remaining_parts.append(part)
             elif max_parts == ONE_ANSWER and len(part.ends) > 1:
-                first, *later_answers = part.split_first_answer()
-                taken.append(first)
-                remaining.extend(later_answers)
+                first_part, *later_parts = part.split_first_answer()
+                oldest_parts.append(first_part)
+                remaining_parts.extend(later_parts)
             else:
-                taken.append(part)
-        remaining.extend(parts)
-        taken_parts = [_TakenPart(part, state := self._states[part.queue], state.token) for part in taken]
-        self._parts, self._taken = remaining, taken_parts  # one statement, so that Ctrl-C cannot interrupt between them
+                oldest_parts.append(part)
+        remaining_parts.extend(waiting_parts)
+        taken_parts = [_TakenPart(part, state := self._states[part.queue], state.token) for part in oldest_parts]
+        # One statement, so that Ctrl-C cannot interrupt between the two assignments.
+        self._parts, self._taken_parts = remaining_parts, taken_parts
         for taken_part in taken_parts:
             taken_part.state.cached_count -= taken_part.part.offset_count
             taken_part.state.cached_bytes -= len(taken_part.part.stored)
-        return taken
+        return oldest_parts
 
     def mark_returned(self) -> None:
         """Record that the poll returned the parts that it took."""
-        self._skip_gaps([taken for taken in self._taken if self._is_current(taken)])
-        self._taken = []
+        self._skip_gaps([taken_part for taken_part in self._taken_parts if self._is_current(taken_part)])
+        self._taken_parts = []
 
     def mark_returned_up_to(self, next_offset: int) -> None:
         """Record that a loop yielded the messages before ``next_offset`` of the part that it took."""
-        self._taken = [taken._replace(returned_up_to=next_offset) for taken in self._taken]
-        for taken in self._taken:
-            if self._is_current(taken):
-                taken.state.position = next_offset
+        self._taken_parts = [taken_part._replace(returned_up_to=next_offset) for taken_part in self._taken_parts]
+        for taken_part in self._taken_parts:
+            if self._is_current(taken_part):
+                taken_part.state.position = next_offset
 
     def may_return(self, part: FetchedPart) -> bool:
-        """Whether a loop may yield messages of ``part``: it was not taken back, and its queue was neither sought nor paused."""
-        return any(taken.part is part and not taken.state.paused and self._is_current(taken) for taken in self._taken)
+        """Whether a loop may yield messages of ``part``. The part must not be taken back, and its queue must be neither sought
+        nor paused.
+        """
+        return any(
+            taken_part.part is part and not taken_part.state.paused and self._is_current(taken_part)
+            for taken_part in self._taken_parts
+        )
 
     def any_current(self) -> bool:
         """Whether the queue of any taken part was neither revoked nor sought since the poll."""
-        return any(map(self._is_current, self._taken))
+        return any(map(self._is_current, self._taken_parts))
 
     def has_taken(self, state: AssignedQueue) -> bool:
         """Whether a poll took a part of the queue and has not returned it yet."""
-        return any(taken.state is state for taken in self._taken)
+        return any(taken_part.state is state for taken_part in self._taken_parts)
 
     def take_back(self) -> None:
-        """Put messages that were taken but not returned back, before all other messages."""
-        if not self._taken and self._counts_valid:
-            return  # for speed: every poll calls this method, and thousands of parts may wait
-        current = [taken for taken in self._taken if self._is_current(taken)]
-        unreturned = [
-            replace(taken.part, returned_up_to=max(taken.part.returned_up_to, taken.returned_up_to))
-            for taken in current
+        """Put back messages that were taken but not returned. They come before all other messages."""
+        if not self._taken_parts and self._counts_are_valid:
+            return  # for speed, because every poll calls this method, and thousands of parts may wait
+        current_parts = [taken_part for taken_part in self._taken_parts if self._is_current(taken_part)]
+        unreturned_parts = [
+            replace(taken_part.part, returned_up_to=max(taken_part.part.returned_up_to, taken_part.returned_up_to))
+            for taken_part in current_parts
         ]
         waiting_parts = (part for part in self._parts if part.queue in self._states)
-        parts = deque([*(part for part in unreturned if part.offset_count > 0), *waiting_parts])
+        parts = deque([*(part for part in unreturned_parts if part.offset_count > 0), *waiting_parts])
         for state in self._states.values():
             state.cached_count = state.cached_bytes = 0
         for part in parts:
             self._states[part.queue].cached_count += part.offset_count
             self._states[part.queue].cached_bytes += len(part.stored)
         # Only now, because Ctrl-C may interrupt the loops that count.
-        self._parts, self._taken, self._counts_valid = parts, [], True
-        self._skip_gaps([taken for taken in current if taken.part.next_offset <= taken.returned_up_to])
+        self._parts, self._taken_parts, self._counts_are_valid = parts, [], True
+        self._skip_gaps(
+            [taken_part for taken_part in current_parts if taken_part.part.next_offset <= taken_part.returned_up_to]
+        )
 
     def first_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """Return the first waiting offset of each of these queues; queues without waiting messages are missing."""
+        """Return the first waiting offset of each of these queues. Queues without waiting messages are left out."""
         first_offsets, queues_left = dict[MessageQueue, int](), set(queues)
         for part in takewhile(lambda _: queues_left, self._parts):
             if part.queue in queues_left:
@@ -229,14 +239,16 @@ class ReadyParts:
     def _skip_gaps(self, taken_parts: Sequence[_TakenPart]) -> None:
         """Set the positions after parts that were returned completely. A position skips offsets without messages.
 
-        The new position may also be before the part, if the topic was created again.
+        If the topic was created again, the new position may be before the part.
         """
-        first_offsets = self.first_offsets(taken.part.queue for taken in taken_parts)
-        for taken in taken_parts:
-            taken.state.position = first_offsets.get(taken.part.queue, taken.state.pull_offset)
+        first_offsets = self.first_offsets(taken_part.part.queue for taken_part in taken_parts)
+        for taken_part in taken_parts:
+            taken_part.state.position = first_offsets.get(taken_part.part.queue, taken_part.state.pull_offset)
 
-    def _is_current(self, taken: _TakenPart) -> bool:
-        return self._states.get(taken.part.queue) is taken.state and taken.state.token == taken.token
+    def _is_current(self, taken_part: _TakenPart) -> bool:
+        return (
+            self._states.get(taken_part.part.queue) is taken_part.state and taken_part.state.token == taken_part.token
+        )
 
 
 class Assigned:
@@ -249,33 +261,37 @@ class Assigned:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self.states: dict[MessageQueue, AssignedQueue] = {}
-        self.ready = ReadyParts(self.states)
-        self._tokens = 0  # the last token
+        self.ready_parts = ReadyParts(self.states)
+        self._last_token = 0  # the last token
         # Called if the answer to a pull of a released queue reports a reset. Must not block.
         self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
 
     # --- queues
 
     def assign(
-        self, starts: Mapping[MessageQueue, StartOffset | None], uncommitted: UncommittedOffsets | None = None
+        self,
+        start_offsets: Mapping[MessageQueue, StartOffset | None],
+        uncommitted_offsets: UncommittedOffsets | None = None,
     ) -> UncommittedOffsets:
-        """Replace the assigned queues. ``starts`` has the start offset of new queues, and None for queues that stay.
+        """Replace the assigned queues. ``start_offsets`` has the start offset of new queues, and None for queues that stay.
 
-        Returns the offsets of released queues that may still be committed. They are stored in ``uncommitted`` before the queues
-        are released, so that Ctrl-C loses no offset.
+        Returns the offsets of released queues that may still be committed. They are stored in ``uncommitted_offsets`` before
+        the queues are released, so that Ctrl-C loses no offset.
         """
-        released = self.states.keys() - starts.keys()
-        uncommitted = {} if uncommitted is None else uncommitted
-        uncommitted.update((q, offset) for q, offset in self.offsets_to_commit().items() if q in released)
-        for queue in released:
+        released_queues = self.states.keys() - start_offsets.keys()
+        uncommitted_offsets = {} if uncommitted_offsets is None else uncommitted_offsets
+        uncommitted_offsets.update(
+            (q, offset) for q, offset in self.offsets_to_commit().items() if q in released_queues
+        )
+        for queue in released_queues:
             del self.states[queue]
-        self.ready.retain(lambda part: part.queue in self.states)
-        for queue, start in starts.items():
+        self.ready_parts.retain(lambda part: part.queue in self.states)
+        for queue, start in start_offsets.items():
             if queue not in self.states:
                 assert start is not None, queue
                 self.states[queue] = state = AssignedQueue.from_start(start)
-                self._new_token(state)
-        return uncommitted
+                self._renew_token(state)
+        return uncommitted_offsets
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool = True) -> None:
         """Pause or resume these queues: no pulls, and no messages for polls. Messages that were pulled are kept."""
@@ -286,32 +302,31 @@ class Assigned:
         """Continue at ``offset``, which is committed next. Messages that were pulled, and pulls in flight, are dropped."""
         state = self.states[queue]
         state.pull_offset = state.position = state.finished_offset = offset
-        state.committed = (
-            None  # so that the offset is committed: a commit without an answer may have stored another one
-        )
+        # So that the offset is committed: an earlier commit without an answer may have stored another offset.
+        state.committed_offset = None
         state.broker_id, state.retry_at = MASTER_ID, 0.0
-        self._new_token(state)
-        self.ready.retain(lambda part: part.queue != queue)
+        self._renew_token(state)
+        self.ready_parts.retain(lambda part: part.queue != queue)
         state.cached_count = state.cached_bytes = 0
 
-    def _new_token(self, state: AssignedQueue) -> None:
-        self._tokens += 1
-        state.token = self._tokens
+    def _renew_token(self, state: AssignedQueue) -> None:
+        self._last_token += 1
+        state.token = self._last_token
         state.in_flight = False
 
     # --- pulls
 
     def due_requests(
-        self, now: float, excluded: Collection[MessageQueue] = (), requests: list[FetchRequest] | None = None
+        self, now: float, excluded_queues: Collection[MessageQueue] = (), requests: list[FetchRequest] | None = None
     ) -> list[FetchRequest]:
-        """Return the pulls to send now, at most one per queue. Queues in ``excluded`` get none.
+        """Return the pulls to send now, at most one per queue. Queues in ``excluded_queues`` get none.
 
         A pull is in flight until ``on_answer``, ``on_failure`` or ``cancel``. It is added to ``requests`` before it is marked as
         in flight, so that the caller can cancel it after Ctrl-C.
         """
         requests = [] if requests is None else requests
         for queue, state in self.states.items():
-            if state.in_flight or state.paused or state.retry_at > now or queue in excluded:
+            if state.in_flight or state.paused or state.retry_at > now or queue in excluded_queues:
                 continue
             if state.cached_count < self._max_count and state.cached_bytes < self._max_bytes:
                 requests.append(FetchRequest(queue, state.pull_offset, state.broker_id, state.token))
@@ -319,15 +334,15 @@ class Assigned:
         return requests
 
     def cancel(self, requests: Iterable[FetchRequest]) -> None:
-        """Make pulls due again that may not have been sent. If a pull is sent twice, the first answer counts."""
+        """Make pulls that may not have been sent due again. If a pull is sent twice, the first answer counts."""
         for request in requests:
             if (state := self._current(request)) is not None:
                 state.in_flight = False
 
-    def next_retry(self, now: float) -> float | None:
-        """Return when the next failed pull is due again; None if there is none."""
-        times = [state.retry_at for state in self.states.values() if not state.in_flight and state.retry_at > now]
-        return min(times, default=None)
+    def next_retry_at(self, now: float) -> float | None:
+        """Return the time when the next failed pull is due again; None if no failed pull waits."""
+        retry_times = [state.retry_at for state in self.states.values() if not state.in_flight and state.retry_at > now]
+        return min(retry_times, default=None)
 
     def on_answer(self, request: FetchRequest, answer: PullAnswer, request_filter: Filter = NO_FILTER) -> bool:
         """Add the messages of an answer; returns False if the answer is obsolete."""
@@ -338,7 +353,7 @@ class Assigned:
         if state is None or request.offset != state.pull_offset:
             return False
         if state.retry_at:  # a broker that was unavailable may have lost the last commit
-            state.retry_at, state.committed = 0.0, None
+            state.retry_at, state.committed_offset = 0.0, None
         state.in_flight, state.broker_id = False, answer.broker_id
         state.pull_offset, state.end_offset = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
@@ -346,9 +361,9 @@ class Assigned:
             part = FetchedPart(
                 request.queue, request.offset, ends, answer.stored, lambda *_: answer.read(), request_filter
             )
-            self.ready.add(part)
-        elif not state.cached_count and not self.ready.has_taken(state):
-            state.position = answer.next_offset  # the offsets before it have no messages, or none that match the filter
+            self.ready_parts.add(part)
+        elif not state.cached_count and not self.ready_parts.has_taken(state):
+            state.position = answer.next_offset  # no message of the skipped offsets matches the filter
         return True
 
     def on_failure(self, request: FetchRequest, retry_at: float) -> bool:
@@ -369,7 +384,7 @@ class Assigned:
         if state is None:
             return False
         state.pull_offset = part.next_offset
-        self.ready.add(part)
+        self.ready_parts.add(part)
         return True
 
     def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
@@ -397,7 +412,7 @@ class Assigned:
 
     def queue_infos(self) -> dict[MessageQueue, QueueInfo]:
         """Return the state of each queue, for ``mqadmin consumerStatus``."""
-        first_offsets = self.ready.first_offsets(self.states)
+        first_offsets = self.ready_parts.first_offsets(self.states)
         return {
             queue: QueueInfo(
                 state.finished_offset,
@@ -414,18 +429,18 @@ class Assigned:
         for state in self.states.values():
             state.finished_offset = state.position
             if repeat_commits:
-                state.committed = None
+                state.committed_offset = None
 
     def offsets_to_commit(self) -> dict[MessageQueue, int]:
         """Return the offsets of finished messages that are not committed yet."""
         return {
             queue: state.finished_offset
             for queue, state in self.states.items()
-            if state.finished_offset != state.committed
+            if state.finished_offset != state.committed_offset
         }
 
     def mark_committed(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Record that brokers have stored these offsets."""
         for queue, offset in offsets.items():
             if queue in self.states:
-                self.states[queue].committed = offset
+                self.states[queue].committed_offset = offset

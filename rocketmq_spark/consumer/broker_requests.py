@@ -75,13 +75,13 @@ class BrokerRequestHandler:
                 with self._state.lock:
                     offsets = self._state.offsets.all()
                 return {queue: offset for queue, offset in offsets.items() if queue.topic == topic}
-            case GetRunningInfo(stacks):
-                return self._running_info(stacks)
+            case GetRunningInfo(wants_stacks):
+                return self._running_info(wants_stacks)
             case ConsumeDirectly(message):
                 return self._consume_directly(message)
         return None
 
-    def _running_info(self, stacks: bool) -> RunningInfo:
+    def _running_info(self, wants_stacks: bool) -> RunningInfo:
         membership = self._membership()
         with self._state.lock:
             queues = {queue: self._queue_info(process_queue) for queue, process_queue in self._state.queues.items()}
@@ -93,7 +93,7 @@ class BrokerRequestHandler:
             self._settings.threads,
             queues=queues,
             topics=topics,
-            stacks=stacks_of_threads() if stacks and self._settings.answer_stacks else None,
+            stacks=stacks_of_threads() if wants_stacks and self._settings.answer_stacks else None,
         )
 
     def _queue_info(self, process_queue: ProcessQueue) -> QueueInfo:
@@ -136,8 +136,8 @@ class BrokerRequestHandler:
     def _check_direct_message(self, message: ReceivedMessage) -> None:
         """Raise ``MessageRefused`` if the listener must not get a message that a broker passes to it directly.
 
-        The group must be subscribed to the topic of the queue, and to the topic that the message names. The two differ for a
-        retry, and anyone who sends a message can write the second one.
+        The group must be subscribed to the topic of the queue, and to the topic that the message names. For a retry, the two
+        topics differ. The second topic is checked because anyone who sends a message can write it.
         """
         if not self._settings.answer_direct_messages:
             raise MessageRefused("option 'answerDirectMessages' of this member is false", topic=message.topic)
@@ -157,13 +157,15 @@ class BrokerRequestHandler:
 def _direct_outcome(outcome: object) -> DirectOutcome:
     if isinstance(outcome, Failure):
         return DirectOutcome.THROW_EXCEPTION
-    outcomes = {
+    direct_outcomes = {
         None: DirectOutcome.SUCCESS,
         CommitAction.COMMIT: DirectOutcome.COMMIT,
         CommitAction.ROLLBACK: DirectOutcome.ROLLBACK,
     }
     return (
-        outcomes.get(outcome, DirectOutcome.LATER) if isinstance(outcome, CommitAction | None) else DirectOutcome.LATER
+        direct_outcomes.get(outcome, DirectOutcome.LATER)
+        if isinstance(outcome, CommitAction | None)
+        else DirectOutcome.LATER
     )
 
 
@@ -227,8 +229,8 @@ class PullRequestHandler:
                 self._commit(reset_offsets)
             case GetConsumedOffsets(topic):
                 return {q: info.commit_offset or 0 for q, info in self._polls.queue_infos().items() if q.topic == topic}
-            case GetRunningInfo(stacks):
-                stack_text = stacks_of_threads() if stacks and self._answers_stacks else None
+            case GetRunningInfo(wants_stacks):
+                stack_text = stacks_of_threads() if wants_stacks and self._answers_stacks else None
                 return RunningInfo(
                     self._membership(), self._started_ms, queues=self._polls.queue_infos(), stacks=stack_text
                 )

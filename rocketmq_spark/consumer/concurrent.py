@@ -50,11 +50,11 @@ DELAY_LEVEL = 3
 class ConcurrentCall(ListenerCall):
     """One call of the listener: its messages (perhaps ``Rows``), its start, and its result. ``on_outcome`` is called once.
 
-    The first ``done_count`` messages succeeded. ``finished`` messages succeeded, or a broker accepted them back. The messages of
-    a call that ``has_outcome`` are not late, because the thread that has the outcome sends them back.
+    The first ``done_count`` messages succeeded. A broker accepted all other ``finished_messages`` back. The messages of a call
+    that ``has_outcome`` are not late, because the thread that has the outcome sends them back.
     """
 
-    __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished", "has_outcome", "queue", "started_ms")
+    __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished_messages", "has_outcome", "queue", "started_ms")
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ConcurrentCall(ListenerCall):
         self.queue, self.messages, self.started_ms = queue, messages, started_ms
         self.context, self._on_outcome = context, on_outcome
         self.done_count, self.ended_ms, self.has_outcome = 0, started_ms, False
-        self.finished: Sequence[ReceivedMessage] = ()
+        self.finished_messages: Sequence[ReceivedMessage] = ()
 
     def __call__(self, outcome: object) -> None:
         self._on_outcome(self, outcome)
@@ -89,7 +89,9 @@ class _DirectCall(ListenerCall):
 def late_messages(
     queue: ProcessQueue, calls: Iterable[ConcurrentCall], now_ms: int, timeout_ms: int
 ) -> Sequence[ReceivedMessage]:
-    """Return the late messages of a queue: a call has had them for longer than ``timeout_ms``, and the offset waits for them."""
+    """Return the late messages of a queue: messages that a call has had for longer than ``timeout_ms``, and for which the
+    offset waits.
+    """
     if queue.dropped:
         return ()
     late_calls = (
@@ -104,7 +106,7 @@ RETRY_S = 5.0
 class ConcurrentConsumeService:
     """Calls ``listener`` on the threads of ``workers``. Without ``send_back`` (broadcasting), failed messages are dropped.
 
-    Late messages are those that a listener has had for longer than ``consumeTimeout``. ``late_returns`` runs one thread for each
+    A message is late if a listener has had it for longer than ``consumeTimeout``. ``late_returns`` runs one thread for each
     queue with late messages.
     """
 
@@ -119,7 +121,7 @@ class ConcurrentConsumeService:
         late_returns: KeyedExecutor,
     ) -> None:
         self._listener = listener
-        self._size = settings.consume_batch_max_size
+        self._batch_size = settings.consume_batch_max_size
         self._timeout_ms = round(1000 * settings.consume_timeout_s)
         self._state = state
         self._workers = workers
@@ -127,14 +129,14 @@ class ConcurrentConsumeService:
         self._send_back = send_back
         self._tracebacks = TracebackLimit()
         self.replier: Replier | None = None  # sends replies to requests
-        # The calls by identity. Changed without a lock, in single steps of the interpreter: see ``_record_results``. A call stays
-        # here until its messages are finished, or wait for another call, so that its messages become late if anything fails.
+        # The calls by identity. They are changed without a lock, in single steps of the interpreter: see ``_record_results``. A
+        # call stays here until its messages are finished or wait for another call, so that they become late if anything fails.
         self._calls: dict[int, ConcurrentCall] = {}
-        self._results: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
+        self._ended_calls: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
         self._result_lock = threading.Lock()  # held by the thread that records results
         self._late_returns = late_returns
-        # Each queue whose late messages are being sent back has a lock here. A call that fails at that time waits for the lock,
-        # and then sends back only its other messages.
+        # Each queue whose late messages are being sent back has a lock here. If a call of the queue fails at that time, it
+        # waits for the lock, and then sends back only the messages that were not late.
         self._return_locks: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
@@ -147,8 +149,10 @@ class ConcurrentConsumeService:
         self._closed = True
 
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
-        """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``; ``Rows`` as they are."""
-        batches, call_count = queue.split_into_calls(messages, self._size)
+        """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``. Each ``Rows`` is a batch of its
+        own.
+        """
+        batches, call_count = queue.split_into_calls(messages, self._batch_size)
         # One object for all calls, because each run of the garbage collector visits the objects that wait for a thread.
         next_call = partial(self._start_call, queue, batches)
         if not isinstance(self._listener, DeferredListener):
@@ -162,9 +166,8 @@ class ConcurrentConsumeService:
         call = ConcurrentCall(
             queue, messages, self._timer.now_ms(), self.context(queue.queue, messages), self._on_outcome
         )
-        self._calls[id(call)] = (
-            call  # before the check: a thread that closes this, and then waits for calls, must see the call
-        )
+        # Before the check, because a thread that closes this service, and then waits for calls, must see the call.
+        self._calls[id(call)] = call
         if queue.dropped or self._closed:
             self._calls.pop(id(call), None)
             return None
@@ -184,14 +187,14 @@ class ConcurrentConsumeService:
         if not isinstance(self._listener, DeferredListener):
             return capture(self._listener, messages, context)
         call = _DirectCall(messages, context)
-        submitted = capture(self._listener.submit, lambda: None if self._closed else call, 1, True)
-        while not isinstance(submitted, Failure):
+        submission = capture(self._listener.submit, lambda: None if self._closed else call, 1, True)
+        while not isinstance(submission, Failure):
             try:
                 return call.outcome.get(timeout=_CLOSED_CHECK_S)
             except Empty:
                 if self._closed:  # a cancelled call has no outcome
                     return Failure(ClosedError("the consumer is closed"))
-        return submitted
+        return submission
 
     def wait_for_calls(self, deadline: Deadline) -> bool:
         """Wait for calls that run on no thread of the workers; returns False after the deadline."""
@@ -201,8 +204,8 @@ class ConcurrentConsumeService:
             self._timer.pause(_IDLE_CHECK_S)
         return not self._calls
 
-    def unfinished(self) -> list[ReceivedMessage]:
-        """Return the messages that listeners have now."""
+    def unfinished_messages(self) -> list[ReceivedMessage]:
+        """Return the messages that listeners are processing now."""
         return [message for call in list(self._calls.values()) for message in call.messages]
 
     def send_late_back(self) -> None:
@@ -211,7 +214,7 @@ class ConcurrentConsumeService:
         Each queue has a separate thread: a slow broker may take minutes for the rows of a call, and must delay neither the thread
         that calls this method, which stores offsets, nor the late messages of other queues.
         """
-        for queue in self._state.owned():
+        for queue in self._state.owned_queues():
             if self._late_returns.has_work(queue.queue) or not self._late_messages(queue):
                 continue
             try:
@@ -232,33 +235,35 @@ class ConcurrentConsumeService:
         try:
             while remaining_count > 0 and not self._closed:
                 with lock:
-                    late, unsent = self._send_late_call_back(queue)
-                if unsent or not late:
+                    late_batch, unsent_messages = self._send_late_call_back(queue)
+                if unsent_messages or not late_batch:
                     return  # the next search would find the same messages
-                remaining_count -= len(late)
+                remaining_count -= len(late_batch)
         finally:
             del self._return_locks[queue]
 
     def _send_late_call_back(self, queue: ProcessQueue) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
-        """Send back the late messages of one call. Returns these messages, and those of them that no broker accepted."""
-        late = self._late_messages(queue)
+        """Send back the late messages of one call. Returns the late messages, and the messages among them that no broker
+        accepted.
+        """
+        late_batch = self._late_messages(queue)
         action = "sent back" if self._send_back is not None else DROPPED_TEXT
-        for message in late:
+        for message in late_batch:
             text = "the listener has had message %s of %s for too long: it is %s"
             logger.warning(text, message.msg_id, queue.queue, action)
 
         def is_over() -> bool:
-            """Whether the call succeeded meanwhile, or the queue has another owner."""
+            """Whether the call has succeeded meanwhile, or the queue was dropped."""
             with self._state.lock:
-                return queue.dropped or not queue.late_messages(late)
+                return queue.dropped or not queue.late_messages(late_batch)
 
-        unsent = send_all_back(
-            late, lambda message: self._send_one_back(queue.with_original_body(message), DELAY_LEVEL), is_over
+        unsent_messages = send_all_back(
+            late_batch, lambda message: self._send_one_back(queue.with_original_body(message), DELAY_LEVEL), is_over
         )
-        if late:
+        if late_batch:
             with self._state.lock:
-                queue.finish_late(late, unsent)
-        return late, unsent
+                queue.finish_late(late_batch, unsent_messages)
+        return late_batch, unsent_messages
 
     def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
         if outcome is None and call.context.ack_index is None:  # a short cut for ``judge_concurrent``: nearly always
@@ -277,19 +282,21 @@ class ConcurrentConsumeService:
         if verdict.problem:
             error = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", queue.queue, verdict.problem, exc_info=error)
-        failed = [] if queue.dropped else messages[verdict.done_count :]
-        unsent = self._send_failed_back(call, failed, verdict.level) if failed else []
-        unsent_offsets = {message.queue_offset for message in unsent}
-        finished = (
-            [message for message in messages if message.queue_offset not in unsent_offsets] if unsent else messages
+        failed_messages = [] if queue.dropped else messages[verdict.done_count :]
+        unsent_messages = self._send_failed_back(call, failed_messages, verdict.level) if failed_messages else []
+        unsent_offsets = {message.queue_offset for message in unsent_messages}
+        finished_messages = (
+            [message for message in messages if message.queue_offset not in unsent_offsets]
+            if unsent_messages
+            else messages
         )
-        self._finish(call, verdict.done_count, finished)
-        if unsent:
-            self._retry_later(call, unsent)
+        self._finish(call, verdict.done_count, finished_messages)
+        if unsent_messages:
+            self._retry_later(call, unsent_messages)
 
-    def _finish(self, call: ConcurrentCall, done_count: int, finished: Sequence[ReceivedMessage]) -> None:
-        call.done_count, call.finished, call.ended_ms = done_count, finished, self._timer.now_ms()
-        self._results.append(call)
+    def _finish(self, call: ConcurrentCall, done_count: int, finished_messages: Sequence[ReceivedMessage]) -> None:
+        call.done_count, call.finished_messages, call.ended_ms = done_count, finished_messages, self._timer.now_ms()
+        self._ended_calls.append(call)
         self._record_results()
 
     def _record_results(self) -> None:
@@ -298,11 +305,11 @@ class ConcurrentConsumeService:
         If threads waited for each other here, the interpreter would switch threads with each message. With a quick listener, a
         message would then take three times as long.
         """
-        while self._results and self._result_lock.acquire(blocking=False):
+        while self._ended_calls and self._result_lock.acquire(blocking=False):
             try:
                 with self._state.lock:
-                    while self._results:
-                        self._record_locked(self._results.popleft())
+                    while self._ended_calls:
+                        self._record_locked(self._ended_calls.popleft())
             finally:
                 self._result_lock.release()
 
@@ -317,42 +324,42 @@ class ConcurrentConsumeService:
         if failed_count:
             state.counts["failed"] += failed_count
         count_before = queue.count
-        state.record_finished_locked(queue, queue.remove(call.finished))
+        state.record_finished_locked(queue, queue.remove(call.finished_messages))
         if count_before > state.resume_count >= queue.count:
-            state.changed.notify_all()
+            state.room_available.notify_all()
         queue.last_consume_ms = call.ended_ms
         state.figures.record_call(
             queue.queue.topic, done_count, failed_count, call.ended_ms - call.started_ms, call.ended_ms
         )
         self._calls.pop(id(call), None)
 
-    def _retry_later(self, call: ConcurrentCall, unsent: Sequence[ReceivedMessage]) -> None:
+    def _retry_later(self, call: ConcurrentCall, unsent_messages: Sequence[ReceivedMessage]) -> None:
         """Call the listener again with messages that could not be sent back."""
         with self._state.lock:
-            to_retry = call.queue.requeue(call.messages, unsent)
+            messages_to_retry = call.queue.requeue(call.messages, unsent_messages)
             self._calls.pop(id(call), None)
-        self._timer.call_later(RETRY_S, partial(self.submit, call.queue, to_retry))
+        self._timer.call_later(RETRY_S, partial(self.submit, call.queue, messages_to_retry))
 
     def _send_failed_back(
-        self, call: ConcurrentCall, failed: Sequence[ReceivedMessage], level: int
+        self, call: ConcurrentCall, failed_messages: Sequence[ReceivedMessage], level: int
     ) -> list[ReceivedMessage]:
         """Send messages of a call back. Returns the messages that no broker accepted."""
         if self._send_back is None:
-            for message in failed:
+            for message in failed_messages:
                 logger.warning("message %s failed and is %s", message.msg_id, DROPPED_TEXT)
             return []
         queue = call.queue
         is_late = self._timer.now_ms() - call.started_ms > self._timeout_ms
         with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._state.lock:
-            unfinished = queue.still_cached(call.messages, failed)
+            cached_messages = queue.still_cached(call.messages, failed_messages)
         return send_all_back(
-            unfinished,
+            cached_messages,
             lambda message: self._send_one_back(queue.with_original_body(message), level),
             lambda: queue.dropped,
         )
 
     def _send_one_back(self, message: ReceivedMessage, level: int) -> bool:
-        """Return whether a broker accepted the message back. Broadcasting: True, because failed messages are dropped."""
+        """Return whether a broker accepted the message back. True in a broadcasting group, which drops failed messages."""
         if self._send_back is None:
             return True
         accepted = capture(self._send_back, message, level)

@@ -1,8 +1,8 @@
 """Checks for conditions that make members of a group miss or repeat messages without an error.
 
 Different subscriptions: brokers keep one subscription per group, that of the last heartbeat, and filter the messages of all
-members by it. But all members share the queues, also members that do not subscribe to the topic. So messages that only some
-members subscribe to are skipped or stay unread.
+members by it. But all members share the queues of a topic, even members that do not subscribe to the topic. So messages that
+only some members subscribe to are skipped or stay unread.
 
 POP: an operator may switch a group to POP (``mqadmin setConsumeMode``). Then Java members with ``clientRebalance=false`` pop,
 and other members pull, so brokers deliver each message twice.
@@ -36,7 +36,9 @@ _MAX_REMEMBERED, _MAX_SHOWN, _MAX_SHOWN_CHARACTERS = 100, 5, 200
 
 
 class SubscriptionConflicts:
-    """Compares the group's subscriptions at brokers with those of this member. Logs a conflict once, when two checks found it."""
+    """Compares the subscriptions that brokers have for the group with those of this member. Logs a conflict once, after two
+    checks in a row found the same conflict.
+    """
 
     def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
         self._port = port
@@ -76,21 +78,21 @@ class Differences(NamedTuple):
     text: str
 
 
-def differences(mine: Mapping[str, Filter], theirs: Mapping[str, Filter]) -> Differences | None:
+def differences(own_filters: Mapping[str, Filter], group_filters: Mapping[str, Filter]) -> Differences | None:
     """Return the differences between two sets of subscriptions. The order of tags is ignored."""
-    digest, shown, count = hashlib.sha256(), [], 0
-    for topic in sorted(mine.keys() | theirs.keys()):
-        own, other = mine.get(topic), theirs.get(topic)
-        if own is None or other is None or _comparable(own) != _comparable(other):
-            digest.update(repr((topic, own, other)).encode(errors="backslashreplace"))
+    digest, shown_texts, count = hashlib.sha256(), [], 0
+    for topic in sorted(own_filters.keys() | group_filters.keys()):
+        own_filter, other_filter = own_filters.get(topic), group_filters.get(topic)
+        if own_filter is None or other_filter is None or _comparable(own_filter) != _comparable(other_filter):
+            digest.update(repr((topic, own_filter, other_filter)).encode(errors="backslashreplace"))
             count += 1
             if count <= _MAX_SHOWN:
-                shown.append(
-                    f"topic {_truncated(topic)} is {_description(own)} here and {_description(other)} elsewhere"
+                shown_texts.append(
+                    f"topic {_truncated(topic)} is {_description(own_filter)} here and {_description(other_filter)} elsewhere"
                 )
     if count > _MAX_SHOWN:
-        shown.append(f"and {count - _MAX_SHOWN} more")
-    return Differences(digest.digest(), "; ".join(shown)) if count else None
+        shown_texts.append(f"and {count - _MAX_SHOWN} more")
+    return Differences(digest.digest(), "; ".join(shown_texts)) if count else None
 
 
 def _truncated(text: str) -> str:
@@ -163,7 +165,7 @@ class Reregistration:
         self._rate_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
 
     def on_unknown_member(self) -> None:
-        """Register soon, because a broker rejected a pull: it does not know this member. Does not block."""
+        """Register soon, because a broker that does not know this member rejected a pull. Does not block."""
         if self._rate_limit.due():
             self._timer.call_later(0, self._register_again)
 
@@ -174,15 +176,15 @@ class Reregistration:
         """
         self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_FOR_S)
 
-    def _schedule_heartbeat(self, broker_name: str, until_ms: float) -> None:
-        self._timer.call_later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, until_ms))
+    def _schedule_heartbeat(self, broker_name: str, retry_until_ms: float) -> None:
+        self._timer.call_later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, retry_until_ms))
 
-    def _heartbeat_until_connected(self, broker_name: str, until_ms: float) -> None:
+    def _heartbeat_until_connected(self, broker_name: str, retry_until_ms: float) -> None:
         try:
             self._heartbeat()
         finally:
-            if self._port.connection(broker_name) is None and self._timer.now_ms() < until_ms:
-                self._schedule_heartbeat(broker_name, until_ms)
+            if self._port.connection(broker_name) is None and self._timer.now_ms() < retry_until_ms:
+                self._schedule_heartbeat(broker_name, retry_until_ms)
             else:
                 self._rebalance()
 

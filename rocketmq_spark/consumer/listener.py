@@ -40,7 +40,7 @@ class Listener(Protocol):
 def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> None:
     """Raise ``OptionError`` unless ``listener`` can be called as a ``Listener``. ``coroutines`` allows coroutine functions, too.
 
-    Without this check, each call would fail until the messages are dead letters. A class is rejected, because a call of a class
+    Without this check, each call would fail until the messages are dead letters. A class is rejected, because calling a class
     only creates an object.
     """
     signature = "batch, context" if arrow else "messages, context"
@@ -51,7 +51,7 @@ def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> N
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """A listener's result: the messages failed. ``level`` is that of ``Context.retry``."""
+    """A listener's result: the messages failed. ``level`` is as in ``Context.retry``."""
 
     level: int = 0
 
@@ -152,7 +152,7 @@ class Context(ReplyingContext):
     def ack_index(self) -> int | None:
         """The index of the last message, or row, that is done; -1 means none, None (the default) means all.
 
-        If only the first ones are done, set it, and return None from the listener.
+        If only the first messages are done, set this index, and return None from the listener.
         """
         return self._ack_index
 
@@ -183,7 +183,8 @@ class Context(ReplyingContext):
 class OrderedContext(ReplyingContext):
     """Passed to an ordered listener together with messages.
 
-    During the call, no other messages of the queue are processed; over gRPC, no others of the message group, if there is one.
+    During the call, no other messages of the queue are processed. Over gRPC, this holds for the message group instead, if the
+    messages have one.
 
     Args:
         queue: The queue of the messages.
@@ -299,7 +300,8 @@ def observed_listener(listener: DeferredListener, on_start: Callable[[Any, Any],
 
 
 class Verdict(NamedTuple):
-    """How many messages of a concurrent listener's batch are done, and the delay level for the redelivery of the others.
+    """How many messages of a concurrent listener's batch are done, and the delay level for the redelivery of the other
+    messages.
 
     ``problem`` is a text for the log if the listener raised or returned an invalid value.
     """
@@ -312,8 +314,8 @@ class Verdict(NamedTuple):
 def judge_concurrent(outcome: object, context: Context, size: int) -> Verdict:
     """Return the verdict for ``size`` messages. ``outcome``: the listener's return value, or ``Failure``."""
     if outcome is None:
-        last = size - 1 if context.ack_index is None else context.ack_index
-        return Verdict(max(0, min(last + 1, size)), context.delay_level)
+        last_index = size - 1 if context.ack_index is None else context.ack_index
+        return Verdict(max(0, min(last_index + 1, size)), context.delay_level)
     if isinstance(outcome, Redeliver):
         return Verdict(0, outcome.level)
     return Verdict(0, context.delay_level, _problem_of(outcome, "None or context.retry()"))
@@ -332,7 +334,7 @@ class OrderedAction(enum.Enum):
 class OrderedVerdict:
     """The action after a call of an ordered listener.
 
-    ``pause_ms`` is the pause of the queue after ``RETRY`` and ``ROLLBACK``. ``problem`` is that of ``Verdict``.
+    ``pause_ms`` is the pause of the queue after ``RETRY`` and ``ROLLBACK``. ``problem`` is as in ``Verdict``.
     """
 
     action: OrderedAction

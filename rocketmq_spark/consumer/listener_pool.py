@@ -3,9 +3,9 @@
 ``ListenerPool`` has a fixed number of threads and an unbounded queue, as Java's pool: adding work never blocks. The limits on
 cached messages pause the pulls of a consumer whose listener is slow.
 
-To wake a thread takes longer than a call of a quick listener, and threads that are awake compete for the interpreter. So only one
-thread at a time is woken: by new work, and by a thread that starts work while more is waiting. Few threads do quick work. If
-listeners block, each thread wakes the next one until all are awake.
+Waking a thread takes longer than a call of a quick listener, and threads that are awake compete for the interpreter. So new
+work wakes a single thread, and a thread that starts work wakes the next thread if more work is waiting. So few threads do quick
+work. If listeners block, each thread wakes the next until all threads are awake.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ class ListenerPool:
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
-        self._count = count
+        self._thread_count = count
         self._queue: deque[Work] = deque()
         self._wake_tokens: SimpleQueue[None] = SimpleQueue()
         # Whether a token is in ``_wake_tokens``. The thread that gets it sets this to False before it checks the queue.
         self._wake_pending = False
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        # Says whether the current thread is a worker. A new thread runs before it is in ``_threads``.
+        # Knows whether the current thread is a worker. ``_threads`` does not know this, because a new thread runs before it is
+        # added there.
         self._thread_local = threading.local()
         self._is_short_of_threads = False
         self._closed = False
@@ -46,25 +47,26 @@ class ListenerPool:
         if self._closed:
             return
         self._queue.extend(work)
-        if len(self._threads) < self._count:
-            self.start_missing()
+        if len(self._threads) < self._thread_count:
+            self.start_missing_threads()
         self._wake()
 
-    def start_missing(self) -> None:
+    def start_missing_threads(self) -> None:
         """Start missing threads if work is waiting.
 
-        If the system cannot start a thread, the running threads do the work, or it waits for the next call of this method.
+        If the system cannot start a thread, the running threads do the work, or the work waits for the next call of this
+        method.
         """
         if not self._queue:
             return
         with self._lock:
             try:
-                while len(self._threads) < self._count and not self._closed:
+                while len(self._threads) < self._thread_count and not self._closed:
                     self._threads.append(start_thread(f"{self._name}-{len(self._threads)}", self._run))
             except RuntimeError as e:
                 if not self._is_short_of_threads:
                     text = "%d of %d threads of %s run, and no more can be started: %s"
-                    logger.warning(text, len(self._threads), self._count, self._name, e)
+                    logger.warning(text, len(self._threads), self._thread_count, self._name, e)
                 self._is_short_of_threads = True
 
     def close(self, deadline: Deadline) -> bool:
@@ -74,15 +76,15 @@ class ListenerPool:
             threads = list(self._threads)
         for _ in threads:
             self._wake_tokens.put(None)
-        others = [thread for thread in threads if thread is not threading.current_thread()]
-        for thread in others:
+        other_threads = [thread for thread in threads if thread is not threading.current_thread()]
+        for thread in other_threads:
             thread.join(deadline.remaining())
-        return not any(thread.is_alive() for thread in others)
+        return not any(thread.is_alive() for thread in other_threads)
 
     @property
     def is_worker_thread(self) -> bool:
         """Whether the calling thread is a worker."""
-        return getattr(self._thread_local, "runs", False)
+        return getattr(self._thread_local, "is_worker", False)
 
     def _wake(self) -> None:
         if not self._wake_pending:
@@ -90,7 +92,7 @@ class ListenerPool:
             self._wake_tokens.put(None)
 
     def _run(self) -> None:
-        self._thread_local.runs = True
+        self._thread_local.is_worker = True
         while not self._closed:
             try:
                 work = self._queue.popleft()

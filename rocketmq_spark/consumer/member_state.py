@@ -6,8 +6,7 @@ they act.
 ``OffsetTable`` (Java's ``RemoteBrokerOffsetStore``) has the next offset of each queue, and which offsets are not committed yet;
 ``OffsetStore`` commits them. Results that end out of order may only raise an offset; an ordered commit or a reset overwrites
 it. Java freezes the offset of a queue after it corrected an offset that does not exist; here, results of a dropped queue change
-nothing.
-The table is pure: the caller holds the lock.
+nothing. ``OffsetTable`` is pure: the caller holds the lock.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from rocketmq_spark.model.membership import ConsumerStats
 @dataclass(slots=True)
 class _Entry:
     offset: int
-    committed: int | None = (
-        None  # the last offset that was stored; None: the offset must be stored, even if it does not change
-    )
+    # The last offset that was stored. None if the offset must be stored even if it does not change.
+    committed_offset: int | None = None
 
 
 class OffsetTable:
@@ -48,32 +46,32 @@ class OffsetTable:
             self._set(queue, offset)
 
     def set(self, queue: MessageQueue, offset: int) -> None:
-        """Set the offset, also to a lower one, for results that end in their order."""
+        """Set the offset, even if it is lower than the current one, for results that end in their order."""
         self._set(queue, offset)
 
     def force(self, queue: MessageQueue, offset: int) -> None:
         """Set the offset of a queue that starts or is reset. It must be stored even if it does not change."""
         self._set(queue, offset)
-        self._entries[queue].committed = None
+        self._entries[queue].committed_offset = None
 
     def forget(self, queue: MessageQueue) -> None:
         """Forget a queue that this member no longer owns, or whose offset is read again."""
         self._entries.pop(queue, None)
 
-    def retain(self, owned: Collection[MessageQueue]) -> None:
+    def retain(self, owned_queues: Collection[MessageQueue]) -> None:
         """Forget all other queues, as each run of Java's ``persistAll`` does."""
-        self._entries = {queue: entry for queue, entry in self._entries.items() if queue in owned}
+        self._entries = {queue: entry for queue, entry in self._entries.items() if queue in owned_queues}
 
-    def changed(self) -> dict[MessageQueue, int]:
+    def changed_offsets(self) -> dict[MessageQueue, int]:
         """Return the offsets that changed since the last commit. (Java commits all offsets each time.)
 
         An unchanged offset is not stored again, because an operator may have set another offset meanwhile.
         """
-        return {queue: entry.offset for queue, entry in self._entries.items() if entry.offset != entry.committed}
+        return {queue: entry.offset for queue, entry in self._entries.items() if entry.offset != entry.committed_offset}
 
-    def never_committed(self) -> dict[MessageQueue, int]:
-        """Return the offsets of queues for which no offset was stored since they started, or were reset."""
-        return {queue: entry.offset for queue, entry in self._entries.items() if entry.committed is None}
+    def never_committed_offsets(self) -> dict[MessageQueue, int]:
+        """Return the offsets of queues for which no offset has been stored since the queue was started or reset."""
+        return {queue: entry.offset for queue, entry in self._entries.items() if entry.committed_offset is None}
 
     def all(self) -> dict[MessageQueue, int]:
         return {queue: entry.offset for queue, entry in self._entries.items()}
@@ -82,7 +80,7 @@ class OffsetTable:
         """Record that these offsets are stored."""
         for queue, offset in offsets.items():
             if queue in self._entries:
-                self._entries[queue].committed = offset
+                self._entries[queue].committed_offset = offset
 
     def _set(self, queue: MessageQueue, offset: int) -> None:
         if offset < 0:
@@ -99,29 +97,30 @@ class MemberState:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)  # notified when a queue has room for messages again
-        self.resume_count = -1  # ``changed`` is notified when the message count of a queue falls to this
+        self.room_available = threading.Condition(self.lock)  # notified when a queue has room for messages again
+        self.resume_count = -1  # ``room_available`` is notified when the message count of a queue falls to this
         self.queues: dict[MessageQueue, ProcessQueue] = {}  # also dropped queues, until they are released
         self.offsets = OffsetTable()
-        self.thresholds: dict[
-            str, Thresholds
-        ] = {}  # of one queue, by topic, if the limits of a topic are divided among its queues
+        # The limits of each queue of a topic, by topic, if the limits of the topic are divided among its queues.
+        self.thresholds: dict[str, Thresholds] = {}
         self.end_offsets: dict[MessageQueue, int] = {}  # the last known ends of the queues
         self.counts: Counter[str] = Counter()  # since the start: "consumed", "failed", "sent back" and "rebalances"
         self.figures = ConsumerFigures()
-        self._default = thresholds
+        self._default_thresholds = thresholds
 
     def thresholds_of(self, topic: str) -> Thresholds:
-        return self.thresholds.get(topic, self._default)
+        return self.thresholds.get(topic, self._default_thresholds)
 
     def record_finished_locked(self, queue: ProcessQueue, offset: int | None) -> None:
-        """Record a result of a concurrent consumer: the offset only grows. Ignores dropped queues. The caller holds the lock."""
+        """Record a result of a concurrent consumer, whose offsets only grow. Ignores dropped queues. The caller holds the
+        lock.
+        """
         if offset is not None and not queue.dropped:
             self.offsets.raise_to(queue.queue, offset)
 
     def record_end_offset(self, queue: ProcessQueue, end_offset: int | None, now_ms: int) -> None:
-        """Record the end of an owned queue, requested at ``now_ms``; None if the request failed. The answer to a later pull is
-        newer, and wins.
+        """Record the end of an owned queue, which was requested at ``now_ms``; None if the request failed. An end that a later
+        pull returned stays.
         """
         with self.lock:
             if self.queues.get(queue.queue) is not queue or queue.end_updated_ms > now_ms:
@@ -131,21 +130,21 @@ class MemberState:
             else:
                 self.end_offsets[queue.queue] = end_offset
 
-    def owned(self) -> list[ProcessQueue]:
+    def owned_queues(self) -> list[ProcessQueue]:
         """Return the queues that are not dropped."""
         with self.lock:
             return [process_queue for process_queue in self.queues.values() if not process_queue.dropped]
 
     def stats(self) -> ConsumerStats:
         with self.lock:
-            owned = [process_queue for process_queue in self.queues.values() if not process_queue.dropped]
-            lags = [self._lag(process_queue) for process_queue in owned]
+            owned_queues = [process_queue for process_queue in self.queues.values() if not process_queue.dropped]
+            lags = [self._lag(process_queue) for process_queue in owned_queues]
             known_lags = [lag for lag in lags if lag is not None]
             return ConsumerStats(
                 consumed=self.counts["consumed"],
                 failed=self.counts["failed"],
                 sent_back=self.counts["sent back"],
-                cached=sum(process_queue.count for process_queue in owned),
+                cached=sum(process_queue.count for process_queue in owned_queues),
                 lag=sum(known_lags) if len(known_lags) == len(lags) else None,
                 rebalances=self.counts["rebalances"],
             )

@@ -1,10 +1,10 @@
 """Where the offsets of a group are stored: on brokers, or in a file if the group broadcasts.
 
 Members of a group that shares its queues commit to brokers. A broadcasting member keeps a file, as Java's
-``LocalFileOffsetStore``. Each write replaces the file atomically and keeps the previous file as ``.bak``, so one of the two
-is complete whatever happens to the process. If neither can be read, loading raises an error: starting without offsets would
-repeat or lose messages. One consumer at a time owns a file: if two shared it, the slower one would continue at the offsets of
-the faster one.
+``LocalFileOffsetStore``. Each write replaces the file atomically and keeps the previous file as ``.bak``, so one of the two is
+complete whatever happens to the process. If neither can be read, loading raises an error, because starting without offsets
+would repeat or lose messages. One consumer at a time owns a file. If two consumers shared a file, the slower consumer would
+continue at the offsets of the faster one.
 
 Each cluster has its own file, because brokers of two clusters may have the same names. Name servers identify a cluster: two lists
 with an address in common belong to one cluster.
@@ -58,8 +58,8 @@ def _replace_guard() -> None:
 os.register_at_fork(after_in_child=_replace_guard)
 
 
-FILE = "offsets.json"
-_MAX_SHOWN = 10
+FILE_NAME = "offsets.json"
+_MAX_SHOWN_FILES = 10
 MAX_NAME_BYTES = 255  # the longest name that Linux and macOS accept
 
 
@@ -68,20 +68,20 @@ def offsets_path(folder: Path, client: str, group: str, name_servers: Iterable[s
 
     ``group`` is the group's name on the wire. ``client`` must be the same after a restart.
     """
-    return folder / client / group / cluster_folder(name_servers) / FILE
+    return folder / client / group / cluster_folder(name_servers) / FILE_NAME
 
 
 def cluster_folder(name_servers: Iterable[str]) -> str:
     """Return the name of a cluster's folder: its name servers in sorted order, as many as fit into the name of a folder.
 
-    One name server identifies a cluster, so those that do not fit are left out.
+    Each name server identifies its cluster, so name servers that do not fit can be left out.
     """
     name = ""
     for server in sorted({server.lower() for server in name_servers}):
-        longer = f"{name},{server}" if name else server
-        if name and len(longer.encode()) > MAX_NAME_BYTES:
+        longer_name = f"{name},{server}" if name else server
+        if name and len(longer_name.encode()) > MAX_NAME_BYTES:
             break
-        name = longer
+        name = longer_name
     return name
 
 
@@ -99,7 +99,7 @@ def _modified_at(path: Path) -> float:
 class LocalOffsets:
     """The offsets in the file ``path``. A consumer locks the file with ``lock`` before it changes the offsets.
 
-    ``depth``: how many folders lie above the file, ``localOffsetsDir`` included.
+    ``depth`` is the number of folders from ``localOffsetsDir`` down to the file.
     """
 
     def __init__(self, path: Path, depth: int = 4) -> None:
@@ -173,24 +173,25 @@ class LocalOffsets:
         moved.
         """
         files_of_cluster = self._other_files_of_cluster()
-        for other in files_of_cluster:  # also if no offset is stored yet
-            other.lock()
-            other.unlock()
+        for other_file in files_of_cluster:  # also if no offset is stored yet
+            other_file.lock()
+            other_file.unlock()
         if _modified_at(self._path) > -math.inf:
             return
-        newest = max(files_of_cluster, key=lambda other: other._modified_at, default=None)
-        if newest is None or newest._modified_at <= self._modified_at:
+        newest_file = max(files_of_cluster, key=lambda other_file: other_file._modified_at, default=None)
+        if newest_file is None or newest_file._modified_at <= self._modified_at:
             return
-        newest.lock()
+        newest_file.lock()
         try:
-            self._move_from(newest)
+            self._move_from(newest_file)
         finally:
-            newest.unlock()
+            newest_file.unlock()
 
     def _other_files_of_cluster(self) -> list[LocalOffsets]:
-        """Return the group's other files for the same cluster: their lists of name servers share an address with this file's.
+        """Return the group's other files for the same cluster: their lists of name servers have an address in common with the
+        list of this file.
 
-        Files of other users are not among them; ``other_files`` returns those.
+        Files of other users are left out; ``other_files`` returns them.
         """
         servers = set(self._path.parent.name.split(","))
         try:
@@ -200,7 +201,7 @@ class LocalOffsets:
         except OSError:  # a folder that cannot be read: ``load`` reports it
             return []
         files = [LocalOffsets(folder / self._path.name) for folder in cluster_folders if folder != self._path.parent]
-        return [other for other in files if other._foreign_owner() is None]
+        return [other_file for other_file in files if other_file._foreign_owner() is None]
 
     def _foreign_owner(self) -> folders.ForeignFile | None:
         folders_above = self._path.parents[: self._depth]  # the owner of each can rename the folders in it
@@ -208,8 +209,8 @@ class LocalOffsets:
         return next(filter(None, map(folders.foreign_file, paths)), None)
 
     def check_owner(self) -> None:
-        """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could skip
-        messages of this one.
+        """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could make this
+        consumer skip messages.
         """
         if (foreign := self._foreign_owner()) is not None:
             raise OffsetError(
@@ -245,12 +246,14 @@ class LocalOffsets:
         logger.info("offsets of %s are now in %s: the list of name servers has changed", source._path, self._path)
 
     def other_files(self) -> list[Path]:
-        """Return the files of the group for other hosts and other name servers, if there is none for these."""
+        """Return the files of the group for other hosts and other name servers, if this host has no file for these name
+        servers.
+        """
         group_folder = self._path.parents[1]
         with contextlib.suppress(OSError):  # a folder that cannot be read: ``load`` reports it
             if not self.exists and not self.legacy_file().exists:
-                patterns = (f"*/{group_folder.name}/{FILE}", f"*/{group_folder.name}/*/{FILE}")
-                return sorted(file for place in patterns for file in group_folder.parents[1].glob(place))
+                patterns = (f"*/{group_folder.name}/{FILE_NAME}", f"*/{group_folder.name}/*/{FILE_NAME}")
+                return sorted(file for pattern in patterns for file in group_folder.parents[1].glob(pattern))
         return []
 
     def load(self) -> dict[MessageQueue, int]:
@@ -368,15 +371,17 @@ def _check_offset(value: object) -> int:
 
 
 class CommitFailureLog:
-    """Logs when a broker does not store a group's offsets: at first, sometimes while that lasts, and when it works again."""
+    """Logs when a broker fails to store a group's offsets: at the first failure, sometimes while failures continue, and when
+    the broker stores offsets again.
+    """
 
     def __init__(self, group: str) -> None:
         self._group = group
         self._complaints = LogThrottle()  # by broker
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
-        """Log changes after a commit of these queues, which had these errors."""
-        # The first error of each broker: the last one that is assigned.
+        """Log what changed with a commit of ``queues`` that had these ``errors``."""
+        # The first error of each broker, because the reversed order assigns it last.
         first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
         for broker, error in first_errors.items():
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
@@ -396,7 +401,7 @@ class OffsetStore(Protocol):
         """Unlock the file."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
-        """Return the stored offset; None only if it is certain that there is none."""
+        """Return the stored offset; None only if certainly no offset is stored."""
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
         """Store the offsets that have changed: those of ``queues``, or all."""
@@ -406,7 +411,7 @@ class BrokerOffsets:
     """``OffsetStore`` of a group that shares its queues.
 
     The offset of a queue for which ``is_ready`` is False is not stored: another member may have locked the queue, and stores
-    the offset.
+    the offset itself.
     """
 
     def __init__(
@@ -421,7 +426,7 @@ class BrokerOffsets:
         self._state = state
         self._is_ready = is_ready
         self._failure_log = CommitFailureLog(group)
-        self._in_flight: set[MessageQueue] = set()  # queues with a commit in flight
+        self._queues_in_flight: set[MessageQueue] = set()  # queues with a commit in flight
         self._commit_ended = threading.Condition(state.lock)
 
     def open(self) -> None:
@@ -434,56 +439,69 @@ class BrokerOffsets:
         return self._port.committed(self._group, queue, deadline)
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Commit offsets. A queue has one commit in flight at a time, so that an old offset cannot arrive after that of a reset.
+        """Commit offsets. A queue has one commit in flight at a time, so that an old offset cannot arrive after the offset of a
+        reset.
 
-        Queues with a commit in flight are committed after the others. At ``deadline``, those that still have one are left out.
+        Queues with a commit in flight are committed after the others. Queues that still have a commit in flight at ``deadline``
+        are left out.
         """
         with self._state.lock:
-            remaining = set(queues) if queues is not None else self._state.offsets.changed().keys() - self._in_flight
+            remaining_queues = (
+                set(queues)
+                if queues is not None
+                else self._state.offsets.changed_offsets().keys() - self._queues_in_flight
+            )
         has_offsets = True
         while has_offsets:
             offsets: dict[MessageQueue, int] = {}
-            committed: Mapping[MessageQueue, int] = {}
+            committed_offsets: Mapping[MessageQueue, int] = {}
             try:
-                if has_offsets := self._start_commit(remaining, deadline, offsets):
+                if has_offsets := self._start_commit(remaining_queues, deadline, offsets):
                     errors = self._port.commit(self._group, offsets, deadline)
                     self._failure_log.log_changes(offsets, errors)
-                    committed = {queue: offset for queue, offset in offsets.items() if queue not in errors}
+                    committed_offsets = {queue: offset for queue, offset in offsets.items() if queue not in errors}
             finally:
                 with self._state.lock:
-                    self._state.offsets.mark_committed(committed)
-                    self._in_flight -= offsets.keys()
+                    self._state.offsets.mark_committed(committed_offsets)
+                    self._queues_in_flight -= offsets.keys()
                     self._commit_ended.notify_all()
-            remaining -= offsets.keys()
+            remaining_queues -= offsets.keys()
 
     def _may_store(self, queue: MessageQueue) -> bool:
         process_queue = self._state.queues.get(queue)
         return process_queue is None or self._is_ready(process_queue)
 
     def _start_commit(
-        self, queues: Collection[MessageQueue], deadline: Deadline, started: dict[MessageQueue, int]
+        self, queues: Collection[MessageQueue], deadline: Deadline, started_offsets: dict[MessageQueue, int]
     ) -> bool:
-        """Wait until one of ``queues`` has an offset to commit and no commit in flight; returns False if none has, or at the
-        deadline. Adds such offsets to ``started`` before they count as in flight, so that the caller can undo that after Ctrl-C.
+        """Wait until one of ``queues`` has an offset to commit and no commit in flight; returns False if no queue has an offset
+        to commit, or at the deadline. Adds the offsets to ``started_offsets`` before their queues count as in flight, so that
+        the caller can free the queues after Ctrl-C.
         """
         with self._state.lock:
             while True:
-                changed = self._state.offsets.changed()
-                offsets = {queue: changed[queue] for queue in queues if queue in changed and self._may_store(queue)}
-                not_in_flight = {queue: offset for queue, offset in offsets.items() if queue not in self._in_flight}
-                if not_in_flight or not offsets or not self._commit_ended.wait(deadline.remaining()):
-                    started.update(not_in_flight)
-                    self._in_flight |= not_in_flight.keys()
-                    return bool(not_in_flight)
+                changed_offsets = self._state.offsets.changed_offsets()
+                offsets = {
+                    queue: changed_offsets[queue]
+                    for queue in queues
+                    if queue in changed_offsets and self._may_store(queue)
+                }
+                offsets_to_send = {
+                    queue: offset for queue, offset in offsets.items() if queue not in self._queues_in_flight
+                }
+                if offsets_to_send or not offsets or not self._commit_ended.wait(deadline.remaining()):
+                    started_offsets.update(offsets_to_send)
+                    self._queues_in_flight |= offsets_to_send.keys()
+                    return bool(offsets_to_send)
 
 
 class FileOffsets:
-    """``OffsetStore`` of a broadcasting member. Offsets of queues that the member does not have now stay in the file.
+    """``OffsetStore`` of a broadcasting member. The file keeps the offsets of queues that the member does not have now.
 
-    A queue without an offset in ``file`` adopts its offset from the earlier file, in which earlier releases stored the offsets of
-    all clusters. The earlier file does not name clusters: the first member that starts the queue adopts the offset, unless the
-    offset is greater than the ``end`` of the queue. The member stores the offset in ``file`` before it removes the offset from
-    the earlier file, so that a crash loses no offset.
+    A queue without an offset in ``file`` adopts its offset from the earlier file, in which earlier releases stored the offsets
+    of all clusters. The earlier file does not name clusters. So the first member that starts the queue adopts the offset,
+    unless the offset is greater than the end of the queue. The member stores the offset in ``file`` before it removes the
+    offset from the earlier file, so that a crash loses no offset.
     """
 
     def __init__(
@@ -493,7 +511,7 @@ class FileOffsets:
         self._legacy_file = file.legacy_file()
         self._state = state
         self._end_offset_of = end_offset_of
-        self._failing = False
+        self._is_failing = False
         self._write_lock = threading.Lock()
 
     def open(self) -> None:
@@ -502,10 +520,12 @@ class FileOffsets:
         self._file.lock()
         self._file.warn_if_shared()
         self._file.adopt_renamed_file()
-        stored, legacy = self._file.load(), self._legacy_file.load()  # raises now, not when the first queue is started
-        # A process crashed between the two writes of ``_adopt_offset``. If these offsets stay, another cluster adopts them, too.
-        if adopted := {queue for queue, offset in legacy.items() if stored.get(queue) == offset}:
-            self._remove_adopted(adopted)
+        # Damaged files raise now, not when the first queue is started.
+        stored_offsets, legacy_offsets = self._file.load(), self._legacy_file.load()
+        # These offsets are in both files, because a process crashed between the two writes of ``_adopt_offset``. If they stayed
+        # in the earlier file, another cluster would adopt them, too.
+        if adopted_queues := {queue for queue, offset in legacy_offsets.items() if stored_offsets.get(queue) == offset}:
+            self._remove_adopted(adopted_queues)
         if other_files := self._file.other_files():
             text = (
                 "this broadcasting consumer starts without offsets, because %s does not exist. Its group has offsets for other "
@@ -513,8 +533,10 @@ class FileOffsets:
                 "to the first path. A container needs a host name that stays the same after a restart"
             )
             # Other users may have created any number of files.
-            more = f" and {len(other_files) - _MAX_SHOWN} more" if len(other_files) > _MAX_SHOWN else ""
-            logger.warning(text, self._file, ", ".join(map(str, other_files[:_MAX_SHOWN])) + more)
+            more_text = (
+                f" and {len(other_files) - _MAX_SHOWN_FILES} more" if len(other_files) > _MAX_SHOWN_FILES else ""
+            )
+            logger.warning(text, self._file, ", ".join(map(str, other_files[:_MAX_SHOWN_FILES])) + more_text)
 
     def close(self) -> None:
         self._file.unlock()
@@ -528,7 +550,9 @@ class FileOffsets:
         return offset
 
     def _adopt_offset(self, queue: MessageQueue, end_offset: int) -> int | None:
-        """Move the offset of ``queue`` from the earlier file. Returns None if another cluster owns it, or if it was moved."""
+        """Move the offset of ``queue`` from the earlier file. Returns None if the offset belongs to another cluster, or was
+        moved already.
+        """
         self._legacy_file.lock()
         try:
             legacy_offsets = self._legacy_file.load()
@@ -572,18 +596,18 @@ class FileOffsets:
 
     def _persist(self) -> None:
         with self._state.lock:
-            changed, offsets = self._state.offsets.changed(), self._state.offsets.all()
-        if not changed:
+            changed_offsets, offsets = self._state.offsets.changed_offsets(), self._state.offsets.all()
+        if not changed_offsets:
             return
         try:
             self._file.store({**self._file.load(), **offsets})
         except RocketMQError as e:
-            if not self._failing:
+            if not self._is_failing:
                 logger.warning("offsets are not stored yet: %s", e)
-            self._failing = True
+            self._is_failing = True
             return
-        if self._failing:
-            self._failing = False
+        if self._is_failing:
+            self._is_failing = False
             logger.warning("offsets are stored again")
         with self._state.lock:
             self._state.offsets.mark_committed(offsets)
@@ -637,7 +661,7 @@ class OffsetRequests:
         offset = self._member.search_offset(queue, epoch_ms, self.request_deadline(), self._settings.group)
         return self.bounds(queue, for_group=True).clamp(offset)
 
-    def check_in_queue(self, queue: MessageQueue, offset: int) -> int:
+    def checked_offset(self, queue: MessageQueue, offset: int) -> int:
         """Return ``offset``. Raises ``OffsetError`` if the queue has no such offset; the end offset is allowed."""
         check_offset(queue, offset)
         bounds = self.bounds(queue, for_group=True)
@@ -651,7 +675,7 @@ class OffsetRequests:
         return offset
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """Return the group's committed offset; None if there is none."""
+        """Return the group's committed offset; None if the group has no offset."""
         self.queues(queue.topic)
         return self._member.committed(self._settings.group, queue, self.request_deadline(), zero_if_new=False)
 

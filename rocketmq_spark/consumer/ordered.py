@@ -2,7 +2,7 @@
 
 If the group shares its queues, the broker's lock keeps other members from consuming a queue, also while it changes owners. In
 this process, a queue has one call at a time: after a reset or a corrected offset, the new process queue waits for the call that
-has messages of the old one. Failed messages are retried in place, and their queue waits for them.
+has messages of the old process queue. Failed messages are retried in place, and their queue waits for them.
 """
 
 from __future__ import annotations
@@ -47,19 +47,20 @@ class _Call(NamedTuple):
 class _CallResult(NamedTuple):
     """The result of a call."""
 
-    failed: bool
+    has_failed: bool
     verdict: OrderedVerdict
-    undelivered: Sequence[ReceivedMessage]  # the messages of the call that are not dead letters
+    undelivered_messages: Sequence[ReceivedMessage]  # the messages of the call that are not dead letters
     dead_letters: Sequence[ReceivedMessage] = ()
-    dlq_failed: bool = False  # ``undelivered`` had their last attempt, but no broker accepted them as dead letters
+    # Whether ``undelivered_messages`` had their last attempt, but no broker accepted them as dead letters.
+    dlq_failed: bool = False
 
 
 class OrderedConsumeService:
     """Calls ``listener`` on the threads of ``workers``. The owner may set these attributes before the first message:
 
     Attributes:
-        request_locks: Requests the locks of queues, and returns the queues whose lock was granted. None: no other member can
-            have the queues, so they need no locks.
+        request_locks: Requests the locks of queues, and returns the queues whose lock was granted. None means that no other
+            member can have the queues, so that they need no locks.
         lock_timer: Runs ``request_locks``, so that a broker that hangs does not block the threads of the listener.
         connection: Returns the current connection to a broker (see ``ports.GroupMember``).
         on_queue_free: Called when the listener has returned the messages of a dropped queue.
@@ -87,12 +88,12 @@ class OrderedConsumeService:
         self.request_locks: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
         self.lock_timer = timer
         self.connection: Callable[[str], object] = lambda broker_name: None
-        self._waiting_for_lock: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
-        self._lock_requests: set[ProcessQueue] = set()  # these queues, and others whose lock is requested next
+        self._queues_waiting_for_lock: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
+        self._queues_to_lock: set[ProcessQueue] = set()  # these queues, and others whose lock is requested next
         # Queues whose last request was refused less than ``LOCK_REFUSED_S`` ago.
-        self._lock_refused: set[ProcessQueue] = set()
+        self._refused_queues: set[ProcessQueue] = set()
         self.on_queue_free: Callable[[], None] = lambda: None
-        self._scheduled: set[ProcessQueue] = set()  # queues with a task that waits or runs
+        self._scheduled_queues: set[ProcessQueue] = set()  # queues with a task that waits or runs
         self._calls: dict[MessageQueue, _Call] = {}  # running calls of the listener
         # New process queues that wait for the call of the old process queue of the same queue.
         self._successors: dict[MessageQueue, ProcessQueue] = {}
@@ -107,18 +108,18 @@ class OrderedConsumeService:
     def request_lock_soon(self, queue: ProcessQueue) -> None:
         """Request the lock of a queue for which ``is_ready`` is False, also while the listener has messages of the queue."""
         with self._state.lock:
-            if queue in self._lock_requests or queue in self._lock_refused:
+            if queue in self._queues_to_lock or queue in self._refused_queues:
                 return
-            self._lock_requests.add(queue)
-        # Without the lock, because it may run at once.
+            self._queues_to_lock.add(queue)
+        # Called without the lock of the state, because ``_request_locks_now`` may run at once.
         self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Schedule the task of ``queue``, which consumes it until it is empty."""
+        """Schedule the task of ``queue``, which consumes the queue until no message is left."""
         with self._state.lock:
-            if queue in self._scheduled:
+            if queue in self._scheduled_queues:
                 return
-            self._scheduled.add(queue)
+            self._scheduled_queues.add(queue)
         self._schedule(queue, 0)
 
     def close(self) -> None:
@@ -126,7 +127,7 @@ class OrderedConsumeService:
         with self._state.lock:
             self._closed = True
 
-    def unfinished(self) -> list[ReceivedMessage]:
+    def unfinished_messages(self) -> list[ReceivedMessage]:
         """Return the messages that listeners have now."""
         with self._state.lock:
             return [message for call in self._calls.values() for message in call.messages]
@@ -162,9 +163,9 @@ class OrderedConsumeService:
         while True:
             if not self.is_ready(queue) and not queue.dropped:
                 with self._state.lock:
-                    self._waiting_for_lock.append(queue)
-                    self._lock_requests.add(queue)
-                # After the queue is in the list: only this timer resumes the task.
+                    self._queues_waiting_for_lock.append(queue)
+                    self._queues_to_lock.add(queue)
+                # Called after the queue was added to the list, because only this timer resumes the task.
                 self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
                 return
             if self._timer.now_ms() - started_ms > MAX_TASK_MS:
@@ -181,45 +182,45 @@ class OrderedConsumeService:
     def _request_locks_now(self) -> None:
         """Request the locks of all waiting queues, with one request per broker."""
         with self._state.lock:
-            queues, self._waiting_for_lock = self._waiting_for_lock, []
-            requested, self._lock_requests = self._lock_requests, set()
-        granted: Collection[MessageQueue] | Failure = ()
-        owned = [queue for queue in requested if not queue.dropped]
-        if owned and self.request_locks is not None:
-            granted = capture(self.request_locks, owned)
-        if isinstance(granted, Failure):
-            for queue in owned:
-                logger.warning("could not lock %s, retrying: %s", queue.queue, granted)
-            granted = ()
-        refused = {queue for queue in owned if queue.queue not in granted}
-        self._lock_refused |= refused
-        self._timer.call_later(LOCK_REFUSED_S, partial(self._lock_refused.difference_update, refused))
-        for queue in queues:
-            self._schedule(queue, RESUME_DELAY_S if queue.queue in granted else LOCK_REFUSED_S)
+            waiting_queues, self._queues_waiting_for_lock = self._queues_waiting_for_lock, []
+            queues_to_lock, self._queues_to_lock = self._queues_to_lock, set()
+        granted_queues: Collection[MessageQueue] | Failure = ()
+        owned_queues = [queue for queue in queues_to_lock if not queue.dropped]
+        if owned_queues and self.request_locks is not None:
+            granted_queues = capture(self.request_locks, owned_queues)
+        if isinstance(granted_queues, Failure):
+            for queue in owned_queues:
+                logger.warning("could not lock %s, retrying: %s", queue.queue, granted_queues)
+            granted_queues = ()
+        refused_queues = {queue for queue in owned_queues if queue.queue not in granted_queues}
+        self._refused_queues |= refused_queues
+        self._timer.call_later(LOCK_REFUSED_S, partial(self._refused_queues.difference_update, refused_queues))
+        for queue in waiting_queues:
+            self._schedule(queue, RESUME_DELAY_S if queue.queue in granted_queues else LOCK_REFUSED_S)
 
     def _start_call(self, queue: ProcessQueue) -> _Call | None:
         """Start a call with the next batch. Returns None if there is no batch, or if another call of the queue still runs.
 
-        In both cases the task ends. The end of the other call starts it again.
+        In both cases the task ends. When the other call ends, it starts the task again.
         """
         with self._state.lock:
             if self._closed or queue.dropped:
-                self._scheduled.discard(queue)
+                self._scheduled_queues.discard(queue)
                 return None
             if queue.queue in self._calls:
                 if (predecessor := self._successors.get(queue.queue)) is not None:
-                    self._scheduled.discard(predecessor)
+                    self._scheduled_queues.discard(predecessor)
                 self._successors[queue.queue] = queue
                 return None
             messages = queue.take(self._settings.consume_batch_max_size)
             if not messages:
-                self._scheduled.discard(queue)
+                self._scheduled_queues.discard(queue)
                 return None
             call = self._calls[queue.queue] = _Call(queue, messages)
             return call
 
     def _consume(self, call: _Call) -> float | None:
-        """Consume one batch; returns the pause in seconds before the next one, None for no pause."""
+        """Consume one batch. Returns the pause in seconds before the next batch; None for no pause."""
         queue = call.queue
         context, started_ms = self.context(queue.queue, call.messages), self._timer.now_ms()
         outcome = self.call_directly(call.messages, context)
@@ -233,8 +234,8 @@ class OrderedConsumeService:
             del self._calls[queue.queue]
             successor = self._successors.pop(queue.queue, None)
             queue.last_consume_ms = now_ms = self._timer.now_ms()
-            done_count = 0 if result.failed else len(call.messages)
-            self._state.counts["failed" if result.failed else "consumed"] += len(call.messages)
+            done_count = 0 if result.has_failed else len(call.messages)
+            self._state.counts["failed" if result.has_failed else "consumed"] += len(call.messages)
             self._state.figures.record_call(
                 queue.queue.topic, done_count, len(call.messages) - done_count, duration_ms, now_ms
             )
@@ -250,8 +251,10 @@ class OrderedConsumeService:
         return pause_s
 
     def _stall_reason_locked(self, queue: ProcessQueue) -> str | None:
-        """Why the queue is stalled: its cache is full of consumed, uncommitted messages. None if it is not. Needs the lock."""
-        if queue.dropped or queue.waiting:
+        """Return why the queue is stalled, which means that its cache is full of consumed, uncommitted messages. None if the
+        queue is not stalled. The caller holds the lock.
+        """
+        if queue.dropped or queue.waiting_count:
             return None
         return pause_reason(queue, self._state.thresholds_of(queue.queue.topic))
 
@@ -261,21 +264,21 @@ class OrderedConsumeService:
         if verdict.problem:
             error = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", call.queue.queue, verdict.problem, exc_info=error)
-        failed, messages = verdict.action in FAILED_ACTIONS, call.messages
+        has_failed, messages = verdict.action in FAILED_ACTIONS, call.messages
         max_reconsume_times = self._settings.max_reconsume_times
         if verdict.action is not OrderedAction.RETRY or call.queue.dropped:
-            return _CallResult(failed, verdict, messages)
+            return _CallResult(has_failed, verdict, messages)
         if any(message.reconsume_times < max_reconsume_times for message in messages):  # not all had their last attempt
-            return _CallResult(failed, verdict, messages)
+            return _CallResult(has_failed, verdict, messages)
         queue = call.queue
-        undelivered = send_all_back(
+        undelivered_messages = send_all_back(
             messages, lambda message: self._make_dead_letter(queue.with_original_body(message)), lambda: queue.dropped
         )
-        undelivered_offsets = {message.queue_offset for message in undelivered}
+        undelivered_offsets = {message.queue_offset for message in undelivered_messages}
         dead_letters = [message for message in messages if message.queue_offset not in undelivered_offsets]
-        if not undelivered:
+        if not undelivered_messages:
             verdict = OrderedVerdict(OrderedAction.COMMIT if context.auto_commit else OrderedAction.CONTINUE)
-        return _CallResult(failed, verdict, undelivered, dead_letters, dlq_failed=True)
+        return _CallResult(has_failed, verdict, undelivered_messages, dead_letters, dlq_failed=True)
 
     def _make_dead_letter(self, message: ReceivedMessage) -> bool:
         """Make a message a dead letter; returns whether that succeeded. Broadcasting groups drop the message.
@@ -308,5 +311,5 @@ class OrderedConsumeService:
         if verdict.action is OrderedAction.ROLLBACK:
             queue.rollback()
         else:
-            queue.put_back_for_retry(result.undelivered, one_by_one=result.dlq_failed)
+            queue.put_back_for_retry(result.undelivered_messages, one_by_one=result.dlq_failed)
         return verdict.pause_ms / 1000

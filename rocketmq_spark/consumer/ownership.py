@@ -2,8 +2,9 @@
 
 Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A released queue is dropped first, so
 that no listener gets more of its messages; then its offset is committed, its lock is released, and it is forgotten. While an
-ordered listener has messages of the queue, it is only dropped; the other steps follow when the listener returns, so that the
-committed offset is behind these messages. (Java ignores the result of such a call, and the next owner repeats its messages.)
+ordered listener has messages of the queue, the queue is only dropped. The other steps follow when the listener returns, so that
+the committed offset is behind these messages. (Java ignores the result of such a call, and the next owner repeats its
+messages.)
 """
 
 from __future__ import annotations
@@ -36,10 +37,9 @@ TIMEOUT_S = 3.0
 # A Proxy does not answer for a broker that is away, and listeners keep running until the request times out.
 NO_NOTICES_TIMEOUT_S = 1.0
 HANDOVER_MS = 60_000  # for this time, this member may start a queue again that it released or could not start
-FORCED_UNLOCK_MS = (
-    20_000  # after this time, other members get a revoked queue even if a listener still has its messages
-)
-# A queue that is found later than this after the subscription to its topic is new, or its broker did not answer before.
+# After this time, other members get a revoked queue even if a listener still has messages of the queue.
+FORCED_UNLOCK_MS = 20_000
+# A queue that appears later than this after the subscription to its topic is new, or its broker did not answer before.
 START_PERIOD_MS = 5_000
 
 StartPulls = Callable[[ProcessQueue, int], None]
@@ -75,12 +75,14 @@ class Ownership:
         self.make_queue: Callable[[MessageQueue, int], ProcessQueue] = ProcessQueue
         self.ordered_service: OrderedConsumeService | None = None
         self._has_left = False
-        # Offsets of resets and corrections that no broker has stored yet. The offset of a queue in ``_resetting`` stays here even
-        # if a broker stored it: a pull that was in flight carries an older offset, which the broker may store afterwards.
+        # Offsets of resets and corrections that no broker has stored yet. The offset of a queue in ``_queues_in_reset`` stays
+        # here even if a broker stored it: a pull that was in flight carries an older offset, which the broker may store
+        # afterwards.
         self._pending_resets: dict[MessageQueue, int] = {}
         # Queues that were released for a reset, until they are started again.
-        self._resetting: set[MessageQueue] = set()
-        # Queues between their release and their next start, and until when. A reset that comes then applies to them, too.
+        self._queues_in_reset: set[MessageQueue] = set()
+        # Queues between their release and their next start, with the end of this handover. A reset during the handover applies
+        # to them, too.
         self._handover_until_ms: dict[MessageQueue, int] = {}
         self._reset_count = 0  # changes with each reset, so that longer actions notice one that came meanwhile
         self._complaints = LogThrottle()  # by topic and broker
@@ -91,65 +93,72 @@ class Ownership:
             process_queues = [self._state.queues[queue] for queue in queues if queue in self._state.queues]
             for process_queue in process_queues:
                 process_queue.drop(self._lease_ms())
-        idle = [process_queue.queue for process_queue in process_queues if not self._in_use(process_queue)]
-        self._release(idle)
-        return idle
+        idle_queues = [process_queue.queue for process_queue in process_queues if not self._in_use(process_queue)]
+        self._release(idle_queues)
+        return idle_queues
 
     def add(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Start ``queues``; returns those that were started. The next rebalance retries the others, such as locked ones."""
+        """Start ``queues``; returns those that were started. The next rebalance tries the other queues again, such as queues
+        that another member has locked.
+        """
         with self._state.lock:
-            to_start = [queue for queue in queues if queue not in self._state.queues]
+            queues_to_start = [queue for queue in queues if queue not in self._state.queues]
             requested_ms = self._lease_ms()  # a lock counts from its request, because reading offsets may take long
-            self._expect_locked(to_start, requested_ms)
-        granted: Mapping[MessageQueue, object] = {}
-        if self._needs_locks and to_start:
-            granted = request_locks(self._port, self._settings.group, to_start, TIMEOUT_S)
-            to_start = [queue for queue in to_start if queue in granted]
-        # Brokers that do not answer, so that only the first queue of each waits for an answer.
+            self._begin_handover_locked(queues_to_start, requested_ms)
+        lock_connections: Mapping[MessageQueue, object] = {}
+        if self._needs_locks and queues_to_start:
+            lock_connections = request_locks(self._port, self._settings.group, queues_to_start, TIMEOUT_S)
+            queues_to_start = [queue for queue in queues_to_start if queue in lock_connections]
+        # Brokers that do not answer, so that only the first queue of each broker waits for an answer.
         unavailable_brokers: set[str] = set()
-        started = [
+        started_queues = [
             queue
-            for queue in to_start
+            for queue in queues_to_start
             if queue.broker_name not in unavailable_brokers
-            and self._start_queue(queue, requested_ms, granted.get(queue), unavailable_brokers)
+            and self._start_queue(queue, requested_ms, lock_connections.get(queue), unavailable_brokers)
         ]
         with self._state.lock:
-            uncommitted = self._state.offsets.changed().keys() & set(started)
-        if uncommitted:  # otherwise, after a crash, the next owner might start at a later offset and lose messages
-            self._store.persist(Deadline.after(TIMEOUT_S), uncommitted)
+            uncommitted_queues = self._state.offsets.changed_offsets().keys() & set(started_queues)
+        # Otherwise, after a crash, the next owner might start at a later offset and lose messages.
+        if uncommitted_queues:
+            self._store.persist(Deadline.after(TIMEOUT_S), uncommitted_queues)
         with self._state.lock:
-            not_started = set(to_start) - self._state.queues.keys() - set(started)
-        if self._needs_locks and not_started:  # otherwise the next owner waits until the locks expire
-            self._port.unlock(self._settings.group, not_started, Deadline.after(TIMEOUT_S))
-        return started
+            queues_not_started = set(queues_to_start) - self._state.queues.keys() - set(started_queues)
+        if self._needs_locks and queues_not_started:  # otherwise the next owner waits until the locks expire
+            self._port.unlock(self._settings.group, queues_not_started, Deadline.after(TIMEOUT_S))
+        return started_queues
 
-    def drop_foreign_resets(self, topic: str, assigned: Collection[MessageQueue]) -> None:
+    def drop_foreign_resets(self, topic: str, assigned_queues: Collection[MessageQueue]) -> None:
         """Forget pending resets of queues of the topic that are not assigned to this member. Their owners apply the resets."""
         with self._state.lock:
-            unassigned = self._resetting - set(assigned) - self._state.queues.keys()
-            for queue in [queue for queue in unassigned if queue.topic == topic]:
-                self._resetting.discard(queue)
+            unassigned_queues = self._queues_in_reset - set(assigned_queues) - self._state.queues.keys()
+            for queue in [queue for queue in unassigned_queues if queue.topic == topic]:
+                self._queues_in_reset.discard(queue)
                 self._pending_resets.pop(queue, None)
 
     def correct_offset(self, queue: ProcessQueue, offset: int) -> None:
-        """Commit ``offset`` in place of one that does not exist, and release the queue; a rebalance starts it again."""
+        """Commit ``offset`` in place of an offset that does not exist, and release the queue. A rebalance starts the queue
+        again.
+        """
         with self._state.lock:
             if queue.dropped:
                 return
         self._replace_offsets({queue.queue: offset})
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Drop cached messages and continue at ``offsets``: they are committed, and a rebalance starts the queues again."""
-        owned, in_handover = self._replace_offsets(offsets)
+        """Drop cached messages, commit ``offsets``, and release the queues. A rebalance starts the queues again at these
+        offsets.
+        """
+        owned_queues, handover_queues = self._replace_offsets(offsets)
         for text, queues in (
-            ("group %s: offsets are reset to %s", owned),
+            ("group %s: offsets are reset to %s", owned_queues),
             (
                 "group %s: offsets of queues that are between two owners are reset to %s, for the next owner",
-                in_handover,
+                handover_queues,
             ),
             (
                 "group %s: this member does not own these queues and did not reset them: %s",
-                offsets.keys() - owned - in_handover,
+                offsets.keys() - owned_queues - handover_queues,
             ),
         ):
             if queues:
@@ -161,28 +170,30 @@ class Ownership:
         with self._state.lock:
             self._reset_count += 1
             process_queues = [self._state.queues[queue] for queue in offsets if queue in self._state.queues]
-            owned = {process_queue.queue for process_queue in process_queues}
-            in_handover = {
-                queue for queue in offsets if queue not in owned and self._handover_until_ms.get(queue, 0) > now_ms
+            owned_queues = {process_queue.queue for process_queue in process_queues}
+            handover_queues = {
+                queue
+                for queue in offsets
+                if queue not in owned_queues and self._handover_until_ms.get(queue, 0) > now_ms
             }
             for process_queue in process_queues:
                 process_queue.drop(now_ms)
                 process_queue.clear()
-            for queue in (*owned, *in_handover):
+            for queue in (*owned_queues, *handover_queues):
                 self._state.offsets.force(queue, offsets[queue])
                 self._pending_resets[queue] = offsets[queue]
-            self._resetting |= owned
-        in_use = [process_queue.queue for process_queue in process_queues if self._in_use(process_queue)]
+            self._queues_in_reset |= owned_queues
+        queues_in_use = [process_queue.queue for process_queue in process_queues if self._in_use(process_queue)]
         # The release below commits the offsets of the other owned queues. Another member may start the queues in handover soon.
-        self._store.persist(Deadline.after(TIMEOUT_S), [*in_use, *in_handover])
-        self.drop(owned)
+        self._store.persist(Deadline.after(TIMEOUT_S), [*queues_in_use, *handover_queues])
+        self.drop(owned_queues)
         with self._state.lock:
-            self._forget_locked([queue for queue in in_handover if queue not in self._state.queues])
-        return owned, in_handover
+            self._forget_locked([queue for queue in handover_queues if queue not in self._state.queues])
+        return owned_queues, handover_queues
 
     def renew_locks(self) -> None:
         """Renew the locks of all queues. A queue without a lock is not consumed until it is locked again."""
-        queues = [process_queue.queue for process_queue in self._state.owned()]
+        queues = [process_queue.queue for process_queue in self._state.owned_queues()]
         if queues and self._needs_locks:
             self._request_locks(queues, TIMEOUT_S if self._port.receives_notices else NO_NOTICES_TIMEOUT_S)
 
@@ -204,14 +215,15 @@ class Ownership:
         return self._settings.ordered and self._settings.clustering
 
     def _in_use(self, queue: ProcessQueue) -> bool:
-        """Whether a listener has messages of a dropped queue, and the queue waits for it.
+        """Whether a listener has messages of a dropped queue, and the queue still waits for the listener.
 
-        Without the lock, another member may have the queue; then the time counts from the last lock, as in Java.
+        Without the broker's lock, another member may have the queue. Then the waiting time counts from the last lock, as in
+        Java.
         """
         if self.ordered_service is None or not self.ordered_service.has_call(queue):
             return False
-        since_ms = queue.dropped_ms if self.ordered_service.is_ready(queue) else queue.lock.granted_ms or 0
-        return self._lease_ms() <= since_ms + FORCED_UNLOCK_MS
+        waiting_since_ms = queue.dropped_ms if self.ordered_service.is_ready(queue) else queue.lock.granted_ms or 0
+        return self._lease_ms() <= waiting_since_ms + FORCED_UNLOCK_MS
 
     def _release(self, queues: Sequence[MessageQueue], deadline: Deadline | None = None) -> None:
         if not queues:
@@ -220,10 +232,12 @@ class Ownership:
         with self._state.lock:
             for queue in queues:
                 if (process_queue := self._state.queues.get(queue)) is not None:
-                    # From now on, no call changes the offset: a broker might store it after an offset of the next owner.
+                    # From now on, no call changes the offset, because a broker might store it after an offset of the next
+                    # owner.
                     process_queue.released = True
         while True:
-            # Read first: the loop repeats if another thread resets offsets meanwhile, so that they are committed, too.
+            # Read before the commit. If another thread resets offsets meanwhile, the loop repeats, so that the new offsets are
+            # committed, too.
             reset_count = self._reset_count
             self._store.persist(deadline, queues)
             if self._needs_locks:
@@ -239,17 +253,19 @@ class Ownership:
                 return
 
     def _forget_locked(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget queues; the caller holds the lock. Keeps the offset of a reset, or a later one, until a broker has stored it."""
-        never_committed = self._state.offsets.never_committed()
+        """Forget queues; the caller holds the lock. Keeps the offset of a reset, or a later offset, until a broker has stored
+        it.
+        """
+        never_committed = self._state.offsets.never_committed_offsets()
         for queue in queues:
             if queue in never_committed and queue in self._pending_resets:
                 self._pending_resets[queue] = never_committed[queue]
-                self._resetting.discard(queue)
-            elif queue not in self._resetting:
+                self._queues_in_reset.discard(queue)
+            elif queue not in self._queues_in_reset:
                 self._pending_resets.pop(queue, None)
             self._state.offsets.forget(queue)
 
-    def _expect_locked(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
+    def _begin_handover_locked(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
         """Begin the handover of queues that are started now; the caller holds the lock.
 
         If the last handover of a queue is long over, another member may have had the queue, so its pending reset is dropped.
@@ -259,7 +275,7 @@ class Ownership:
             if (
                 handover_expired
                 and (offset := self._pending_resets.pop(queue, None)) is not None
-                and queue not in self._resetting
+                and queue not in self._queues_in_reset
             ):
                 text = "group %s: dropped the reset to offset %d of %s: no broker stored it, and another member may own the queue"
                 logger.warning(text, self._settings.group, offset, queue)
@@ -272,7 +288,7 @@ class Ownership:
             self._state.offsets.forget(queue)
             reset_count = self._reset_count
         try:
-            offset, stored = self._read_start_offset(queue)
+            offset, is_stored = self._read_start_offset(queue)
         except RocketMQError as e:
             level = self._complaints.level((queue.topic, queue.broker_name), e)
             logger.log(level, "queue %s is not started yet, because its offset cannot be read: %s", queue, e)
@@ -288,12 +304,12 @@ class Ownership:
             if self._has_left or queue in self._state.queues or self._reset_count != reset_count:
                 return False
             if queue in self._pending_resets:  # the stored offset is older than the reset
-                offset, stored = self._pending_resets[queue], False
+                offset, is_stored = self._pending_resets[queue], False
             self._handover_until_ms.pop(queue, None)
-            self._resetting.discard(queue)
+            self._queues_in_reset.discard(queue)
             self._state.queues[queue] = process_queue
             self._state.offsets.force(queue, offset)
-            if stored:
+            if is_stored:
                 self._state.offsets.mark_committed({queue: offset})
         self._start_pulls(process_queue, offset)
         return True
@@ -323,25 +339,25 @@ class Ownership:
     def _request_locks(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
         """Request locks of owned queues; returns those that were granted."""
         requested_ms = self._lease_ms()
-        granted = request_locks(self._port, self._settings.group, queues, timeout_s)
-        regained: list[ProcessQueue] = []
+        lock_connections = request_locks(self._port, self._settings.group, queues, timeout_s)
+        regained_queues: list[ProcessQueue] = []
         with self._state.lock:
             for queue in queues:
                 process_queue = self._state.queues.get(queue)
-                if process_queue is not None and queue not in granted:
+                if process_queue is not None and queue not in lock_connections:
                     process_queue.lock.mark_lost()
-                elif process_queue is not None and process_queue.lock.is_held(requested_ms, granted[queue]):
-                    process_queue.lock.grant(requested_ms, granted[queue])
+                elif process_queue is not None and process_queue.lock.is_held(requested_ms, lock_connections[queue]):
+                    process_queue.lock.grant(requested_ms, lock_connections[queue])
                 elif process_queue is not None:
-                    regained.append(process_queue)
+                    regained_queues.append(process_queue)
         deadline = Deadline.after(TIMEOUT_S)
-        return granted.keys() - {
+        return lock_connections.keys() - {
             process_queue.queue
-            for process_queue in regained
-            if not self._continue_with(process_queue, requested_ms, granted[process_queue.queue], deadline)
+            for process_queue in regained_queues
+            if not self._resume_queue(process_queue, requested_ms, lock_connections[process_queue.queue], deadline)
         }
 
-    def _continue_with(
+    def _resume_queue(
         self, process_queue: ProcessQueue, requested_ms: int, connection: object, deadline: Deadline
     ) -> bool:
         """Whether this member continues with a queue whose lock it had lost for a while.
@@ -349,7 +365,7 @@ class Ownership:
         If another member committed a higher offset meanwhile, the queue is released, and a rebalance starts it there.
         """
         try:
-            committed = self._store.read(process_queue.queue, deadline)
+            committed_offset = self._store.read(process_queue.queue, deadline)
         except RocketMQError as e:
             logger.info(
                 "queue %s is locked again, but is not consumed yet, because its offset cannot be read: %s",
@@ -359,12 +375,12 @@ class Ownership:
             return False
         with self._state.lock:
             finished_offset = self._state.offsets.get(process_queue.queue)
-            if committed is None or finished_offset is None or committed <= finished_offset:
+            if committed_offset is None or finished_offset is None or committed_offset <= finished_offset:
                 process_queue.lock.grant(requested_ms, connection)
                 return True
             process_queue.drop(requested_ms)
         text = "group %s: another member consumed %s up to offset %d meanwhile: continuing there, not at %d"
-        logger.warning(text, self._settings.group, process_queue.queue, committed, finished_offset)
+        logger.warning(text, self._settings.group, process_queue.queue, committed_offset, finished_offset)
         if self.ordered_service is not None:
             self.ordered_service.on_queue_free()
         return False
@@ -375,8 +391,9 @@ def request_locks(
 ) -> dict[MessageQueue, object]:
     """Request locks; returns the queues whose lock was granted, each with the connection for which the lock is valid.
 
-    That is the connection before the request: if the broker restarted during the request, the new process may not have the lock.
+    A lock is valid for the connection before the request, because if the broker restarted during the request, the new process
+    may not have the lock.
     """
     connections = {name: port.connection(name) for name in {queue.broker_name for queue in queues}}
-    granted = port.lock(group, queues, Deadline.after(timeout_s))
-    return {queue: connections[queue.broker_name] or port.connection(queue.broker_name) for queue in granted}
+    granted_queues = port.lock(group, queues, Deadline.after(timeout_s))
+    return {queue: connections[queue.broker_name] or port.connection(queue.broker_name) for queue in granted_queues}

@@ -1,7 +1,7 @@
 """The pulls of a ``PullConsumer``.
 
-``Polls`` guards the queues (``Assigned``) by one lock. Answers to pulls arrive on connection threads, which send the next pulls.
-Polls wait for these answers.
+``Polls`` guards the queues (``Assigned``) by one lock. Answers to pulls arrive on connection threads, which send the next
+pulls. Polls wait for the answers.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Polls:
         # A permanent failure that the next ``wait`` raises.
         self._error: tuple[MessageQueue, RocketMQError] | None = None
         self.failed_queue: MessageQueue | None = None  # the queue whose error ``wait`` raised last
-        self._woken = False  # whether the next ``wait`` returns at once
+        self._is_woken = False  # whether the next ``wait`` returns at once
         # Both are set in the last instruction before a poll returns or a loop yields, so that messages count as not returned if
         # Ctrl-C comes before this instruction.
-        self.returned = False  # whether the poll returned all messages that it took
+        self.has_returned_all = False  # whether the poll returned all messages that it took
         self.returned_up_to: int | None = None  # or the offset up to which the poll or a loop returned them
         self.closed = False
 
@@ -73,12 +73,14 @@ class Polls:
             return sorted(self._queues.states)
 
     def assign(
-        self, starts: Mapping[MessageQueue, StartOffset | None], uncommitted: UncommittedOffsets | None = None
+        self,
+        start_offsets: Mapping[MessageQueue, StartOffset | None],
+        uncommitted_offsets: UncommittedOffsets | None = None,
     ) -> UncommittedOffsets:
         with self._lock:
-            uncommitted = self._queues.assign({} if self.closed else starts, uncommitted)
+            uncommitted_offsets = self._queues.assign({} if self.closed else start_offsets, uncommitted_offsets)
         self._pull()
-        return uncommitted
+        return uncommitted_offsets
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool) -> None:
         with self._lock:
@@ -86,7 +88,9 @@ class Polls:
         self._pull()
 
     def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
-        """Continue at the offset that ``offset_of`` returns, which may send requests. Without ``queues``, seek all queues."""
+        """Continue each queue at the offset that ``offset_of`` returns; ``offset_of`` may send requests. Without ``queues``,
+        seek all queues.
+        """
         with self._lock:
             named_queues = [_check_assigned(self._queues, queue) for queue in queues]
             queues_to_seek = named_queues or list(self._queues.states)
@@ -113,13 +117,14 @@ class Polls:
             return self._queues.queue_infos()
 
     def start_poll(self, repeat_commits: bool = False) -> None:
-        """Start a poll: messages that the last poll returned are finished. Messages that it took but did not return wait again.
+        """Start a poll: messages that the last poll returned are finished. Messages that the last poll took but did not return
+        wait again.
 
-        With ``repeat_commits``, the next commit includes offsets that are committed already.
+        With ``repeat_commits``, the next commit includes offsets that are already committed.
         """
         with self._lock:
             self._apply_returned()
-            self._queues.ready.take_back()
+            self._queues.ready_parts.take_back()
             self._queues.finish_returned(repeat_commits)
 
     def finish_returned(self) -> dict[MessageQueue, int]:
@@ -131,18 +136,20 @@ class Polls:
 
     def _apply_returned(self) -> None:
         if (returned_up_to := self.returned_up_to) is not None:
-            self._queues.ready.mark_returned_up_to(returned_up_to)
+            self._queues.ready_parts.mark_returned_up_to(returned_up_to)
             if self.returned_up_to == returned_up_to:  # otherwise the loop yielded another message meanwhile
                 self.returned_up_to = None
-        if self.returned:
-            self._queues.ready.mark_returned()
-            self.returned = False
+        if self.has_returned_all:
+            self._queues.ready_parts.mark_returned()
+            self.has_returned_all = False
 
-    def never_committed(self) -> dict[MessageQueue, int]:
+    def never_committed_offsets(self) -> dict[MessageQueue, int]:
         """Return the finished offsets of queues for which the group may have no committed offset."""
         with self._lock:
             return {
-                queue: state.finished_offset for queue, state in self._queues.states.items() if state.committed is None
+                queue: state.finished_offset
+                for queue, state in self._queues.states.items()
+                if state.committed_offset is None
             }
 
     def mark_committed(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -163,7 +170,7 @@ class Polls:
     def wake(self) -> None:
         """Make the current or the next ``wait`` return at once."""
         with self._lock:
-            self._woken = True
+            self._is_woken = True
             self._changed.notify_all()
 
     def wait(self, deadline: Deadline, max_parts: int) -> list[FetchedPart]:
@@ -176,11 +183,11 @@ class Polls:
             with self._lock:
                 if parts := self._take(max_parts):  # messages arrived while the pulls were sent
                     break
-                if self.closed or self._woken or deadline.expired:
-                    self._woken = False
+                if self.closed or self._is_woken or deadline.expired:
+                    self._is_woken = False
                     return []
                 now, remaining_s = self._clock.now(), deadline.remaining()
-                retry_at = self._queues.next_retry(now)
+                retry_at = self._queues.next_retry_at(now)
                 try:
                     self._changed.wait(remaining_s if retry_at is None else min(remaining_s, retry_at - now))
                 except BaseException:  # Ctrl-C may interrupt ``Condition.wait`` while the lock is released
@@ -197,7 +204,7 @@ class Polls:
                 if self.failed_queue in self._queues.states:
                     raise error
             self._apply_returned()
-            return self._queues.ready.take(max_parts)
+            return self._queues.ready_parts.take(max_parts)
 
     def yield_messages(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
         """Yield the messages of ``part``, the only part that was taken. A yielded message counts as returned.
@@ -206,17 +213,17 @@ class Polls:
         close the consumer at this point.
         """
         for message in part.read():
-            if not self._queues.ready.may_return(part):
+            if not self._queues.ready_parts.may_return(part):
                 return
             self.returned_up_to = message.queue_offset + 1
             yield message
-        if self._queues.ready.may_return(part):
-            self.returned, self.returned_up_to = True, None
+        if self._queues.ready_parts.may_return(part):
+            self.has_returned_all, self.returned_up_to = True, None
 
     def is_current(self) -> bool:
         """Whether the queue of the last poll's messages was neither revoked nor sought since the poll."""
         with self._lock:
-            return self._queues.ready.any_current()
+            return self._queues.ready_parts.any_current()
 
     def _pull(self) -> None:
         """Send the pulls that are due."""
@@ -227,8 +234,8 @@ class Polls:
                 if self.closed:
                     return
                 prefetcher, is_unfiltered = self._prefetcher, self._subscriptions.is_unfiltered
-                read_ahead = prefetcher.start(is_unfiltered) if prefetcher is not None else ()
-                self._queues.due_requests(self._clock.now(), read_ahead, requests)
+                queues_read_ahead = prefetcher.start(is_unfiltered) if prefetcher is not None else ()
+                self._queues.due_requests(self._clock.now(), queues_read_ahead, requests)
             for request in requests:
                 topic_filter = self._subscriptions.filter(request.queue.topic)
                 pull_request = _pull_request(self._settings, request, topic_filter)

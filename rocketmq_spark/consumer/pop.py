@@ -1,4 +1,4 @@
-"""A started consumer of a Proxy's messages (POP): it has no queues, and the Proxy delivers each message to one member.
+"""A started consumer of a Proxy's messages (POP): the member has no queues, and the Proxy delivers each message to one member.
 
 ``RunningPopConsumer`` connects the parts and their timers:
 
@@ -59,14 +59,14 @@ class InvisibleMessage:
     body: bytes  # the original body, because a listener may change the message
     memory_bytes: int  # about how much memory it uses
     listener_thread: int | None = None  # the id of the thread whose listener has it
-    was_delivered: bool = False  # to the listener, at least once; also while it waits for a retry
+    was_delivered: bool = False  # whether the listener has received it at least once
     is_settled: bool = False  # acknowledged, sent back or forwarded, or the request for that failed
-    # Allows one request at a time, because each request invalidates the receipt that the others use.
+    # Allows one request at a time, because each request invalidates the receipt that other requests use.
     request_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# The most memory for messages of one topic that wait for a listener. Beyond it, messages that wait for a retry or behind another
-# message are dropped, so that a few large messages cannot stop the other queues.
+# The most memory for messages of one topic that wait for a listener. Beyond this limit, messages that wait for a retry or
+# behind another message are dropped, so that a few large messages cannot stop the other queues.
 MAX_WAITING_BYTES = 256 << 20
 
 
@@ -96,15 +96,16 @@ class UnackedMessages:
         self._count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._delivered_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._waiting_bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
-        # Keys whose waiting messages were dropped to save memory, while the listener had one. Until the end of that call, new
-        # messages of the key are not accepted: the Proxy delivers all of them again, in their order.
+        # Keys whose waiting messages were dropped to save memory while the listener had a message of the key. Until the end of
+        # that call, new messages of the key are not accepted, because the Proxy delivers all messages of the key again, in
+        # their order.
         self._dropped_keys: set[tuple[str, Hashable]] = set()
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 
     def add(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
-        """Add messages that arrived now. Returns them, without those whose key was dropped."""
-        arrived = [
+        """Add messages that arrived now. Returns the added messages; messages whose key was dropped are left out."""
+        new_messages = [
             InvisibleMessage(
                 message,
                 until_ms,
@@ -117,51 +118,55 @@ class UnackedMessages:
         ]
         with self._lock:
             self._figures.record_pull(topic, len(messages), None, now_ms)
-            arrived = [new for new in arrived if new.ordering_key not in self._dropped_keys]
-            for invisible in arrived:
-                self._messages[id(invisible)] = invisible
-                _add_count(self._count_by_key, invisible.ordering_key)
-                self._waiting_bytes[invisible.ordering_key[0]] += invisible.memory_bytes
-        return arrived
+            new_messages = [new for new in new_messages if new.ordering_key not in self._dropped_keys]
+            for invisible_message in new_messages:
+                self._messages[id(invisible_message)] = invisible_message
+                _add_count(self._count_by_key, invisible_message.ordering_key)
+                self._waiting_bytes[invisible_message.ordering_key[0]] += invisible_message.memory_bytes
+        return new_messages
 
-    def start_call(self, invisible: InvisibleMessage, now_ms: int) -> bool:
+    def start_call(self, invisible_message: InvisibleMessage, now_ms: int) -> bool:
         """Record that this thread passes the message to the listener.
 
-        Returns False if the listener must not get it: the message was dropped, or its invisible time is over, so that another
-        member may have it.
+        Returns False if the listener must not get the message, because it was dropped, or because its invisible time is over,
+        so that another member may have it.
         """
         with self._lock:
-            if id(invisible) not in self._messages or now_ms >= invisible.until_ms:
-                self._remove_locked(invisible)
+            if id(invisible_message) not in self._messages or now_ms >= invisible_message.until_ms:
+                self._remove_locked(invisible_message)
                 return False
-            self._waiting_bytes[invisible.ordering_key[0]] -= invisible.memory_bytes
-            invisible.listener_thread, invisible.since_ms = threading.get_ident(), now_ms
-            if not invisible.was_delivered:
-                invisible.was_delivered = True
-                _add_count(self._delivered_by_key, invisible.ordering_key)
+            self._waiting_bytes[invisible_message.ordering_key[0]] -= invisible_message.memory_bytes
+            invisible_message.listener_thread, invisible_message.since_ms = threading.get_ident(), now_ms
+            if not invisible_message.was_delivered:
+                invisible_message.was_delivered = True
+                _add_count(self._delivered_by_key, invisible_message.ordering_key)
                 self._changed.notify_all()
             return True
 
-    def record_outcome(self, invisible: InvisibleMessage, is_done: bool, now_ms: int) -> None:
+    def record_outcome(self, invisible_message: InvisibleMessage, is_done: bool, now_ms: int) -> None:
         """Record the outcome of the listener call."""
         with self._lock:
             self._counts["consumed" if is_done else "failed"] += 1
             self._figures.record_call(
-                invisible.message.topic, int(is_done), int(not is_done), now_ms - invisible.since_ms, now_ms
+                invisible_message.message.topic,
+                int(is_done),
+                int(not is_done),
+                now_ms - invisible_message.since_ms,
+                now_ms,
             )
 
-    def requeue(self, invisible: InvisibleMessage, now_ms: int) -> None:
+    def requeue(self, invisible_message: InvisibleMessage, now_ms: int) -> None:
         """Take the message back from the listener for a retry, with its original body."""
         with self._lock:
-            invisible.message.body = invisible.body
-            invisible.listener_thread, invisible.since_ms = None, now_ms
-            self._waiting_bytes[invisible.ordering_key[0]] += invisible.memory_bytes
+            invisible_message.message.body = invisible_message.body
+            invisible_message.listener_thread, invisible_message.since_ms = None, now_ms
+            self._waiting_bytes[invisible_message.ordering_key[0]] += invisible_message.memory_bytes
 
-    def remove(self, invisible: InvisibleMessage, sent_back: bool = False) -> None:
-        """Remove the message. ``sent_back``: it is delivered again later."""
+    def remove(self, invisible_message: InvisibleMessage, sent_back: bool = False) -> None:
+        """Remove the message. ``sent_back`` means that the Proxy delivers the message again later."""
         with self._lock:
             self._counts["sent back"] += sent_back
-            self._remove_locked(invisible)
+            self._remove_locked(invisible_message)
 
     def all(self) -> list[InvisibleMessage]:
         with self._lock:
@@ -182,45 +187,52 @@ class UnackedMessages:
     def _make_room_locked(self, topic: str) -> bool:
         if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
             return True
-        droppable: defaultdict[tuple[str, Hashable], list[InvisibleMessage]] = defaultdict(list)
-        for invisible in self._messages.values():
+        droppable_by_key: defaultdict[tuple[str, Hashable], list[InvisibleMessage]] = defaultdict(list)
+        for invisible_message in self._messages.values():
             if (
-                invisible.listener_thread is None
-                and invisible.ordering_key[0] == topic
-                and invisible.ordering_key[1] in self._delivered_by_key.get(topic, ())
+                invisible_message.listener_thread is None
+                and invisible_message.ordering_key[0] == topic
+                and invisible_message.ordering_key[1] in self._delivered_by_key.get(topic, ())
             ):
-                droppable[invisible.ordering_key].append(invisible)
+                droppable_by_key[invisible_message.ordering_key].append(invisible_message)
         for key in sorted(
-            droppable, key=lambda key: sum(invisible.memory_bytes for invisible in droppable[key]), reverse=True
+            droppable_by_key,
+            key=lambda key: sum(invisible_message.memory_bytes for invisible_message in droppable_by_key[key]),
+            reverse=True,
         ):
             if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
                 break
             logger.warning(
                 "dropped %d waiting messages of topic %s to free memory: the Proxy delivers them again",
-                len(droppable[key]),
+                len(droppable_by_key[key]),
                 topic,
             )
             self._dropped_keys.add(key)
-            for invisible in droppable[key]:
-                self._remove_locked(invisible)
-                invisible.message, invisible.body = replace(invisible.message, body=b"", properties={}), b""
+            for invisible_message in droppable_by_key[key]:
+                self._remove_locked(invisible_message)
+                invisible_message.message, invisible_message.body = (
+                    replace(invisible_message.message, body=b"", properties={}),
+                    b"",
+                )
         return self._waiting_bytes[topic] < MAX_WAITING_BYTES
 
     def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Wait until all messages are settled; returns those that listeners still have after the timeout.
+        """Wait until all messages are settled. Returns the messages that listeners still have after the timeout.
 
-        If a listener calls this method, the messages behind its own cannot be consumed. So only the other running calls are
-        waited for.
+        If a listener calls this method, the messages behind the listener's own message cannot be consumed. So this method then
+        waits only for the other running calls.
         """
-        this_thread = threading.get_ident()
+        this_thread_id = threading.get_ident()
         with self._lock:
-            finished_threads = (
-                {this_thread, None}
-                if any(invisible.listener_thread == this_thread for invisible in self._messages.values())
+            finished_thread_ids = (
+                {this_thread_id, None}
+                if any(
+                    invisible_message.listener_thread == this_thread_id for invisible_message in self._messages.values()
+                )
                 else set()
             )
             self._changed.wait_for(
-                lambda: all(waiting.listener_thread in finished_threads for waiting in self._messages.values()),
+                lambda: all(waiting.listener_thread in finished_thread_ids for waiting in self._messages.values()),
                 max(0.0, deadline.remaining()),
             )
             return [called.message for called in self._messages.values() if called.listener_thread is not None]
@@ -238,16 +250,16 @@ class UnackedMessages:
     def _waiting_count(self, topic: str) -> int:
         return len(self._count_by_key.get(topic, ())) - len(self._delivered_by_key.get(topic, ()))
 
-    def _remove_locked(self, invisible: InvisibleMessage) -> None:
-        if self._messages.pop(id(invisible), None) is None:
+    def _remove_locked(self, invisible_message: InvisibleMessage) -> None:
+        if self._messages.pop(id(invisible_message), None) is None:
             return
-        _add_count(self._count_by_key, invisible.ordering_key, -1)
-        if invisible.ordering_key[1] not in self._count_by_key.get(invisible.ordering_key[0], ()):
-            self._dropped_keys.discard(invisible.ordering_key)
-        if invisible.listener_thread is None:
-            self._waiting_bytes[invisible.ordering_key[0]] -= invisible.memory_bytes
-        if invisible.was_delivered:
-            _add_count(self._delivered_by_key, invisible.ordering_key, -1)
+        _add_count(self._count_by_key, invisible_message.ordering_key, -1)
+        if invisible_message.ordering_key[1] not in self._count_by_key.get(invisible_message.ordering_key[0], ()):
+            self._dropped_keys.discard(invisible_message.ordering_key)
+        if invisible_message.listener_thread is None:
+            self._waiting_bytes[invisible_message.ordering_key[0]] -= invisible_message.memory_bytes
+        if invisible_message.was_delivered:
+            _add_count(self._delivered_by_key, invisible_message.ordering_key, -1)
         self._changed.notify_all()
 
 
@@ -268,8 +280,8 @@ INVISIBLE_S, RENEW_S = 30.0, 10.0
 _MAX_RENEW_THREADS, _MIN_PER_RENEW_THREAD = 8, 32
 
 
-def _is_due(invisible: InvisibleMessage, now_ms: int) -> bool:
-    return invisible.until_ms - now_ms <= 1000 * (INVISIBLE_S - RENEW_S)
+def _is_due(invisible_message: InvisibleMessage, now_ms: int) -> bool:
+    return invisible_message.until_ms - now_ms <= 1000 * (INVISIBLE_S - RENEW_S)
 
 
 class Acknowledger:
@@ -285,20 +297,21 @@ class Acknowledger:
         self._renew_threads: set[Hashable] = set()
 
     def close(self) -> None:
-        """Later acknowledgements fail locally; the broker redelivers the messages."""
+        """Let later acknowledgements fail without a request, so that the broker delivers the messages again."""
         self._closed = True
 
-    def ack(self, invisible: InvisibleMessage) -> bool:
+    def ack(self, invisible_message: InvisibleMessage) -> bool:
         """Acknowledge a message; returns whether the Proxy confirmed. Only then may the next message of its key be consumed."""
-        return self._settle(invisible, self._port.ack, "acknowledged")
+        return self._settle(invisible_message, self._port.ack, "acknowledged")
 
-    def forward_to_dlq(self, invisible: InvisibleMessage) -> bool:
+    def forward_to_dlq(self, invisible_message: InvisibleMessage) -> bool:
         """Move a message to the dead letters; returns whether the Proxy confirmed."""
-        is_confirmed = self._settle(invisible, self._port.forward_to_dlq, "moved to the dead letters")
-        return is_confirmed and self._log_dead_letter(invisible)
+        is_confirmed = self._settle(invisible_message, self._port.forward_to_dlq, "moved to the dead letters")
+        return is_confirmed and self._log_dead_letter(invisible_message)
 
-    def redeliver_later(self, invisible: InvisibleMessage, pause_s: float, is_last: bool = False) -> bool:
-        """Let the Proxy deliver a message again after a pause; after the last attempt, it becomes a dead letter instead.
+    def redeliver_later(self, invisible_message: InvisibleMessage, pause_s: float, is_last: bool = False) -> bool:
+        """Let the Proxy deliver a message again after a pause. After the last attempt, the message becomes a dead letter
+        instead.
 
         Returns whether the Proxy confirmed.
         """
@@ -306,11 +319,11 @@ class Acknowledger:
         def change(message: PoppedMessage, deadline: Deadline) -> None:
             self._port.change_invisible(message, pause_s, deadline)
 
-        is_confirmed = self._settle(invisible, change, "sent back", True)
-        return is_confirmed and (not is_last or self._log_dead_letter(invisible))
+        is_confirmed = self._settle(invisible_message, change, "sent back", True)
+        return is_confirmed and (not is_last or self._log_dead_letter(invisible_message))
 
-    def _log_dead_letter(self, invisible: InvisibleMessage) -> bool:
-        message, topic = invisible.message, dlq_topic(self._settings.group)
+    def _log_dead_letter(self, invisible_message: InvisibleMessage) -> bool:
+        message, topic = invisible_message.message, dlq_topic(self._settings.group)
         text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
         logger.warning(text, message.msg_id, message.queue, topic, message.delivery_attempt)
         return True
@@ -318,85 +331,96 @@ class Acknowledger:
     def renew(self) -> None:
         """Extend the invisible time of all messages for which it is due, with separate threads for each broker and endpoint.
 
-        The time of a message that a listener has had for longer than ``consumeTimeout`` is extended only for ordered consumers:
-        their next messages wait for it. Otherwise another member gets the message.
+        If a listener has had a message for longer than ``consumeTimeout``, the time is extended only for an ordered consumer,
+        whose next messages wait for this message. Otherwise another member gets the message.
         """
         now_ms = self._timer.lease_ms()
-        due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
-        for invisible in self._unacked.all():
+        due_by_broker: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
+        for invisible_message in self._unacked.all():
             if (
-                now_ms - invisible.since_ms > 1000 * self._settings.consume_timeout_s
-                and invisible.listener_thread is not None
+                now_ms - invisible_message.since_ms > 1000 * self._settings.consume_timeout_s
+                and invisible_message.listener_thread is not None
             ):
                 consequence = "its queue waits" if self._settings.ordered else "other members may get it"
                 logger.warning(
-                    "the listener has had message %s for too long: %s", invisible.message.msg_id, consequence
+                    "the listener has had message %s for too long: %s", invisible_message.message.msg_id, consequence
                 )
                 if not self._settings.ordered:
                     continue
-            if _is_due(invisible, now_ms):
-                due[invisible.message.endpoint, invisible.message.queue.broker_name].append(invisible)
-        for broker, messages in due.items():
-            per_thread = max(_MIN_PER_RENEW_THREAD, -(-len(messages) // _MAX_RENEW_THREADS))
-            for start in range(0, len(messages), per_thread):
-                self._start_renew_thread((broker, start // per_thread), messages[start : start + per_thread])
+            if _is_due(invisible_message, now_ms):
+                due_by_broker[invisible_message.message.endpoint, invisible_message.message.queue.broker_name].append(
+                    invisible_message
+                )
+        for broker, messages in due_by_broker.items():
+            messages_per_thread = max(_MIN_PER_RENEW_THREAD, -(-len(messages) // _MAX_RENEW_THREADS))
+            for start in range(0, len(messages), messages_per_thread):
+                self._start_renew_thread(
+                    (broker, start // messages_per_thread), messages[start : start + messages_per_thread]
+                )
 
-    def _start_renew_thread(self, thread_key: Hashable, due: Sequence[InvisibleMessage]) -> None:
+    def _start_renew_thread(self, thread_key: Hashable, due_messages: Sequence[InvisibleMessage]) -> None:
         if thread_key in self._renew_threads:
             return
         self._renew_threads.add(thread_key)
         on_end = partial(self._renew_threads.discard, thread_key)
         try:
-            start_thread(f"rocketmq-{self._settings.group}-renew", partial(self._renew_all, due), on_end, False)
+            start_thread(
+                f"rocketmq-{self._settings.group}-renew", partial(self._renew_all, due_messages), on_end, False
+            )
         except RuntimeError as e:
             on_end()
             logger.warning("cannot extend the invisible time of messages: no thread can be started: %s", e)
 
-    def _renew_all(self, due: Sequence[InvisibleMessage]) -> None:
-        for invisible in due:
-            self._renew_one(invisible)
+    def _renew_all(self, due_messages: Sequence[InvisibleMessage]) -> None:
+        for invisible_message in due_messages:
+            self._renew_one(invisible_message)
 
-    def _renew_one(self, invisible: InvisibleMessage) -> None:
-        with invisible.request_lock:
+    def _renew_one(self, invisible_message: InvisibleMessage) -> None:
+        with invisible_message.request_lock:
             now_ms = self._timer.lease_ms()
             # Another thread may have settled the message, or extended its time, since the search.
-            if invisible.is_settled or self._closed or not _is_due(invisible, now_ms):
+            if invisible_message.is_settled or self._closed or not _is_due(invisible_message, now_ms):
                 return
             try:
-                self._port.change_invisible(invisible.message, INVISIBLE_S, self._request_deadline())
-                invisible.until_ms = now_ms + round(1000 * INVISIBLE_S)
+                self._port.change_invisible(invisible_message.message, INVISIBLE_S, self._request_deadline())
+                invisible_message.until_ms = now_ms + round(1000 * INVISIBLE_S)
             except NotFound as e:
-                invisible.until_ms = now_ms
+                invisible_message.until_ms = now_ms
                 logger.warning(
                     "the invisible time of message %s is over, the Proxy delivers it again: %s",
-                    invisible.message.msg_id,
+                    invisible_message.message.msg_id,
                     e,
                 )
             except RocketMQError as e:
                 logger.info(
-                    "the invisible time of message %s could not be extended yet: %s", invisible.message.msg_id, e
+                    "the invisible time of message %s could not be extended yet: %s",
+                    invisible_message.message.msg_id,
+                    e,
                 )
 
     def _settle(
         self,
-        invisible: InvisibleMessage,
+        invisible_message: InvisibleMessage,
         request: Callable[[PoppedMessage, Deadline], None],
         action: str,
         sent_back: bool = False,
     ) -> bool:
         is_confirmed = True
-        with invisible.request_lock:
-            invisible.is_settled = True
+        with invisible_message.request_lock:
+            invisible_message.is_settled = True
             try:
                 if self._closed:
                     raise ClosedError("the consumer was stopped")
-                request(invisible.message, self._request_deadline())
+                request(invisible_message.message, self._request_deadline())
             except RocketMQError as e:
                 is_confirmed = False
                 logger.warning(
-                    "message %s could not be %s, the Proxy delivers it again: %s", invisible.message.msg_id, action, e
+                    "message %s could not be %s, the Proxy delivers it again: %s",
+                    invisible_message.message.msg_id,
+                    action,
+                    e,
                 )
-        self._unacked.remove(invisible, sent_back and is_confirmed)
+        self._unacked.remove(invisible_message, sent_back and is_confirmed)
         return is_confirmed
 
     def _request_deadline(self) -> Deadline:
@@ -434,34 +458,34 @@ class StandardConsumeService:
         self._timer = timer
 
     def submit(self, messages: Sequence[InvisibleMessage]) -> None:
-        self._workers.submit(*[partial(self._consume, invisible) for invisible in messages])
+        self._workers.submit(*[partial(self._consume, invisible_message) for invisible_message in messages])
 
     def close(self) -> None:
         """Do nothing: the Proxy retries."""
 
-    def _consume(self, invisible: InvisibleMessage) -> None:
-        if not self._unacked.start_call(invisible, self._timer.lease_ms()):
+    def _consume(self, invisible_message: InvisibleMessage) -> None:
+        if not self._unacked.start_call(invisible_message, self._timer.lease_ms()):
             return
-        context = Context(invisible.message.queue)
-        outcome = capture(self._listener, (invisible.message,), context)
-        result = capture(self._settle, invisible, outcome, context)
+        context = Context(invisible_message.message.queue)
+        outcome = capture(self._listener, (invisible_message.message,), context)
+        result = capture(self._settle, invisible_message, outcome, context)
         if isinstance(result, Failure):
-            _log_unreported(invisible, result)
-            self._unacked.remove(invisible)
+            _log_unreported(invisible_message, result)
+            self._unacked.remove(invisible_message)
 
-    def _settle(self, invisible: InvisibleMessage, outcome: object, context: Context) -> None:
-        message, verdict = invisible.message, judge_concurrent(outcome, context, 1)
+    def _settle(self, invisible_message: InvisibleMessage, outcome: object, context: Context) -> None:
+        message, verdict = invisible_message.message, judge_concurrent(outcome, context, 1)
         if verdict.problem:
-            _warn_of_failure(invisible, verdict.problem, self._tracebacks.due(outcome))
-        self._unacked.record_outcome(invisible, bool(verdict.done_count), self._timer.lease_ms())
+            _warn_of_failure(invisible_message, verdict.problem, self._tracebacks.due(outcome))
+        self._unacked.record_outcome(invisible_message, bool(verdict.done_count), self._timer.lease_ms())
         if verdict.done_count:
-            self._acknowledger.ack(invisible)
+            self._acknowledger.ack(invisible_message)
         elif verdict.level < 0:
-            self._acknowledger.forward_to_dlq(invisible)
+            self._acknowledger.forward_to_dlq(invisible_message)
         else:
             attempts, policy = message.delivery_attempt, self._port.policy()
             self._acknowledger.redeliver_later(
-                invisible, redelivery_pause_s(verdict.level, attempts, policy), attempts >= policy.max_attempts
+                invisible_message, redelivery_pause_s(verdict.level, attempts, policy), attempts >= policy.max_attempts
             )
 
 
@@ -496,58 +520,66 @@ class FifoConsumeService:
     def submit(self, messages: Sequence[InvisibleMessage]) -> None:
         new_keys: list[Hashable] = []
         with self._lock:
-            for invisible in messages:
-                key = ordering_key_of(invisible.message)
+            for invisible_message in messages:
+                key = ordering_key_of(invisible_message.message)
                 if key not in self._messages_by_key:
                     new_keys.append(key)
                     self._messages_by_key[key] = deque()
-                self._messages_by_key[key].append(invisible)
+                self._messages_by_key[key].append(invisible_message)
         self._workers.submit(*[partial(self._consume_key, key) for key in new_keys])
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            dropped = [invisible for key in self._paused_keys for invisible in self._messages_by_key[key]]
+            dropped_messages = [
+                invisible_message for key in self._paused_keys for invisible_message in self._messages_by_key[key]
+            ]
             for key in self._paused_keys:  # under the lock: otherwise a pause that ends now would start another call
                 self._messages_by_key[key].clear()
             self._paused_keys.clear()
-        for invisible in dropped:
-            self._unacked.remove(invisible)
+        for invisible_message in dropped_messages:
+            self._unacked.remove(invisible_message)
 
     def _consume_key(self, key: Hashable) -> None:
         """Consume the messages of a key until none is left, or until one has to pause before a retry."""
         with self._lock:
             self._paused_keys.discard(key)
-        while (invisible := self._first_message(key)) is not None:
-            if not self._unacked.start_call(invisible, self._timer.lease_ms()):
-                self._drop_all(key)  # the Proxy delivers it again, and the messages behind it, too
+        while (invisible_message := self._first_message(key)) is not None:
+            if not self._unacked.start_call(invisible_message, self._timer.lease_ms()):
+                self._drop_all(key)  # the Proxy delivers this message and the messages behind it again
                 continue
-            pause = capture(self._consume, invisible)
-            if isinstance(pause, Failure):
-                _log_unreported(invisible, pause)
-                pause = -1.0
-            if pause is None:
+            pause_s = capture(self._consume, invisible_message)
+            if isinstance(pause_s, Failure):
+                _log_unreported(invisible_message, pause_s)
+                pause_s = -1.0
+            if pause_s is None:
                 self._remove_first(key)
-            elif pause < 0 or not self._pause_key(key):
+            elif pause_s < 0 or not self._pause_key(key):
                 self._drop_all(key)
             else:
-                self._timer.call_later(pause, partial(self._workers.submit, partial(self._consume_key, key)))
+                self._timer.call_later(pause_s, partial(self._workers.submit, partial(self._consume_key, key)))
                 return
 
-    def _consume(self, invisible: InvisibleMessage) -> float | None:
-        """Consume one message. Returns None if it is settled, -1 if that failed, and otherwise the pause before a retry."""
-        message, context = invisible.message, AcknowledgingContext(invisible.message.queue)
+    def _consume(self, invisible_message: InvisibleMessage) -> float | None:
+        """Consume one message. Returns None if the message was settled, -1 if settling failed, and otherwise the pause before a
+        retry.
+        """
+        message, context = invisible_message.message, AcknowledgingContext(invisible_message.message.queue)
         outcome = capture(self._listener, (message,), context)
         verdict = judge_ordered(outcome, context, self._suspend_ms)
         is_done = verdict.action is OrderedAction.COMMIT
         if verdict.problem:
-            _warn_of_failure(invisible, verdict.problem, self._tracebacks.due(outcome))
-        self._unacked.record_outcome(invisible, is_done, self._timer.lease_ms())
+            _warn_of_failure(invisible_message, verdict.problem, self._tracebacks.due(outcome))
+        self._unacked.record_outcome(invisible_message, is_done, self._timer.lease_ms())
         if not is_done and message.delivery_attempt < self._port.policy().max_attempts:
             message.delivery_attempt += 1
-            self._unacked.requeue(invisible, self._timer.lease_ms())
+            self._unacked.requeue(invisible_message, self._timer.lease_ms())
             return verdict.pause_ms / 1000
-        is_confirmed = self._acknowledger.ack(invisible) if is_done else self._acknowledger.forward_to_dlq(invisible)
+        is_confirmed = (
+            self._acknowledger.ack(invisible_message)
+            if is_done
+            else self._acknowledger.forward_to_dlq(invisible_message)
+        )
         return None if is_confirmed else -1.0
 
     def _pause_key(self, key: Hashable) -> bool:
@@ -570,28 +602,32 @@ class FifoConsumeService:
     def _drop_all(self, key: Hashable) -> None:
         """Drop the messages of a key. The Proxy delivers them again, in their order, when their invisible time is over."""
         with self._lock:
-            dropped = list(self._messages_by_key[key])
+            dropped_messages = list(self._messages_by_key[key])
             self._messages_by_key[key].clear()
-        for invisible in dropped:
-            self._unacked.remove(invisible)
+        for invisible_message in dropped_messages:
+            self._unacked.remove(invisible_message)
 
 
 def redelivery_pause_s(delay_level: int, attempt: int, policy: GroupPolicy) -> float:
-    """Return the pause before a redelivery: the pause of a delay level, or for level 0 the pause that the group has."""
+    """Return the pause before a redelivery: the pause of the delay level, or for level 0 the pause of the group's policy."""
     if delay_level:
         return positive_duration(DELAY_LEVELS[min(delay_level, len(DELAY_LEVELS)) - 1])
     return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
 
 
-def _warn_of_failure(invisible: InvisibleMessage, problem: str, error: BaseException | None) -> None:
+def _warn_of_failure(invisible_message: InvisibleMessage, problem: str, error: BaseException | None) -> None:
     logger.warning(
-        "message %s of %s failed: %s", invisible.message.msg_id, invisible.message.queue, problem, exc_info=error
+        "message %s of %s failed: %s",
+        invisible_message.message.msg_id,
+        invisible_message.message.queue,
+        problem,
+        exc_info=error,
     )
 
 
-def _log_unreported(invisible: InvisibleMessage, failure: Failure) -> None:
+def _log_unreported(invisible_message: InvisibleMessage, failure: Failure) -> None:
     text = "could not report the result of message %s of %s to the Proxy, which delivers it again"
-    failure.log(logger, text, invisible.message.msg_id, invisible.message.queue)
+    failure.log(logger, text, invisible_message.message.msg_id, invisible_message.message.queue)
 
 
 # The interval of checks for new and removed topics and brokers.
@@ -620,28 +656,28 @@ class Pollers:
         self._submit = submit
         self._lock = threading.Lock()
         self._threads: dict[PopTarget, threading.Thread] = {}
-        self._places: set[PopTarget] = set()  # the places that should have a poller
+        self._targets: set[PopTarget] = set()  # the targets that should have a poller
         self._closed = threading.Event()
-        self._complaints = LogThrottle()  # of places
+        self._complaints = LogThrottle()  # by target
 
     @property
     def closed(self) -> bool:
         return self._closed.is_set()
 
     def update_pollers(self) -> None:
-        """Start pollers for new places. Pollers of removed places exit."""
-        places = {
-            (topic, place) for topic in self._subscriptions.filters() for place in range(self._place_count(topic))
+        """Start pollers for new targets. Pollers of removed targets exit."""
+        targets = {
+            (topic, target) for topic in self._subscriptions.filters() for target in range(self._target_count(topic))
         }
         with self._lock:
-            self._places = places
-            for place in sorted(places - self._threads.keys()):
+            self._targets = targets
+            for target in sorted(targets - self._threads.keys()):
                 if self._closed.is_set():
                     return
-                name = f"rocketmq-{self._settings.group}-pop-{place[0]}-{place[1]}"
-                on_end = partial(self._on_poller_end, place)
+                name = f"rocketmq-{self._settings.group}-pop-{target[0]}-{target[1]}"
+                on_end = partial(self._on_poller_end, target)
                 # The next check restarts a poller that failed, so that an immediate failure does not loop.
-                self._threads[place] = start_thread(name, partial(self._run, place), on_end, restart=False)
+                self._threads[target] = start_thread(name, partial(self._run, target), on_end, restart=False)
 
     def close(self) -> None:
         """Pass no more messages to the listener. Pending requests end when the port is closed; call ``join`` after that."""
@@ -654,49 +690,49 @@ class Pollers:
         for thread in threads:
             thread.join(max(0.0, deadline.remaining()))
 
-    def _run(self, place: PopTarget) -> None:
-        while not self._is_obsolete(place):
+    def _run(self, target: PopTarget) -> None:
+        while not self._is_obsolete(target):
             try:
-                self._poll_once(place)
+                self._poll_once(target)
             except RocketMQError as e:
                 if not self._closed.is_set():
-                    level = self._complaints.level(place, e)
-                    logger.log(level, "cannot receive messages of %s now, retrying: %s", place[0], e)
+                    level = self._complaints.level(target, e)
+                    logger.log(level, "cannot receive messages of %s now, retrying: %s", target[0], e)
                 self._closed.wait(self._settings.pull_delay_on_error_s)
 
-    def _on_poller_end(self, place: PopTarget) -> None:
+    def _on_poller_end(self, target: PopTarget) -> None:
         with self._lock:
-            del self._threads[place]
-            self._complaints.resolved(place)
+            del self._threads[target]
+            self._complaints.resolved(target)
 
-    def _poll_once(self, place: PopTarget) -> None:
+    def _poll_once(self, target: PopTarget) -> None:
         """Wait for room, send one request, and pass its messages on."""
-        topic, _ = place
+        topic, _ = target
         if not self._unacked.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
         # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
         requested_ms = self._timer.lease_ms()
-        messages = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
-        if self._complaints.resolved(place):
+        messages = self._port.receive(target, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
+        if self._complaints.resolved(target):
             logger.warning("messages of %s are received again", topic)
-        if not messages or self._is_obsolete(place):
+        if not messages or self._is_obsolete(target):
             return  # the Proxy delivers messages that arrive after the close to other members
         until_ms = requested_ms + round(1000 * INVISIBLE_S)
-        if arrived := self._unacked.add(topic, messages, until_ms, self._timer.lease_ms()):
-            self._submit(arrived)
+        if new_messages := self._unacked.add(topic, messages, until_ms, self._timer.lease_ms()):
+            self._submit(new_messages)
 
-    def _is_obsolete(self, place: PopTarget) -> bool:
+    def _is_obsolete(self, target: PopTarget) -> bool:
         # The subscriptions are checked, too, so that an unsubscribed topic is not polled until the next update.
-        is_subscribed = place in self._places and self._subscriptions.get(place[0]) is not None
+        is_subscribed = target in self._targets and self._subscriptions.get(target[0]) is not None
         return self._closed.is_set() or not is_subscribed or not keeps_order(self._settings, self._port)
 
-    def _place_count(self, topic: str) -> int:
+    def _target_count(self, topic: str) -> int:
         try:
             return self._port.target_count(topic, Deadline.after(self._settings.request_timeout_s))
         except RocketMQError as e:
             logger.info("topic %s has no route yet: %s", topic, e)
-            return sum(polled_topic == topic for polled_topic, _ in self._places)
+            return sum(polled_topic == topic for polled_topic, _ in self._targets)
 
 
 def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
@@ -709,7 +745,7 @@ _numbers = itertools.count()
 
 
 class RunningPopConsumer:
-    """One started consumer; with ``ordered`` settings, ``listener`` is an ordered one."""
+    """One started consumer. If the settings are ``ordered``, ``listener`` is an ordered listener."""
 
     def __init__(
         self,
@@ -729,7 +765,7 @@ class RunningPopConsumer:
         self._acknowledger = Acknowledger(port, settings, self._unacked, self._renew_timer)
         self._consume_service = self._new_consume_service(listener)
         self._pollers = Pollers(port, settings, subscriptions, self._unacked, self._renew_timer, self._submit)
-        # Held while subscriptions are sent, so that the Proxy gets the newest ones last.
+        # Held while subscriptions are sent, so that the Proxy gets the newest subscriptions last.
         self._subscribe_lock = threading.RLock()
 
     def start(self) -> None:
@@ -749,7 +785,7 @@ class RunningPopConsumer:
         self._check_timer.call_later(0.0, self._check)
 
     def stop(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Settle all messages and leave; returns those that listeners still had at ``deadline``. May be repeated."""
+        """Settle all messages and leave. Returns the messages that listeners still had at ``deadline``. May be repeated."""
         try:
             self._pollers.close()
             self._consume_service.close()
@@ -762,7 +798,7 @@ class RunningPopConsumer:
             return unfinished
         finally:  # also if Ctrl-C ends the wait
             self._acknowledger.close()
-            # The Proxy gets its own time to answer, even if listeners used all of theirs.
+            # The Proxy gets its own time to answer, even if listeners used all of their time.
             self._port.close(Deadline.after(TIMEOUT_S))
             self._pollers.join(Deadline.after(TIMEOUT_S))
 
@@ -816,7 +852,7 @@ class RunningPopConsumer:
             )
 
     def _check(self) -> None:
-        self._workers.start_missing()  # if the system could not start a thread before, work may be waiting for it
+        self._workers.start_missing_threads()  # if the system could not start a thread before, work may be waiting for it
         if not keeps_order(self._settings, self._port):
             logger.error(
                 "group %s requests no messages: option 'ordered' is true, but brokers deliver them in any order now. "

@@ -1,11 +1,11 @@
 """Prefetching for consumers that are far behind: it reads queues ahead of the consumer, with many pulls in flight.
 
-A long poll requests one answer and waits for it. If the end of a queue is many answers away, the next offsets are known, so many
-pulls can be in flight at once. One half of a queue's cache is for cached messages, the other half for messages in flight. Each
-broker has its own thread and connection.
+A long poll requests one answer and waits for it. If the end of a queue is many answers away, the next offsets are known, so
+many pulls can be in flight at once. One half of a queue's cache is for cached messages, the other half for messages in flight.
+Each broker has its own thread and connection.
 
-The consumer handles prefetched messages like answers to long polls. Long polls continue at the offset where a read ended: at the
-last known end of the queue, or before the first answer that only a long poll can handle (see ``RangeRead.fetch``).
+The consumer handles prefetched messages like answers to long polls. Long polls continue at the offset where a read ended: at
+the last known end of the queue, or before the first answer that only a long poll can handle (see ``RangeRead.fetch``).
 ``lagging_queues``, ``offset_ranges_in_turn`` and ``next_pace`` are pure.
 """
 
@@ -45,11 +45,11 @@ MAX_RANGES = 1024
 class PrefetchLimits:
     """Limits of a read, which waits while the cache of a queue is full.
 
-    The read checks for room when the consumer takes messages, and every ``recheck_s`` seconds.
+    The read checks whether there is room when the consumer takes messages, and every ``recheck_s`` seconds.
     """
 
     pull_batch_size: int  # messages per answer
-    max_count: int  # of the offsets of one queue that are cached or in flight
+    max_count: int  # the most offsets of one queue that are cached or in flight
     max_bytes: int  # of one queue
     max_full_s: float = math.inf  # a read ends if a cache is full for this time
     recheck_s: float | None = None
@@ -102,8 +102,8 @@ def lagging_queues(
 ) -> dict[str, list[BacklogRange]]:
     """Return the unread ranges of the queues to read ahead, by broker.
 
-    These queues are far behind, and have no pull in flight. Queues with a filter are not read ahead: with a filter, a broker
-    searches hundreds of offsets per answer, so the offset of the next pull is unknown.
+    These queues are far behind, and have no pull in flight. Queues with a filter are not read ahead, because a broker then
+    searches hundreds of offsets per answer, so that the offset of the next pull is unknown.
     """
     backlogs: dict[str, list[BacklogRange]] = {}
     if limits.half_count < MIN_HALF_ANSWERS * limits.pull_batch_size:
@@ -128,14 +128,14 @@ def is_full(state: PrefetchableQueue, limits: PrefetchLimits) -> bool:
 def offset_ranges_in_turn(backlogs: Sequence[BacklogRange], size: int) -> list[OffsetRange]:
     """Return ranges of ``size`` offsets, alternating between the queues; about ``MAX_RANGES`` at most."""
     offset_ranges: list[OffsetRange] = []
-    starts = [backlog.request.offset for backlog in backlogs]
+    next_starts = [backlog.request.offset for backlog in backlogs]
     while len(offset_ranges) < MAX_RANGES:
         count_before = len(offset_ranges)
         for i, backlog in enumerate(backlogs):
-            if starts[i] < backlog.end_offset:
-                end = min(backlog.end_offset, starts[i] + size)
-                offset_ranges.append(OffsetRange(backlog.request.queue, starts[i], end))
-                starts[i] = end
+            if next_starts[i] < backlog.end_offset:
+                end = min(backlog.end_offset, next_starts[i] + size)
+                offset_ranges.append(OffsetRange(backlog.request.queue, next_starts[i], end))
+                next_starts[i] = end
         if len(offset_ranges) == count_before:
             break
     return offset_ranges
@@ -165,15 +165,17 @@ class RangeRead(Protocol):
     """A running read of ranges."""
 
     @property
-    def whole(self) -> bool:
-        """Whether the read returned all messages of the ranges."""
+    def had_only_plain_answers(self) -> bool:
+        """Whether every answer continued where the last answer ended, until the read reached its end or was stopped."""
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
         """The offsets to which an operator reset queues; complete when the read has ended. Brokers report a reset only once."""
 
     def fetch(self) -> Generator[Sequence[ReadAnswer], None, None]:
-        """Yield answers. Ends early, with ``whole`` False, before an answer whose offsets do not follow those of the last one."""
+        """Yield answers. Before an answer whose offsets do not follow those of the last answer, the read ends, and
+        ``had_only_plain_answers`` is False.
+        """
 
     def stop(self) -> None:
         """End the read soon, also while it waits for a broker."""
@@ -205,8 +207,8 @@ class PrefetchQueues(Protocol):
 class BacklogReader:
     """Functions for reading ahead.
 
-    ``start`` starts a read of ranges of one broker. Its other arguments limit the offsets and the bytes in flight. ``decode``
-    decodes the messages of a queue between two offsets.
+    ``start`` starts a read of ranges of one broker. Two more arguments of ``start`` limit the offsets and the bytes in flight.
+    ``decode`` decodes the messages of a queue between two offsets.
     """
 
     start: Callable[[Sequence[OffsetRange], int, int], RangeRead]
@@ -245,7 +247,7 @@ class Prefetcher:
         self._backlog_reader = backlog_reader
         self._clock = clock
         self._readers: dict[str, _BrokerReader] = {}  # by broker
-        self._waiting_readers = 0  # how many threads wait for room in a cache
+        self._waiting_reader_count = 0  # how many threads wait for room in a cache
         self._closed = False
         self.resume_long_polls: Callable[[], None] = lambda: None  # called without the lock when a thread ends
 
@@ -255,7 +257,7 @@ class Prefetcher:
             return set()
         self.wake_readers()
         backlogs_by_broker = lagging_queues(self._queues.states, self._clock.now(), self._limits, is_unfiltered)
-        started: set[MessageQueue] = set()
+        started_queues: set[MessageQueue] = set()
         for broker_name, backlogs in backlogs_by_broker.items():
             reader = self._readers.get(broker_name)
             if reader is None:
@@ -263,8 +265,8 @@ class Prefetcher:
                     continue
             elif reader.backlogs:
                 reader.has_new_backlog = True
-            started |= {backlog.request.queue for backlog in backlogs}
-        return started
+            started_queues |= {backlog.request.queue for backlog in backlogs}
+        return started_queues
 
     def _start_reader(self, broker_name: str, is_unfiltered: IsUnfiltered) -> bool:
         """Start the thread of a broker. Returns False if the system cannot start a thread; then long polls continue."""
@@ -274,7 +276,7 @@ class Prefetcher:
             self._readers[broker_name] = reader
             reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, restart=False)
         except BaseException as e:
-            # Also Ctrl-C: if the thread was started, it ends because its reader is not registered.
+            # BaseException, for Ctrl-C. A thread that was started already ends, because its reader is not registered.
             self._readers.pop(broker_name, None)
             if not isinstance(e, RuntimeError):
                 raise
@@ -284,7 +286,7 @@ class Prefetcher:
 
     def wake_readers(self) -> None:
         """Wake reads that wait for room, after a poll, seek or pause. The caller holds the lock."""
-        if self._waiting_readers and any(
+        if self._waiting_reader_count and any(
             self._current_pace(reader) is not ReadPace.WAIT for reader in self._readers.values()
         ):
             self._changed.notify_all()
@@ -344,7 +346,7 @@ class Prefetcher:
                     pace = self._wait_for_room(reader)
                     if pace is not ReadPace.GO:
                         break
-            if not reader.read.whole or pace is ReadPace.WAIT:
+            if not reader.read.had_only_plain_answers or pace is ReadPace.WAIT:
                 cooldown_s = COOLDOWN_S
         except RocketMQError as e:
             logger.info("stopped reading ahead, continuing with long polls: %s", e)
@@ -362,18 +364,20 @@ class Prefetcher:
             for queue, start, ends, stored in answers
         ]
         with self._lock:
-            accepted = [self._queues.accept(request, part) for request, part in parts]
+            acceptances = [self._queues.accept(request, part) for request, part in parts]
             self._changed.notify_all()
-        self._queues.process_accepted([part for part, is_accepted in zip(parts, accepted, strict=True) if is_accepted])
+        self._queues.process_accepted(
+            [part for part, is_accepted in zip(parts, acceptances, strict=True) if is_accepted]
+        )
 
     def _wait_for_room(self, reader: _BrokerReader) -> ReadPace:
-        """Wait for room in the caches, and return how to continue; ``WAIT`` after ``max_full_s`` without room."""
-        until = self._clock.now() + self._limits.max_full_s
+        """Wait for room in the caches, and return how to continue. ``WAIT`` means that there was no room for ``max_full_s``."""
+        wait_until = self._clock.now() + self._limits.max_full_s
         with self._lock:
-            while (pace := self._current_pace(reader)) is ReadPace.WAIT and self._clock.now() < until:
-                self._waiting_readers += 1
+            while (pace := self._current_pace(reader)) is ReadPace.WAIT and self._clock.now() < wait_until:
+                self._waiting_reader_count += 1
                 self._changed.wait(self._limits.recheck_s)
-                self._waiting_readers -= 1
+                self._waiting_reader_count -= 1
             return pace
 
     def _current_pace(self, reader: _BrokerReader) -> ReadPace:
@@ -397,8 +401,8 @@ class Prefetcher:
 MAX_FULL_S = 1.0  # if a cache is full for this time, the listener is slow, and pulls are fast enough
 RECHECK_S = 0.05  # the interval at which Java checks a full queue
 SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
-# What is put into a process queue, and the offset of the first message that was left out, because those before it are too large
-# together; None if no message was left out.
+# The items for a process queue, and the offset of the first message that was left out because the messages before it are large;
+# None if no message was left out.
 DecodedPart = tuple[Sequence[Any], int | None]
 DecodeParts = Callable[[Sequence[FetchedPart]], Iterable[DecodedPart]]
 # Resets offsets of queues on another thread; must not block.
@@ -408,8 +412,8 @@ ResetOffsetsSoon = Callable[[Mapping[MessageQueue, int]], None]
 def decode_messages(parts: Sequence[FetchedPart]) -> Iterator[DecodedPart]:
     """``DecodeParts`` for a listener of messages."""
     for part in parts:
-        messages, first_left_out = first_portion(part.read())
-        yield messages, None if first_left_out is None else first_left_out.queue_offset
+        messages, left_out_message = first_portion(part.read())
+        yield messages, None if left_out_message is None else left_out_message.queue_offset
 
 
 class BacklogQueue:
@@ -424,7 +428,7 @@ class BacklogQueue:
         self.cooldown_until = self.retry_at = 0.0
         self.broker_id = MASTER_ID
         self._max_span = max_span
-        self.undecoded_count = self.undecoded_bytes = 0  # of accepted messages that are not in the process queue yet
+        self.undecoded_count = self.undecoded_bytes = 0  # accepted messages that are not in the process queue yet
 
     @property
     def cached_count(self) -> int:
@@ -454,8 +458,8 @@ class Backlogs:
             settings.pull_batch_size, thresholds.max_count, thresholds.max_bytes, MAX_FULL_S, RECHECK_S
         )
         self._min_backlog = MIN_BACKLOG_ANSWERS * limits.pull_batch_size
-        self._prefetcher = Prefetcher(state.lock, state.changed, self, limits, backlog_reader, Clock())
-        self._tokens = 0  # the token of the newest ``BacklogQueue``
+        self._prefetcher = Prefetcher(state.lock, state.room_available, self, limits, backlog_reader, Clock())
+        self._last_token = 0  # the token of the newest ``BacklogQueue``
         self._states: dict[MessageQueue, BacklogQueue] = {}
         # Set by ``Pulling.use_backlogs``.
         self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None  # pulls a queue from an offset on
@@ -466,7 +470,9 @@ class Backlogs:
         state.resume_count = limits.half_count
 
     def try_read_ahead(self, queue: ProcessQueue, offset: int) -> bool:
-        """Start to read ``queue`` ahead from ``offset`` on, if it is far behind. If this returns False, the caller pulls it."""
+        """Start to read ``queue`` ahead from ``offset`` on, if it is far behind. If this method returns False, the caller pulls
+        the queue.
+        """
         with self._state.lock:
             end_offset = self._state.end_offsets.get(queue.queue)
             if end_offset is None or end_offset - offset < self._min_backlog:
@@ -498,7 +504,7 @@ class Backlogs:
         return True
 
     def reset(self, request: FetchRequest, offset: int) -> None:
-        """Apply an operator's reset, also if the queue was just dropped: the broker reports a reset only once."""
+        """Apply an operator's reset, even if the queue was just dropped, because the broker reports a reset only once."""
         self.reset_offsets_soon({request.queue: offset})
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
@@ -506,9 +512,9 @@ class Backlogs:
             if (backlog_queue := self._current(request)) is not None:
                 backlog_queue.in_flight = False
                 backlog_queue.cooldown_until = cooldown_until
-                # Messages that could not be decoded are counted no more: pulls request them again.
+                # Messages that could not be decoded are no longer counted, because pulls request them again.
                 backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
-        # Also without queues here: others may have come too late for the read.
+        # Called even if ``requests`` is empty, because other queues may have come too late for the read.
         self._timer.call_later(0, self._resume_pulls)
 
     # --- ``PrefetchQueues``; without the lock
@@ -519,7 +525,7 @@ class Backlogs:
             self._put_decoded(request, part, *decoded)
 
     def _put_decoded(
-        self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], first_left_out: int | None
+        self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], left_out_offset: int | None
     ) -> None:
         with self._state.lock:
             backlog_queue = self._current(request)
@@ -527,8 +533,8 @@ class Backlogs:
                 return
             backlog_queue.undecoded_count -= part.offset_count
             backlog_queue.undecoded_bytes -= len(part.stored)
-            # Not before the messages are decoded: if decoding fails, pulls request them again.
-            backlog_queue.pull_offset = part.next_offset if first_left_out is None else first_left_out
+            # Set only after the messages were decoded, because if decoding fails, pulls request the messages again.
+            backlog_queue.pull_offset = part.next_offset if left_out_offset is None else left_out_offset
             now_ms = self._timer.now_ms()
             backlog_queue.process_queue.last_pull_ms = now_ms
             backlog_queue.process_queue.put(messages)
@@ -536,28 +542,30 @@ class Backlogs:
                 request.queue.topic, backlog_queue.process_queue.message_count(messages), None, now_ms
             )
         self.submit(backlog_queue.process_queue, messages)
-        if first_left_out is not None:
+        if left_out_offset is not None:
             raise DecodeError(
-                f"messages read ahead of {request.queue} are too large together; pulling from offset {first_left_out} on"
+                f"messages read ahead of {request.queue} are too large together; pulling from offset {left_out_offset} on"
             )
 
     def _resume_pulls(self) -> None:
         """Continue to pull the queues that are not read ahead."""
         with self._state.lock:
-            released = [backlog_queue for backlog_queue in self._states.values() if not backlog_queue.in_flight]
-            for backlog_queue in released:
+            released_queues = [backlog_queue for backlog_queue in self._states.values() if not backlog_queue.in_flight]
+            for backlog_queue in released_queues:
                 backlog_queue.in_flight = True
-        for backlog_queue in released:
+        for backlog_queue in released_queues:
             self.pull(backlog_queue.process_queue, backlog_queue.pull_offset)
 
     def _backlog_queue(self, queue: ProcessQueue) -> BacklogQueue:
         backlog_queue = self._states.get(queue.queue)
         if backlog_queue is None or backlog_queue.process_queue is not queue:
-            self._tokens += 1
+            self._last_token += 1
             self._states = {
-                queue_key: other for queue_key, other in self._states.items() if not other.process_queue.dropped
+                message_queue: other_queue
+                for message_queue, other_queue in self._states.items()
+                if not other_queue.process_queue.dropped
             }
-            backlog_queue = self._states[queue.queue] = BacklogQueue(queue, self._tokens, self._max_span)
+            backlog_queue = self._states[queue.queue] = BacklogQueue(queue, self._last_token, self._max_span)
         return backlog_queue
 
     def _current(self, request: FetchRequest) -> BacklogQueue | None:

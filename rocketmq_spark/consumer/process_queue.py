@@ -24,7 +24,7 @@ from rocketmq_spark.base.codes import MAX_INT, Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
-LOCK_EXPIRES_MS = 30_000  # the client renews within this time; the broker's lock lasts 60 s
+LOCK_EXPIRES_MS = 30_000  # the client renews a lock within this time; on the broker, a lock lasts 60 s
 
 
 class QueueLock:
@@ -37,29 +37,29 @@ class QueueLock:
     def __init__(self) -> None:
         self.granted_ms: int | None = None  # when the last granted lock was requested
         self._connection: object = None
-        self._lost = False
+        self._is_lost = False
 
     def grant(self, requested_ms: int, connection: object) -> None:
         """Record a lock that was requested at ``requested_ms``. The broker's lease began at that moment or later."""
-        self.granted_ms, self._connection, self._lost = requested_ms, connection, False
+        self.granted_ms, self._connection, self._is_lost = requested_ms, connection, False
 
     def mark_lost(self) -> None:
         """Record that the broker refused the lock."""
-        self._lost = True
+        self._is_lost = True
 
     def is_held(self, now_ms: int, connection: object) -> bool:
         """Whether this member certainly has the lock. ``connection`` is the current connection to the broker, or None."""
-        if self.granted_ms is None or self._lost or connection is None or connection != self._connection:
+        if self.granted_ms is None or self._is_lost or connection is None or connection != self._connection:
             return False
         return now_ms - self.granted_ms <= LOCK_EXPIRES_MS
 
 
-def with_next_attempt(message: ReceivedMessage, times: int = 1) -> ReceivedMessage:
+def with_next_attempt(message: ReceivedMessage, added_attempts: int = 1) -> ReceivedMessage:
     """Return the message with a higher number of attempts, for redeliveries that the broker does not count.
 
-    The result is clamped, because a sender can store any number: a negative one, or the largest possible one.
+    The result is clamped, because a sender can store any number, such as a negative or the largest possible number.
     """
-    return replace(message, reconsume_times=min(max(0, message.reconsume_times) + times, MAX_INT))
+    return replace(message, reconsume_times=min(max(0, message.reconsume_times) + added_attempts, MAX_INT))
 
 
 def in_batches(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
@@ -72,33 +72,36 @@ def in_batches(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple
         batches = deque([tuple(messages[start : start + size]) for start in range(0, len(messages), size)])
         return map(operator.call, repeat(batches.popleft, len(batches)))
     # Tuples are created late, because each run of the garbage collector would traverse all tuples that wait.
-    remaining = deque(messages)
+    remaining_messages = deque(messages)
 
     def next_message(_: int) -> tuple[ReceivedMessage]:
-        return (remaining.popleft(),)
+        return (remaining_messages.popleft(),)
 
-    return map(next_message, range(len(remaining)))
+    return map(next_message, range(len(remaining_messages)))
 
 
 class MessageCache:
-    """Items of one queue, sorted by offset. An item is a message or ``Rows``. It is waiting, taken by a call, or finished.
+    """Items of one queue, sorted by offset. An item is a message or ``Rows``. An item is waiting, taken by a call, or finished.
 
-    Most offsets arrive in order. So the sorted offsets are a deque, which keeps a removed offset until the offset reaches an end.
+    Most offsets arrive in order. So the sorted offsets are a deque, in which a removed offset stays until it reaches an end of
+    the deque.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.bytes = 0
-        self._waiting: dict[int, Any] = {}  # messages, or ``Rows``
-        self._taken: dict[int, Any] = {}  # items of running calls, and consumed items that are not committed
+        self._waiting_items: dict[int, Any] = {}  # messages, or ``Rows``
+        self._taken_items: dict[int, Any] = {}  # items of running calls, and consumed items that are not committed
         self._bodies: dict[int, bytes] = {}  # the pulled bodies, because a listener may change its message
-        self._dead_letters: set[int] = set()  # offsets of taken messages that are dead letters
-        self._taken_alone: set[int] = set()  # offsets of messages that get calls without other messages
+        self._dead_letter_offsets: set[int] = set()  # offsets of taken messages that are dead letters
+        self._single_call_offsets: set[int] = set()  # offsets of messages that get calls without other messages
         self._sorted_offsets: deque[int] = deque()  # of the waiting items, and of some that were removed
         self._end_of_last_put: int | None = None  # the offset after the message that was put last
 
     def put(self, messages: Iterable[Any]) -> int:
-        """Add pulled messages; returns how many are new. A message with a cached offset replaces the cached message."""
+        """Add pulled messages; returns how many are new. A message whose offset is cached already replaces the cached
+        message.
+        """
         new_count = 0
         for message in messages:
             if not self._insert(message):
@@ -114,105 +117,120 @@ class MessageCache:
 
         Returns None if no message was waiting.
         """
-        waiting = self._waiting
-        if not waiting:
+        waiting_items = self._waiting_items
+        if not waiting_items:
             return None
         for message in messages:
             offset = message.queue_offset
-            if waiting.pop(offset, None) is not None:
+            if waiting_items.pop(offset, None) is not None:
                 self._subtract(offset)
         return self._next_offset()
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:
         """Take up to ``count`` messages from the front, for one call."""
-        taken: list[ReceivedMessage] = []
-        while len(taken) < count and (message := self.first()) is not None:
-            if (taken_alone := message.queue_offset in self._taken_alone) and taken:
+        taken_messages: list[ReceivedMessage] = []
+        while len(taken_messages) < count and (message := self.first()) is not None:
+            if (is_single_call := message.queue_offset in self._single_call_offsets) and taken_messages:
                 break
-            taken.append(self._waiting.pop(message.queue_offset))
-            self._taken[message.queue_offset] = message
-            if taken_alone:
+            taken_messages.append(self._waiting_items.pop(message.queue_offset))
+            self._taken_items[message.queue_offset] = message
+            if is_single_call:
                 break
-        return tuple(taken)
+        return tuple(taken_messages)
 
     def commit(self) -> int | None:
         """Finish all taken messages; returns the offset after the last of them, or None if no message was taken.
 
         A dead letter stays taken while a message before it waits for a retry, because the offset must not pass that message.
         """
-        first = self.first()
-        committed = [offset for offset in self._taken if first is None or offset < first.queue_offset]
-        if not committed:
+        first_message = self.first()
+        committed_offsets = [
+            offset for offset in self._taken_items if first_message is None or offset < first_message.queue_offset
+        ]
+        if not committed_offsets:
             return None
-        end = self._end_offset(self._taken[max(committed)])
-        for offset in committed:
-            del self._taken[offset]
+        end_offset = self._end_offset(self._taken_items[max(committed_offsets)])
+        for offset in committed_offsets:
+            del self._taken_items[offset]
             self._subtract(offset)
-        self._dead_letters.difference_update(committed)
-        self._taken_alone.difference_update(committed)
-        return end
+        self._dead_letter_offsets.difference_update(committed_offsets)
+        self._single_call_offsets.difference_update(committed_offsets)
+        return end_offset
 
     def rollback(self) -> None:
         """Put all taken messages back, except dead letters, which a broker has stored."""
-        self.put_back([message for offset, message in self._taken.items() if offset not in self._dead_letters])
+        self.put_back(
+            [message for offset, message in self._taken_items.items() if offset not in self._dead_letter_offsets]
+        )
 
     def put_back(self, messages: Sequence[Any], one_by_one: bool = False) -> None:
         """Put these taken messages back, with their new number of attempts.
 
-        With ``one_by_one``, each of them gets a call of its own from now on, so that it does not make other messages fail.
+        With ``one_by_one``, each of these messages gets a call of its own from now on, so that it does not make other messages
+        fail.
         """
         for message in sorted(messages, key=lambda m: m.queue_offset, reverse=True):
-            if self._taken.pop(message.queue_offset, None) is not None:
+            if self._taken_items.pop(message.queue_offset, None) is not None:
                 self._insert(message)
                 if one_by_one:
-                    self._taken_alone.add(message.queue_offset)
+                    self._single_call_offsets.add(message.queue_offset)
 
     def mark_dead_letters(self, messages: Sequence[ReceivedMessage]) -> None:
         """Mark these taken messages as dead letters, which are not put back."""
-        self._dead_letters.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
+        self._dead_letter_offsets.update(
+            message.queue_offset for message in messages if message.queue_offset in self._taken_items
+        )
 
     def with_original_body(self, message: ReceivedMessage) -> ReceivedMessage:
-        """Return the message with its pulled body, for its next delivery; unchanged if it is not cached."""
+        """Return the message with its pulled body, for its next delivery. A message that is not cached is returned
+        unchanged.
+        """
         body = self._bodies.get(message.queue_offset, message.body)
         return message if body is message.body else replace(message, body=body)
 
     def replace(self, message: ReceivedMessage) -> None:
         """Replace the waiting message of an offset."""
-        if message.queue_offset in self._waiting:
-            self._waiting[message.queue_offset] = message
+        if message.queue_offset in self._waiting_items:
+            self._waiting_items[message.queue_offset] = message
 
     def __contains__(self, message: ReceivedMessage) -> bool:
-        return message.queue_offset in self._waiting
+        return message.queue_offset in self._waiting_items
 
     def first(self) -> Any:
         """Return the waiting item with the smallest offset; None if no item waits."""
-        while self._sorted_offsets and self._sorted_offsets[0] not in self._waiting:
+        while self._sorted_offsets and self._sorted_offsets[0] not in self._waiting_items:
             self._sorted_offsets.popleft()
-        return self._waiting[self._sorted_offsets[0]] if self._sorted_offsets else None
+        return self._waiting_items[self._sorted_offsets[0]] if self._sorted_offsets else None
 
     @property
     def span(self) -> int:
         """The difference between the offsets of the first and the last waiting message."""
         if self.first() is None:
             return 0
-        while self._sorted_offsets[-1] not in self._waiting:
+        while self._sorted_offsets[-1] not in self._waiting_items:
             self._sorted_offsets.pop()
-        return self._end_offset(self._waiting[self._sorted_offsets[-1]]) - 1 - self._sorted_offsets[0]
+        return self._end_offset(self._waiting_items[self._sorted_offsets[-1]]) - 1 - self._sorted_offsets[0]
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """The number of messages that are not taken."""
-        return len(self._waiting)
+        return len(self._waiting_items)
 
     @property
     def offsets(self) -> tuple[int, int] | None:
         """The first and the last waiting offset."""
-        first = self.first()
-        return None if first is None else (first.queue_offset, first.queue_offset + self.span)
+        first_message = self.first()
+        return None if first_message is None else (first_message.queue_offset, first_message.queue_offset + self.span)
 
     def clear(self) -> None:
         """Remove all messages, for a reset of the offset."""
-        for collection in (self._waiting, self._taken, self._bodies, self._dead_letters, self._taken_alone):
+        for collection in (
+            self._waiting_items,
+            self._taken_items,
+            self._bodies,
+            self._dead_letter_offsets,
+            self._single_call_offsets,
+        ):
             collection.clear()
         self._sorted_offsets.clear()
         self.count = self.bytes = 0
@@ -221,17 +239,17 @@ class MessageCache:
     def _insert(self, message: Any) -> bool:
         """Add a waiting message; returns whether its offset was present already."""
         offset = message.queue_offset
-        if offset in self._taken:
+        if offset in self._taken_items:
             return True
-        is_present = offset in self._waiting
-        self._waiting[offset] = message
+        is_present = offset in self._waiting_items
+        self._waiting_items[offset] = message
         if not self._sorted_offsets or offset > self._sorted_offsets[-1]:
             self._sorted_offsets.append(offset)
         elif offset < self._sorted_offsets[0]:
             self._sorted_offsets.appendleft(offset)
         elif not is_present and offset != self._sorted_offsets[0]:
-            # An offset that was removed may still be at an end of the deque. Then it needs no second entry.
-            self._sorted_offsets = deque(sorted(self._waiting))
+            # A removed offset may still be at an end of the deque. Then it needs no second entry.
+            self._sorted_offsets = deque(sorted(self._waiting_items))
         return is_present
 
     def _subtract(self, offset: int) -> None:
@@ -243,16 +261,16 @@ class MessageCache:
 
     def _end_offset(self, message: Any) -> int:
         """Return the offset after a message, or after the last message of ``Rows``."""
-        end: int = message.queue_offset + 1
-        return end
+        end_offset: int = message.queue_offset + 1
+        return end_offset
 
 
 class ProcessQueue(MessageCache):
-    """The unfinished messages of ``queue``, and the effects of a listener's result on them.
+    """The unfinished messages of ``queue``. The methods apply a listener's results to these messages.
 
     A ``dropped`` queue is not pulled, and no listener gets messages of it. If an ordered listener still has messages of the
-    queue, the queue stays locked until the call ends. So this call may still advance the offset, unless the queue was
-    ``released`` before. The result of a concurrent call has no effect, because its queue is released at once.
+    queue, the queue stays locked until the call ends. So this call may still advance the offset, unless the queue is
+    ``released`` earlier. The result of a concurrent call has no effect, because the queue of such a call is released at once.
     """
 
     def __init__(self, queue: MessageQueue, now_ms: int = 0) -> None:
@@ -267,7 +285,9 @@ class ProcessQueue(MessageCache):
         self.lock = QueueLock()
 
     def drop(self, now_ms: int) -> None:
-        """Pass no more messages to a listener. ``now_ms`` is a time of ``Timer.lease_ms``; later calls do not change it."""
+        """Pass no more messages to a listener. The first call sets ``dropped_ms`` to ``now_ms``, a time of
+        ``Timer.lease_ms``.
+        """
         if not self.dropped:
             self.dropped, self.dropped_ms = True, now_ms
 
@@ -279,30 +299,38 @@ class ProcessQueue(MessageCache):
         """Return batches of at most ``size`` messages for the calls of a concurrent listener, and the number of batches."""
         return in_batches(messages, size), -(-len(messages) // size)
 
-    def requeue(self, call: Sequence[ReceivedMessage], failed: Sequence[ReceivedMessage]) -> Sequence[Any]:
-        """Put the ``failed`` messages of a call back for one more attempt; returns the argument of ``submit`` for it."""
-        retried = [with_next_attempt(self.with_original_body(message)) for message in failed]
-        for message in retried:
+    def requeue(
+        self, call_messages: Sequence[ReceivedMessage], failed_messages: Sequence[ReceivedMessage]
+    ) -> Sequence[Any]:
+        """Put the failed messages of a call back for one more attempt; returns the argument of ``submit`` for this attempt."""
+        retried_messages = [with_next_attempt(self.with_original_body(message)) for message in failed_messages]
+        for message in retried_messages:
             self.replace(message)
-        return retried
+        return retried_messages
 
-    def late_messages(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        """Return the messages of a call that keep the offset from advancing: the first waiting one, if the call has it."""
-        first = self.first()
-        return (first,) if first is not None and any(message is first for message in call) else ()
+    def late_messages(self, call_messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+        """Return the messages of a call that keep the offset from advancing: the first waiting message, if the call has it."""
+        first_message = self.first()
+        return (
+            (first_message,)
+            if first_message is not None and any(message is first_message for message in call_messages)
+            else ()
+        )
 
-    def finish_late(self, late: Sequence[ReceivedMessage], unsent: Sequence[ReceivedMessage]) -> None:
-        """Finish the ``late`` messages, except those that are ``unsent``."""
-        self.remove([message for message in late if message not in unsent])
+    def finish_late(self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]) -> None:
+        """Finish the ``late_messages`` that are not among the ``unsent_messages``."""
+        self.remove([message for message in late_messages if message not in unsent_messages])
 
     def still_cached(
-        self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
+        self, call_messages: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
-        """Return those of the ``messages`` of a call that are still cached. The others were late, and were sent back."""
+        """Return those of the ``messages`` of a call that are still cached. The other messages were late, and were sent
+        back.
+        """
         return [message for message in messages if message in self]
 
     def put_back_for_retry(self, messages: Sequence[ReceivedMessage], one_by_one: bool) -> None:
-        """Put back messages of a failed call, for one more attempt. ``one_by_one`` is that of ``put_back``."""
+        """Put back messages of a failed call, for one more attempt. ``one_by_one`` is as in ``put_back``."""
         self.put_back([with_next_attempt(self.with_original_body(message)) for message in messages], one_by_one)
 
 
@@ -323,7 +351,7 @@ class Thresholds:
 def divide_thresholds(
     thresholds: Thresholds, topic_max_count: int | None, topic_max_bytes: int | None, queue_count: int
 ) -> Thresholds:
-    """Divide the thresholds of a topic by its number of queues; at least 1 each."""
+    """Divide the thresholds of a topic by its number of queues. Each result is at least 1."""
     divisor = max(1, queue_count)
     return Thresholds(
         thresholds.max_count if topic_max_count is None else max(1, topic_max_count // divisor),
@@ -352,8 +380,8 @@ class PullDecision:
         pause_s: Seconds until the next pull.
         messages: The messages to cache and consume.
         finished_offset: All messages before this offset are finished, if the cache is empty.
-        corrected_offset: Set instead of the others if the offset was illegal. It is committed, the queue is released, and a
-            rebalance adds the queue again.
+        corrected_offset: Set instead of the other attributes if the offset was illegal. This offset is committed, the queue is
+            released, and a rebalance adds the queue again.
     """
 
     offset: int
@@ -366,7 +394,9 @@ class PullDecision:
 def decide_next_pull(
     offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float
 ) -> PullDecision:
-    """Decide what to do after the ``answer`` to the pull at ``offset``. The pauses are those of the options."""
+    """Decide what to do after the ``answer`` to the pull at ``offset``. ``interval_s`` and ``error_s`` are the pauses that the
+    options set.
+    """
     if isinstance(answer, RocketMQError):
         return PullDecision(offset, BUSY_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
     if answer.status is PullStatus.OFFSET_ILLEGAL:

@@ -1,6 +1,6 @@
 """The methods of ``PullConsumer``. Mirrors ``DefaultLitePullConsumer``.
 
-Periodic work runs at the beginning of a poll and while it waits. Only rebalances and prefetching run between polls, too. One
+Periodic work runs at the beginning of a poll and while it waits. Only rebalances and prefetching also run between polls. One
 thread polls; another thread may call ``close``.
 """
 
@@ -22,7 +22,7 @@ from rocketmq_spark.consumer.offsets import OffsetRequests, check_offset
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
-from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
+from rocketmq_spark.consumer.upkeep import PullMembership, Upkeep
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
@@ -61,7 +61,7 @@ class BasePullConsumer(ClosedWhenDropped):
         subscriptions = Subscriptions(settings.group, False, timer.wall_ms)
         self._polls = Polls(member, settings, subscriptions, clock, backlog_reader)
         self._offsets = OffsetRequests(member, settings)
-        self._group = Subscribed(member, settings, subscriptions, self._offsets, clock, self._polls.reachability)
+        self._group = PullMembership(member, settings, subscriptions, self._offsets, clock, self._polls.reachability)
         self._upkeep = Upkeep(settings, self._polls, self._offsets, self._group, clock, timer)
         upkeep, group = self._upkeep, self._group
         on_foreign_reset = partial(upkeep.on_reset, was_released=False)
@@ -129,7 +129,7 @@ class BasePullConsumer(ClosedWhenDropped):
     def _set_subscription(self, topic: str, topic_filter: Filter | None) -> None:
         """Subscribe or unsubscribe.
 
-        If another thread closes the consumer meanwhile, leave the group again, because this call may have joined it.
+        If another thread closes the consumer meanwhile, leave the group again, because this call may have joined the group.
         """
         try:
             self._group.set_subscription(topic, topic_filter, self._request_handler)
@@ -140,10 +140,10 @@ class BasePullConsumer(ClosedWhenDropped):
 
     @signal_safe
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read exactly these queues, without a filter, instead of those assigned before.
+        """Read exactly these queues, without a filter, instead of the queues that were assigned before.
 
-        A queue begins at the group's committed offset or, without one, where option 'consumeFromWhere' says. Other members do
-        not know of the assignment: members that subscribe still share all queues.
+        A queue begins at the group's committed offset, or if there is none, where option 'consumeFromWhere' says. Other members
+        do not know of the assignment, so members that subscribe still share all queues.
 
         Args:
             queues: The queues to read.
@@ -157,12 +157,13 @@ class BasePullConsumer(ClosedWhenDropped):
         if self._group.topics:
             raise _mutually_exclusive()
         check_instance("queues", queues, Iterable, "a list of MessageQueue, such as queues() returns")
-        assigned, requested = set(self._polls.assigned()), {_check_queue(queue) for queue in queues}
-        starts = {
-            queue: None if queue in assigned else self._offsets.start_offset_of(queue) for queue in sorted(requested)
+        assigned_queues, requested_queues = set(self._polls.assigned()), {_check_queue(queue) for queue in queues}
+        start_offsets = {
+            queue: None if queue in assigned_queues else self._offsets.start_offset_of(queue)
+            for queue in sorted(requested_queues)
         }
         self._uses_assign = True
-        self._upkeep.apply_assignment(starts)
+        self._upkeep.apply_assignment(start_offsets)
 
     @signal_safe
     def assignment(self) -> list[MessageQueue]:
@@ -199,7 +200,7 @@ class BasePullConsumer(ClosedWhenDropped):
             OffsetError: The queue is not assigned, or has no such offset.
         """
         self._owner.check(self._polls.closed)
-        self._polls.seek([_check_queue(queue)], lambda queue: self._offsets.check_in_queue(queue, offset))
+        self._polls.seek([_check_queue(queue)], lambda queue: self._offsets.checked_offset(queue, offset))
 
     @signal_safe
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
@@ -220,11 +221,11 @@ class BasePullConsumer(ClosedWhenDropped):
 
     @signal_safe
     def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
-        """Continue at the first message stored at or after a time, or at the end if all are older.
+        """Continue at the first message stored at or after a time, or at the end if all messages are older.
 
         Args:
             epoch_ms: Milliseconds since 1970.
-            queues: The queues; all assigned ones if none is named.
+            queues: The queues; by default, all assigned queues.
         """
         self._owner.check(self._polls.closed)
         if not is_integer(epoch_ms) or epoch_ms < 0:
@@ -243,8 +244,8 @@ class BasePullConsumer(ClosedWhenDropped):
 
         Raises:
             OffsetError: An offset is negative or not an integer. No offset is stored then.
-            RocketMQError: The first error, if some offsets could not be stored. Those of finished messages are retried by the
-                next commit; those that were passed as ``offsets`` are not.
+            RocketMQError: The first error, if some offsets could not be stored. The next commit retries the offsets of finished
+                messages, but not offsets that were passed as ``offsets``.
         """
         self._owner.check(self._polls.closed)
         if offsets is not None:
@@ -277,10 +278,10 @@ class BasePullConsumer(ClosedWhenDropped):
             OptionError: The consumer has neither a subscription nor an assignment.
             ConnectionLost: No broker has answered for 60 seconds since the first poll. After a first answer, polls only log a
                 warning while a broker does not answer.
-            RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
+            RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary failures are logged and retried.
         """
-        messages, first_left_out = self._poll(timeout_s)
-        self._polls.returned, self._polls.returned_up_to = first_left_out is None, first_left_out
+        messages, left_out_offset = self._poll(timeout_s)
+        self._polls.has_returned_all, self._polls.returned_up_to = left_out_offset is None, left_out_offset
         return messages
 
     @signal_safe
@@ -291,10 +292,10 @@ class BasePullConsumer(ClosedWhenDropped):
         """
         deadline = _start_poll(self, timeout_s)
         while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):
-            messages, first_left_out = first_portion(parts[0].read())
-            if messages or deadline.expired:  # a filter may leave answers without messages until the deadline
-                return messages, None if first_left_out is None else first_left_out.queue_offset
-            self._polls.returned = True
+            messages, left_out_message = first_portion(parts[0].read())
+            if messages or deadline.expired:  # a filter may remove all messages of each answer
+                return messages, None if left_out_message is None else left_out_message.queue_offset
+            self._polls.has_returned_all = True
         return [], None
 
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
@@ -308,28 +309,28 @@ class BasePullConsumer(ClosedWhenDropped):
             are in its order. No more messages are added once the batch has 64 MiB.
 
         Raises:
-            DecodeError: A message cannot be decoded. It is raised after the messages of all earlier pulls have been returned. To
-                continue, call ``poll``, which returns the message raw, or ``seek`` past it.
+            DecodeError: A message cannot be decoded. The error is raised after the messages of all earlier pulls have been
+                returned. To continue, call ``poll``, which returns the message raw, or ``seek`` past the message.
             OptionError: pyarrow is not installed, or the consumer has neither a subscription nor an assignment.
             RocketMQError: As for ``poll``.
         """
-        batch, first_left_out = _poll_arrow(self, timeout_s)
-        self._polls.returned, self._polls.returned_up_to = first_left_out is None, first_left_out
+        batch, left_out_offset = _poll_arrow(self, timeout_s)
+        self._polls.has_returned_all, self._polls.returned_up_to = left_out_offset is None, left_out_offset
         return batch
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Yield messages until ``close``.
 
-        A message is finished when ``commit`` is called, or when the loop, another loop or a poll fetches more messages. After a
-        loop was left (``break``, an exception), a new one continues after the last message that was yielded.
+        A message is finished when ``commit`` is called, or when the loop, another loop or a poll fetches more messages. If a
+        loop was left by ``break`` or an exception, a new loop continues after the last message that was yielded.
         """
         while not self._polls.closed:
             self._owner.check(False)
             try:
-                answer = next_answer(self)
+                answer_messages = next_answer(self)
             except ClosedError:
                 return
-            yield from answer
+            yield from answer_messages
 
     # --- the end
 
@@ -364,8 +365,8 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
     while parts := consumer._upkeep.next_parts(deadline, max_parts):
         is_single_answer = len(parts) == 1 and len(parts[0].split_first_answer()) == 1  # the smallest unit
         try:
-            batch, first_left_out = consumer._to_arrow(parts)
-            is_too_large = first_left_out is not None and not is_single_answer
+            batch, left_out_offset = consumer._to_arrow(parts)
+            is_too_large = left_out_offset is not None and not is_single_answer
         except RocketMQError:
             is_too_large = True
             if is_single_answer:
@@ -376,8 +377,8 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
             max_parts = len(parts) // 2  # 0 is ``ONE_ANSWER``
             continue
         if batch.num_rows or deadline.expired:
-            return batch, first_left_out
-        consumer._polls.returned = True
+            return batch, left_out_offset
+        consumer._polls.has_returned_all = True
     return consumer._to_arrow([])[0], None
 
 
@@ -393,22 +394,22 @@ def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterat
 
 
 def take_messages(
-    consumer: BasePullConsumer, answer: Iterator[ReceivedMessage], max_messages: int
+    consumer: BasePullConsumer, message_iterator: Iterator[ReceivedMessage], max_messages: int
 ) -> list[ReceivedMessage]:
     """Take the first messages of an iterator that ``next_answer`` returned: at most ``max_messages``, and no more than a poll.
 
     If this function raises, none of the messages counts as returned, and the iterator must not be used any more.
     """
     polls, messages, room_bytes = consumer._polls, list[ReceivedMessage](), PORTION_BYTES
-    returned_before = polls.returned, polls.returned_up_to
+    returned_before = polls.has_returned_all, polls.returned_up_to
     try:
-        for message in islice(answer, max_messages):
+        for message in islice(message_iterator, max_messages):
             messages.append(message)
             room_bytes -= len(message.body)
             if room_bytes <= 0:
                 break
-    except BaseException:  # such as Ctrl-C, or no memory for a body: the caller gets none of the messages
-        polls.returned, polls.returned_up_to = returned_before
+    except BaseException:  # such as Ctrl-C, or no memory for a body; then the caller gets none of the messages
+        polls.has_returned_all, polls.returned_up_to = returned_before
         raise
     return messages
 
@@ -416,21 +417,22 @@ def take_messages(
 class PolledMessages:
     """The messages of one poll, for a caller that finishes them one after the other.
 
-    Only finished messages count as returned: a commit stores the offset after them, and the next poll returns the others again.
-    If the queue was revoked, sought or reset since the poll, ``mark_finished`` has no effect, even if it is assigned again.
+    Only finished messages count as returned. A commit stores the offset after them, and the next poll returns the other
+    messages again. If the queue was revoked, sought or reset since the poll, ``mark_finished`` has no effect, even if the queue
+    is assigned again.
     """
 
     def __init__(self, consumer: BasePullConsumer, timeout_s: float) -> None:
         self.messages = consumer.poll(timeout_s)
         self._polls = consumer._polls
-        self._all_returned = self._polls.returned, self._polls.returned_up_to
+        self._values_after_all = self._polls.has_returned_all, self._polls.returned_up_to
         self.mark_finished(0)
 
     def mark_finished(self, count: int) -> None:
         """Record that the first ``count`` messages are finished."""
         is_all = count == len(self.messages)
-        returned = self._all_returned if is_all else (False, self.messages[count].queue_offset)
-        self._polls.returned, self._polls.returned_up_to = returned
+        returned = self._values_after_all if is_all else (False, self.messages[count].queue_offset)
+        self._polls.has_returned_all, self._polls.returned_up_to = returned
 
     @property
     def is_current(self) -> bool:
@@ -444,7 +446,7 @@ def checked_timeout(timeout_s: object) -> float:
 
 
 def _check_queue(queue: object) -> MessageQueue:
-    if not isinstance(queue, MessageQueue):  # such as a field of a queue that was passed instead of a list of queues
+    if not isinstance(queue, MessageQueue):  # for example, a field of a queue if a queue was passed instead of a list
         raise argument_error("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 

@@ -1,12 +1,13 @@
 """The long polls of one member; each answer leads to the queue's next pull. Java's ``PullMessageService``.
 
-One thread serves all queues and never waits for answers or listeners. A queue has one pull at a time, from when a rebalance
-adds the queue until it is dropped.
+One thread serves all queues and never waits for answers or listeners. From the time when a rebalance adds a queue until the
+queue is dropped, the queue has one pull at a time.
 
-Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and involves
-three threads, and reading ahead has many pulls in flight. A queue is either pulled or read ahead; between ``try_read_ahead`` and
-the start of the read it is neither. The conditions that pause pulls (a full cache, a listener that blocks the offset) also end a
-read. Then the queue is pulled again.
+Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and
+involves three threads, while reading ahead has many pulls in flight. A queue is either pulled or read ahead; between
+``try_read_ahead`` and the start of the read it is neither pulled nor read ahead. The conditions that pause pulls (a full cache,
+a listener that blocks the offset) also end a read. After the read, the queue is pulled again as soon as the condition no longer
+holds.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Pulling:
 
     def _pause_s(self, queue: ProcessQueue) -> float:
         """Return the pause in seconds before the next pull of the queue; 0 for none."""
-        # Checked first: a full queue may not be pulled for long, and its lock must be renewed nevertheless.
+        # Checked first, because the lock of a full queue must be renewed even if the queue is not pulled for a long time.
         if self.consume_service is None or not self.consume_service.is_ready(queue):
             self.on_not_ready(queue)
             return self._settings.pull_delay_on_error_s
@@ -135,7 +136,7 @@ class Pulling:
         return 0.0
 
     def _request(self, queue: MessageQueue, offset: int, topic_filter: TopicFilter) -> PullRequest:
-        finished = self._state.offsets.get(queue) if self._settings.clustering else None
+        finished_offset = self._state.offsets.get(queue) if self._settings.clustering else None
         return PullRequest(
             group=self._settings.group,
             queue=queue,
@@ -145,7 +146,7 @@ class Pulling:
             post_filter=self._settings.post_subscription_when_pull,
             version_ms=topic_filter.version_ms,
             suspend_s=self._settings.pull_suspend_s,
-            commit_offset=finished or None,
+            commit_offset=finished_offset or None,
             broker_id=self._replicas.get(queue, MASTER_ID),
             max_bytes=self._settings.pull_batch_size_in_bytes,
             decoded=self.decode is None,
@@ -156,7 +157,8 @@ class Pulling:
     ) -> None:
         """Pass an answer from the connection's thread to the pull thread.
 
-        A reset also applies to a queue that was just released, and while the consumer stops: the broker reports it only once.
+        A reset also applies to a queue that was just released, and while the consumer stops, because the broker reports a reset
+        only once.
         """
         if isinstance(answer, PullAnswer) and answer.reset:
             self.reset_offsets_soon({queue.queue: answer.next_offset})
@@ -164,7 +166,7 @@ class Pulling:
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
             decoded = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
             if isinstance(decoded, Failure):
-                # For instance for lack of memory; the next pull requests the messages again.
+                # Memory may be short, for example. The next pull requests the messages again.
                 decoded.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
                 answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
             else:
@@ -177,7 +179,7 @@ class Pulling:
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
-            # The slave that was asked may be gone. The master answers which broker to ask.
+            # The slave that was asked may be gone. So the next pull goes to the master, whose answer says which replica to ask.
             self._replicas.pop(queue.queue, None)
             self._log_failure(queue.queue, offset, answer)
             if answer.broker_code in _UNKNOWN_MEMBER_CODES:
@@ -217,7 +219,9 @@ class Pulling:
             self.consume_service.submit(queue, messages)
 
     def _log_failure(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
-        """Log a failed pull. A failure that may last, such as a missing group, is a warning, once per broker until it answers."""
+        """Log a failed pull. A failure that may last, such as a missing group, is a warning; each broker causes one warning
+        until it answers again.
+        """
         failure = queue.broker_name, error.broker_code
         is_transient = error.retriable or error.broker_code in _UNKNOWN_MEMBER_CODES
         level = logging.INFO if is_transient or failure in self._logged_failures else logging.WARNING
@@ -248,11 +252,11 @@ def _decoded_answer(
         return answer
     ends = ((answer.next_offset, len(answer.stored)),)
     part = FetchedPart(queue, offset, ends, answer.stored, lambda *_: answer.read(), topic_filter.filter)
-    ((messages, first_left_out),) = decode([part])
+    ((messages, left_out_offset),) = decode([part])
     return replace(
         answer,
         messages=messages,
-        next_offset=answer.next_offset if first_left_out is None else first_left_out,
+        next_offset=answer.next_offset if left_out_offset is None else left_out_offset,
         stored=b"",
         read=tuple,
     )

@@ -47,7 +47,8 @@ _STOP_CHECK_S = 0.05  # how often a listener that calls ``stop`` checks whether 
 
 
 class BaseConsumer(Closeable):
-    """Consumes messages as a member of a group. The group shares the queues; in a broadcasting group each member has all of them.
+    """Consumes messages as a member of a group. The group shares the queues; in a broadcasting group, each member has all
+    queues.
 
     If ``settings.uses_pop``, a Proxy delivers the messages one by one, and members have no queues.
     Subscribe, then call ``run`` or ``start`` once. ``stop``, or the end of a ``with`` block, leaves the group.
@@ -66,10 +67,10 @@ class BaseConsumer(Closeable):
         self._tools = tools or ConsumerTools()
         clock = self._tools.timer(f"rocketmq-{settings.group}-clock")
         self._subscriptions = Subscriptions(settings.group, settings.uses_retry_topic, clock.wall_ms, clock.lease_ms)
-        # For start and stop; reentrant, because a signal handler may interrupt either.
+        # For start and stop. Reentrant, because a signal handler may interrupt either of them.
         self._lifecycle_lock = threading.RLock()
-        self._is_starting_or_stopping = False  # whether a thread, which has the lock, starts or stops the consumer
-        self._is_stopping = False  # whether that thread stops it
+        self._is_starting_or_stopping = False  # whether the thread that holds the lock starts or stops the consumer
+        self._is_stopping = False  # whether that thread stops the consumer
         self._running: RunningConsumer | RunningPopConsumer | None = None
         self._stop_requested = Latch()
         self._closed = self._has_stopped = False
@@ -90,13 +91,13 @@ class BaseConsumer(Closeable):
         """
         self._owner.check(self._closed)
         new_filter = parse_filter(tags, sql)
-        previous = self._subscriptions.get(checked_topic(topic))
+        previous_filter = self._subscriptions.get(checked_topic(topic))
         self._subscriptions.add(topic, new_filter)
         try:
             self._send_subscriptions()
         except RocketMQError as e:
             if not e.retriable:  # the Proxy would reject all later changes because of this subscription
-                self._subscriptions.restore(topic, previous)
+                self._subscriptions.restore(topic, previous_filter)
             raise
 
     @signal_safe
@@ -121,7 +122,7 @@ class BaseConsumer(Closeable):
         describes.
 
         With option ``arrow`` the listener is called with ``(batch, context)``. The batch is a ``pyarrow.RecordBatch`` with the
-        same columns as one of ``PullConsumer.poll_arrow``, and has at most ``consumeMessageBatchMaxSize`` rows, all of
+        same columns as a batch of ``PullConsumer.poll_arrow``, and has at most ``consumeMessageBatchMaxSize`` rows, all of
         ``context.queue`` and in its order. What the listener returns counts for the whole batch, unless only its first rows are
         done: then set ``context.ack_index`` to the index of the last of these rows, and return None. Rows that fail are sent
         back one by one. An ordered consumer retries the whole batch in place.
@@ -208,16 +209,18 @@ class BaseConsumer(Closeable):
                 return []
             self._is_starting_or_stopping = self._is_stopping = True
             try:
-                unfinished = self._running.stop(Deadline.after(wait_s))
+                unfinished_messages = self._running.stop(Deadline.after(wait_s))
                 self._has_stopped = True
-                return unfinished
+                return unfinished_messages
             finally:
                 self._is_starting_or_stopping = self._is_stopping = False
         finally:
             self._lifecycle_lock.release()
 
     def _acquire_lifecycle_lock(self, deadline: Deadline) -> bool:
-        """Return False after the timeout, or if this is a listener that another thread waits for while it stops the consumer."""
+        """Return whether the lock was acquired: False after the timeout, or if another thread stops the consumer and waits for
+        the listener that calls this.
+        """
         running = self._running
         if running is None or not running.is_listener_thread:
             return self._lifecycle_lock.acquire(timeout=deadline.remaining())
@@ -265,7 +268,8 @@ FIRST_COMMIT_S = 10.0
 FIRST_LOCK_S, LOCK_S = 1.0, 20.0
 # A broker that restarts forgets its locks. The connection to a Proxy stays open, so only the next lock request shows the loss.
 NO_NOTICES_LOCK_S = 3.0
-# Each answer to a pull has the end offset of its queue, and pulls are answered within 15 s. Other queues are asked for theirs.
+# Each answer to a pull has the end offset of its queue, and pulls are answered within 15 s. For other queues, the end offset is
+# requested.
 END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
 # The instance name in the folder of a broadcasting member: Java's default. The folder must be the same after a restart.
 INSTANCE_NAME = "DEFAULT"
@@ -273,10 +277,12 @@ _numbers = itertools.count()
 
 
 class RunningConsumer:
-    """A consumer between its start and its stop: its parts and their timers. With ``ordered`` settings, ``listener`` is ordered.
+    """A consumer between its start and its stop: its parts and their timers. If the settings are ``ordered``, ``listener`` is
+    an ordered listener.
 
-    Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. Each
-    queue whose late messages are sent back has one more. A broker that hangs delays only its own requests.
+    Besides the threads of the listener, there are four threads: for pulls (which never wait), for rebalances, for commits with
+    other upkeep, and for locks. Each queue whose late messages are sent back has one more thread. A broker that hangs delays
+    only its own requests.
 
     The upkeep commits, compares subscriptions and consume modes (``consumer/group_health``), and reads the end offsets of queues
     that are not pulled.
@@ -326,7 +332,7 @@ class RunningConsumer:
             self._pulling.on_not_ready = self._consume_service.request_lock_soon
         if tools.backlog_reader is not None and settings.may_read_ahead:
             self._pulling.use_backlogs(Backlogs(settings, self.state, self._pull_timer, tools.backlog_reader))
-        self._conflicts = SubscriptionConflicts(port, settings.group, subscriptions)
+        self._subscription_conflicts = SubscriptionConflicts(port, settings.group, subscriptions)
         self._consume_modes = ConsumeModes(port, settings.group, subscriptions)
         self._request_handler = BrokerRequestHandler(
             self.state, self.rebalancing, self._membership, self._consume_service, settings, self._upkeep_timer
@@ -364,7 +370,7 @@ class RunningConsumer:
             self._ownership.renew_locks()
 
     def wait_for_first_rebalance(self) -> None:
-        """Wait for the first rebalance: messages sent after it are behind the start offsets of the assigned queues."""
+        """Wait for the first rebalance. Messages that are sent after it are behind the start offsets of the assigned queues."""
         self.rebalancing.wait_for_first_run(TIMEOUT_S)
 
     def stop(self, deadline: Deadline) -> list[ReceivedMessage]:
@@ -383,7 +389,7 @@ class RunningConsumer:
                 all_ended = self._consume_service.wait_for_calls(deadline) and all_ended
             if not all_ended:
                 logger.warning("group %s: listeners did not finish before the timeout", self._settings.group)
-            return self._consume_service.unfinished()
+            return self._consume_service.unfinished_messages()
         finally:
             self._leave_and_close(Deadline.after(max(TIMEOUT_S, deadline.remaining())))
 
@@ -397,7 +403,7 @@ class RunningConsumer:
         finally:
             if self._leave_group is not None:
                 self._leave_group(deadline)
-                self._leave_group = None  # only now, so that a second call repeats an interrupted one
+                self._leave_group = None  # only now, so that a second call repeats an interrupted call
             self._store.close()
             if self._traces is not None:
                 self._traces.close(deadline.remaining())
@@ -453,7 +459,8 @@ class RunningConsumer:
         path = offsets_path(
             expand_home(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
         )
-        if settings.offsets_folder_given:  # checked again: the path contains other options, and links may have changed
+        # Checked again, because the path contains other options, and links may have changed.
+        if settings.offsets_folder_given:
             check_safe(path, "localOffsetsDir")
         return FileOffsets(
             LocalOffsets(path), self.state, lambda queue, deadline: self._port.bounds(queue, deadline).max_offset
@@ -484,21 +491,23 @@ class RunningConsumer:
                 logger.log(level, "topic %s has no route yet: %s", topic, e)
 
     def _commit(self) -> None:
-        self._workers.start_missing()  # if the system could not start a thread before, work may be waiting for it
+        self._workers.start_missing_threads()  # if the system could not start a thread before, work may be waiting for it
         self._store.persist(Deadline.after(TIMEOUT_S))
 
     def _check_subscriptions(self) -> None:
-        self._conflicts.check(Deadline.after(TIMEOUT_S))
+        self._subscription_conflicts.check(Deadline.after(TIMEOUT_S))
 
     def _check_consume_modes(self) -> None:
         self._consume_modes.check(Deadline.after(TIMEOUT_S))
 
     def _read_end_offsets(self) -> None:
-        """Read the end offsets of queues that are not pulled, such as full ones. Their last pull knows only an earlier end."""
+        """Read the end offsets of queues that are not pulled, such as full queues. The last pull of such a queue returned only
+        an earlier end.
+        """
         now_ms, deadline = self._pull_timer.now_ms(), Deadline.after(TIMEOUT_S)
-        # Brokers that do not answer, so that only the first queue of each waits for an answer.
+        # Brokers that do not answer, so that only the first queue of each broker waits for an answer.
         unavailable_brokers: set[str] = set()
-        for process_queue in self.state.owned():
+        for process_queue in self.state.owned_queues():
             if now_ms - process_queue.end_updated_ms <= MAX_END_OFFSET_AGE_MS:
                 continue
             end_offset = None

@@ -1,4 +1,4 @@
-"""Whether brokers answer a pull consumer. While they do not, empty polls warn or fail."""
+"""Whether brokers answer a pull consumer. While brokers do not answer, empty polls warn or fail."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Reachability:
     An empty poll logs a warning while a broker does not answer, and fails if no broker has ever answered. A permanent refusal is
     also a warning, and it is an error while no queue can be read.
 
-    Several threads use this object without a lock. So a method reads each attribute that may become None a single time. A lost
+    Several threads use this object without a lock. So each method reads an attribute that may become None only once. A lost
     update only delays a warning or an error until the next failure.
     """
 
     def __init__(self, group: str, clock: Clock) -> None:
         self._group = group
         self._clock = clock
-        self._waiting_since: float | None = None  # the time of the first poll, or of the first poll after a failed one
+        self._waiting_since: float | None = None  # the time of the first poll, or of the first poll after a failed poll
         self._broker_answered = False
         self._queue_was_read = False
         # The broker or topic of the last failed request, and the error.
@@ -48,7 +48,7 @@ class Reachability:
     def on_answer(self, target: Hashable, by_broker: bool = True) -> None:
         """Record an answer to a request about ``target``, a broker or topic.
 
-        Not ``by_broker``: a Proxy answered without a request to a broker.
+        ``by_broker`` is False if a Proxy answered without a request to a broker.
         """
         self._clear_failure(target)
         if by_broker:
@@ -78,7 +78,7 @@ class Reachability:
     def raise_permanent_failure(self) -> None:
         """Raise the last error if it is permanent: access is denied, or the server does not support this client.
 
-        After a queue was read, or a broker answered, the error is not raised, because it concerns a single server.
+        The error is not raised after a queue was read or a broker answered, because it then concerns a single server.
         """
         last_failure = self._last_failure
         if last_failure is None:

@@ -4,9 +4,9 @@ The rebalance mirrors ``RebalanceImpl``. All members sort the same lists and app
 without a coordinator. If the queues or the members of the group are unknown, or the strategy raises, the member keeps its
 queues. The caller sends the requests, applies the change, and rebalances again after ``wait_s``.
 
-The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. It is the committed offset of the group.
-Without a committed offset, the option ``consumeFromWhere`` decides. If a request fails, ``start_offset`` raises its error, and
-the caller retries the queue later. (Java up to 4.9.8 treated every error as "no offset" and continued at the end.)
+The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. It is the committed offset of the group. If
+the group has no committed offset, the option ``consumeFromWhere`` decides. If a request fails, ``start_offset`` raises its
+error, and the caller retries the queue later. (Java up to 4.9.8 treated every error as "no offset" and continued at the end.)
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ConsumeFrom:
 class StartOffset(NamedTuple):
     """The offset at which a queue starts.
 
-    ``committed``: the broker has stored this offset for the group. Otherwise a later start may get another offset.
+    ``is_committed`` means that the broker has stored this offset for the group. If False, a later start may get another offset.
     """
 
     offset: int
-    committed: bool = True
+    is_committed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +76,22 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
     A retry topic always begins at 0, because all of its messages failed in this group. (Java begins at the end of the retry topic
     with ``CONSUME_FROM_TIMESTAMP``. It loses messages that were sent back before a member had the queue.)
     """
-    committed = requests.committed()
-    if committed is not None:
+    committed_offset = requests.committed()
+    if committed_offset is not None:
         # A broker also returns 0 for a new queue without an offset. A later request would return None for such a queue.
-        return StartOffset(_checked(queue, "committed offset", committed), committed > 0)
+        return StartOffset(_checked(queue, "committed offset", committed_offset), committed_offset > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
         return StartOffset(0, False)  # the first pull corrects an offset that is too small
     if consume_from.where is ConsumeFromWhere.LATEST:
-        end = _checked(queue, "maximum offset", requests.max_offset())
-        # A broker returns the offset 0 for a new queue, but no offset for an empty one. If the first message arrives between the
-        # two requests, the end offset would skip it, as in Java. So the committed offset is requested again. Another member may
-        # also have committed one meanwhile.
-        committed = requests.committed() if end > 0 else None
+        end_offset = _checked(queue, "maximum offset", requests.max_offset())
+        # A broker returns the offset 0 for a new queue that has a message, but no offset for an empty queue. If the first
+        # message arrives between the two requests, the end offset would skip it, as in Java. So the committed offset is
+        # requested again. Meanwhile, another member may also have committed an offset.
+        committed_offset = requests.committed() if end_offset > 0 else None
         return (
-            StartOffset(end, False)
-            if committed is None
-            else StartOffset(_checked(queue, "committed offset", committed), committed > 0)
+            StartOffset(end_offset, False)
+            if committed_offset is None
+            else StartOffset(_checked(queue, "committed offset", committed_offset), committed_offset > 0)
         )
     offset = requests.offset_at_time(consume_from.timestamp_ms)
     return StartOffset(_checked(queue, f"offset at time {consume_from.timestamp_ms}", offset), False)
@@ -110,7 +110,8 @@ def _checked(queue: MessageQueue, source: str, offset: int) -> int:
 
 REBALANCE_INTERVAL_S = 20.0
 UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
-# Until this member releases queues that belong to a new member, both members read them. So this interval is shorter.
+# Until this member releases queues that now belong to a new member, both members read these queues. So this interval is
+# shorter.
 NO_NOTICES_WAIT_S = 5.0
 MIN_INTERVAL_S = 1.0
 PULL_EXPIRES_MS = 120_000
@@ -121,7 +122,8 @@ Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[Messa
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The queues of one topic that are allocated to this member; None if they are unknown, so that the member keeps its queues.
+    """The queues of one topic that are allocated to this member; None if the allocation is unknown, so that the member keeps
+    its queues.
 
     ``problem`` is the failure of the allocation strategy. With a problem, the member is not balanced and retries soon.
     """
@@ -134,23 +136,23 @@ class Allocation:
         return self.queues is not None
 
 
-UNCHANGED = Allocation(None)
+UNKNOWN_ALLOCATION = Allocation(None)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueChange:
     """The queues of one topic to drop and then to add; both sorted."""
 
-    drop: tuple[MessageQueue, ...] = ()
-    add: tuple[MessageQueue, ...] = ()
+    queues_to_drop: tuple[MessageQueue, ...] = ()
+    queues_to_add: tuple[MessageQueue, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.drop or self.add)
+        return bool(self.queues_to_drop or self.queues_to_add)
 
 
 def allocate_broadcasting(queues: Collection[MessageQueue] | None) -> Allocation:
     """Allocate all queues to this member."""
-    return UNCHANGED if queues is None else Allocation(frozenset(queues))
+    return UNKNOWN_ALLOCATION if queues is None else Allocation(frozenset(queues))
 
 
 def allocate_clustering(
@@ -161,47 +163,51 @@ def allocate_clustering(
     An empty list of members counts as unknown, because a broker that was just started does not know the members yet.
     """
     if queues is None or not members:
-        return UNCHANGED
-    ordered = sorted(queues, key=queue_order), sorted(members, key=string_order)
-    allocated = capture(lambda: frozenset(allocate(client_id, *ordered)))  # the strategy may be a user's function
-    return Allocation(None, allocated) if isinstance(allocated, Failure) else Allocation(allocated)
+        return UNKNOWN_ALLOCATION
+    sorted_lists = sorted(queues, key=queue_order), sorted(members, key=string_order)
+    # Captured, because the strategy may be a user's function.
+    allocated_queues = capture(lambda: frozenset(allocate(client_id, *sorted_lists)))
+    return Allocation(None, allocated_queues) if isinstance(allocated_queues, Failure) else Allocation(allocated_queues)
 
 
 def queue_change(
-    owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation, now_ms: int
+    owned_queues: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation, now_ms: int
 ) -> QueueChange:
-    """Return the change from the queues of ``topic`` in ``owned`` to ``allocation``.
+    """Return the change from the queues of ``topic`` in ``owned_queues`` to ``allocation``.
 
     A queue whose pulls have stopped is dropped and added again, which restarts the pulls. A dropped queue that is not released
     yet, because an ordered listener has its messages, is dropped again; it is added again when the listener returns.
     """
     if allocation.queues is None:
         return QueueChange()
-    owned_of_topic = {queue: process_queue for queue, process_queue in owned.items() if queue.topic == topic}
-    stale = {
+    topic_queues = {queue: process_queue for queue, process_queue in owned_queues.items() if queue.topic == topic}
+    stale_queues = {
         queue
-        for queue, process_queue in owned_of_topic.items()
+        for queue, process_queue in topic_queues.items()
         if not process_queue.dropped and now_ms - process_queue.last_pull_ms > PULL_EXPIRES_MS
     }
-    dropped = {
+    dropped_queues = {
         queue
-        for queue, process_queue in owned_of_topic.items()
+        for queue, process_queue in topic_queues.items()
         if process_queue.dropped or queue not in allocation.queues
     }
-    return QueueChange(_sorted(dropped | stale), _sorted(allocation.queues - (owned_of_topic.keys() - dropped - stale)))
+    return QueueChange(
+        _sorted(dropped_queues | stale_queues),
+        _sorted(allocation.queues - (topic_queues.keys() - dropped_queues - stale_queues)),
+    )
 
 
-def unsubscribed_queues(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
+def unsubscribed_queues(owned_queues: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
     """Return the owned queues of topics without a subscription. (Java releases such queues without a commit.)"""
-    return _sorted(queue for queue in owned if queue.topic not in topics)
+    return _sorted(queue for queue in owned_queues if queue.topic not in topics)
 
 
-def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation) -> bool:
+def is_balanced(owned_queues: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation) -> bool:
     """Whether the member owns exactly its allocated queues. True if the allocation is unknown and has no problem."""
     if allocation.queues is None:
         return allocation.problem is None
     return allocation.queues == {
-        q for q, process_queue in owned.items() if q.topic == topic and not process_queue.dropped
+        q for q, process_queue in owned_queues.items() if q.topic == topic and not process_queue.dropped
     }
 
 

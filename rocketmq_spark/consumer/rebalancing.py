@@ -62,14 +62,14 @@ class Rebalancing:
         self._ownership = ownership
         self._timer = timer
         self._environment_queues = EnvironmentQueues(settings.environment)
-        self.balanced_topics: set[str] = set()  # topics of which this member has had all its assigned queues
+        self.balanced_topics: set[str] = set()  # topics of which this member once had all its assigned queues
         self._lock = threading.Lock()
-        self._due_ms = math.inf  # when the next run is due
-        self._last_ms = -math.inf  # when the last run started
+        self._next_run_ms = math.inf  # when the next run is due
+        self._last_run_ms = -math.inf  # when the last run started
         self._is_started = self._is_stopped = self._is_closed = False
         self._resets: deque[Callable[[], None]] = deque()  # pending resets
         # Whether a broker does not know this member, because the broker restarted or is new. Then a heartbeat is sent at once.
-        # The next regular one may come 30 s later, and until then the other members would get a list without this member.
+        # The next regular heartbeat may come 30 s later, and until then the other members would get a list without this member.
         self._is_unlisted = False
         # Failures in a row, by topic and subject of the request.
         self._failure_counts: Counter[tuple[str, str]] = Counter()
@@ -81,16 +81,17 @@ class Rebalancing:
             if self._is_stopped or not self._is_started:
                 return
             now_ms = self._timer.now_ms()
-            due_ms = max(now_ms + 1000 * delay_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
-            if due_ms >= self._due_ms:
+            due_ms = max(now_ms + 1000 * delay_s, self._last_run_ms + 1000 * rebalance.MIN_INTERVAL_S)
+            if due_ms >= self._next_run_ms:
                 return
             self._timer.call_later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
-            self._due_ms = due_ms  # only now: if the timer cannot start its thread, the next call tries again
+            self._next_run_ms = due_ms  # only now: if the timer cannot start its thread, the next call tries again
 
     def start(self) -> None:
         """Rebalance now, after the brokers know this member.
 
-        Calls of ``schedule`` before this are ignored. They would start a run too early, and delay this one by a second.
+        Calls of ``schedule`` before ``start`` are ignored, because they would start a run too early, and delay the run that is
+        due now by a second.
         """
         self._is_started = True
         self.schedule()
@@ -105,7 +106,9 @@ class Rebalancing:
             self._is_stopped = True
 
     def close(self, wait_s: float) -> None:
-        """Start no more runs, and wait up to ``wait_s`` for a running one. It adds no queue after ``Ownership.leave``."""
+        """Start no more runs, and wait up to ``wait_s`` for a run to end. After ``Ownership.leave``, even a run that goes on
+        adds no queue.
+        """
         self.stop()
         self._timer.close(wait_s)
         self._is_closed = True
@@ -116,20 +119,24 @@ class Rebalancing:
         self._run_soon(partial(self._ownership.correct_offset, queue, offset))
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Reset to ``offsets``. If the consumer is stopping, they are committed before it leaves, for the next owner."""
+        """Reset queues to ``offsets``. If the consumer is stopping, it commits these offsets before it leaves, for the next
+        owner.
+        """
         self.reset_soon(offsets)
         if self._is_closed:
             self.apply_resets()
 
     def reset_soon(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Reset to ``offsets`` without waiting for brokers. ``RunningConsumer.stop`` applies resets that are still pending."""
+        """Reset queues to ``offsets`` without waiting for brokers. ``RunningConsumer.stop`` applies resets that are still
+        pending.
+        """
         self._resets.append(partial(self._ownership.reset, dict(offsets)))
         self._run_soon(self.apply_resets)
 
     def run(self) -> bool:
-        """Rebalance all topics; returns whether this member now has its assigned queues of each."""
+        """Rebalance all topics; returns whether this member now has exactly its assigned queues of each topic."""
         topics = self._subscriptions.filters()
-        self._ownership.drop(rebalance.unsubscribed_queues(self._owned(), topics.keys()))
+        self._ownership.drop(rebalance.unsubscribed_queues(self._owned_queues(), topics.keys()))
         balanced, changed, self._is_unlisted = True, False, False
         for topic in topics:
             result = capture(self._rebalance_topic, topic)
@@ -145,9 +152,9 @@ class Rebalancing:
 
     def _run_if_due(self, due_ms: float) -> None:
         with self._lock:
-            if due_ms != self._due_ms or self._is_stopped:
+            if due_ms != self._next_run_ms or self._is_stopped:
                 return
-            self._due_ms, self._last_ms = math.inf, self._timer.now_ms()
+            self._next_run_ms, self._last_run_ms = math.inf, self._timer.now_ms()
         balanced = False
         try:
             balanced = self.run()
@@ -182,20 +189,20 @@ class Rebalancing:
                 topic,
                 allocation.problem,
             )
-        change = rebalance.queue_change(self._owned(), topic, allocation, self._timer.now_ms())
-        dropped = self._ownership.drop(change.drop)
+        change = rebalance.queue_change(self._owned_queues(), topic, allocation, self._timer.now_ms())
+        dropped_queues = self._ownership.drop(change.queues_to_drop)
         self.apply_resets()  # a reset may have come during the release, and the next owner reads the offset soon
         if allocation.queues is not None:
             self._ownership.drop_foreign_resets(topic, allocation.queues)
-        added = self._ownership.add(change.add)
-        if len(dropped) < len(change.drop):
+        added_queues = self._ownership.add(change.queues_to_add)
+        if len(dropped_queues) < len(change.queues_to_drop):
             self.schedule(RELEASE_RETRY_S)
-        if dropped or added:
-            self._record_change(topic, dropped, added)
-        balanced = rebalance.is_balanced(self._owned(), topic, allocation)
+        if dropped_queues or added_queues:
+            self._record_change(topic, dropped_queues, added_queues)
+        balanced = rebalance.is_balanced(self._owned_queues(), topic, allocation)
         if balanced and allocation.queues is not None:
             self.balanced_topics.add(topic)
-        return balanced, bool(dropped or added)
+        return balanced, bool(dropped_queues or added_queues)
 
     def _allocation_of(self, topic: str) -> rebalance.Allocation:
         deadline = Deadline.after(TIMEOUT_S)
@@ -203,7 +210,7 @@ class Rebalancing:
         if not self._settings.clustering:
             return rebalance.allocate_broadcasting(queues)
         if queues is None:
-            return rebalance.UNCHANGED
+            return rebalance.UNKNOWN_ALLOCATION
         members = self._answer_or_none(
             topic, "members", lambda: self._port.members(self._settings.group, topic, deadline)
         )
@@ -211,11 +218,13 @@ class Rebalancing:
         return rebalance.allocate_clustering(self._settings.allocate, self._port.client_id, queues, members)
 
     def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """Return the queues that the group shares. Raises ``OptionError`` if the environment has none."""
+        """Return the queues that the group shares. Raises ``OptionError`` if no queue belongs to the environment."""
         return self._environment_queues(self._port.queues(topic, deadline))
 
     def _answer_or_none(self, topic: str, subject: str, request: Callable[[], T]) -> T | None:
-        """Return the answer to a request, None if it fails. Warns from the second failure on, and of denied access at once."""
+        """Return the answer to a request; None if the request fails. Warns from the second failure in a row on; a denied access
+        is a warning at once.
+        """
         try:
             answer = request()
         except OptionError as e:
@@ -235,24 +244,26 @@ class Rebalancing:
         self._complaints.resolved((topic, subject))
         return answer
 
-    def _owned(self) -> dict[MessageQueue, ProcessQueue]:
+    def _owned_queues(self) -> dict[MessageQueue, ProcessQueue]:
         with self._state.lock:
             return dict(self._state.queues)
 
-    def _record_change(self, topic: str, dropped: Sequence[MessageQueue], added: Sequence[MessageQueue]) -> None:
+    def _record_change(
+        self, topic: str, dropped_queues: Sequence[MessageQueue], added_queues: Sequence[MessageQueue]
+    ) -> None:
         self._subscriptions.touch(topic)
         with self._state.lock:
-            count = sum(queue.topic == topic for queue in self._state.queues)
+            queue_count = sum(queue.topic == topic for queue in self._state.queues)
             self._state.counts["rebalances"] += 1
             settings = self._settings
             self._state.thresholds[topic] = divide_thresholds(
-                settings.thresholds, settings.topic_max_count, settings.topic_max_bytes, count
+                settings.thresholds, settings.topic_max_count, settings.topic_max_bytes, queue_count
             )
         logger.info(
             "group %s, topic %s: %d queues revoked, %d assigned, %d now",
             settings.group,
             topic,
-            len(dropped),
-            len(added),
-            count,
+            len(dropped_queues),
+            len(added_queues),
+            queue_count,
         )

@@ -1,13 +1,13 @@
 """The rows that a listener of record batches gets in one call (option ``arrow``).
 
 ``Rows`` is one item of a process queue: the messages of one answer that match the filter, or a part of them with at most
-``consumeMessageBatchMaxSize`` rows. It is also a sequence of messages. The message objects are created only when they are read:
-to send failed messages back, for traces, and for the result of ``stop``. So pulls, limits of the cache, offsets, locks and
-rebalances are the same as for a listener of messages.
+``consumeMessageBatchMaxSize`` rows. ``Rows`` is also a sequence of messages. The message objects are created only if they are
+needed: to send failed messages back, for traces, and for the result of ``stop``. So pulls, limits of the cache, offsets, locks
+and rebalances are the same as for a listener of messages.
 
-``RowsDecoder`` creates ``Rows``. It decodes many plain messages by columns. In the other cases it first creates the message
-objects, so that the rows are those that a listener of messages would get: a few messages, messages of a filter or of the retry
-topic, messages that cannot be decoded, and damaged offsets.
+``RowsDecoder`` creates ``Rows``. It decodes many plain messages by columns. It first creates the message objects for a few
+messages, messages of a filter or of the retry topic, messages that cannot be decoded, and damaged offsets. Then the rows are
+the same as the messages that a listener of messages would get.
 """
 
 from __future__ import annotations
@@ -48,22 +48,24 @@ class Rows(Sequence[ReceivedMessage]):
         offsets: tuple[int, int],
         count: int,
         size: int,
-        batch: Callable[[], Batch],
-        messages: Callable[[], Sequence[ReceivedMessage]],
+        make_batch: Callable[[], Batch],
+        read_messages: Callable[[], Sequence[ReceivedMessage]],
         attempts: int = 0,
     ) -> None:
         self.queue_offset, self.next_offset = offsets
         self.size = size
         self._count = count
-        self._batch = batch
-        self._messages = messages
+        self._batch = make_batch
+        self._messages = read_messages
         self._attempts = attempts
 
     @classmethod
     def from_messages(
         cls, messages: Sequence[ReceivedMessage], to_batch: ToBatch, offsets: tuple[int, int] | None = None
     ) -> Rows:
-        """Return the rows of these messages. ``offsets`` is their range, if it is larger than that of the messages."""
+        """Return the rows of these messages. ``offsets`` is the range of the rows, if it is larger than the range of the
+        messages.
+        """
         size = sum(len(message.body) + max(0, message.store_size) for message in messages)
         offsets = offsets or (messages[0].queue_offset, messages[-1].queue_offset + 1)
         return cls(offsets, len(messages), size, partial(to_batch, messages), lambda: messages)
@@ -88,8 +90,8 @@ class Rows(Sequence[ReceivedMessage]):
         messages = self._messages()
         if isinstance(index, int):
             return self._with_attempts(messages[index])
-        selected = messages[index] if len(messages) == self._count else messages  # see ``_StoredMessages``
-        return [self._with_attempts(message) for message in selected]
+        selected_messages = messages[index] if len(messages) == self._count else messages  # see ``_StoredMessages``
+        return [self._with_attempts(message) for message in selected_messages]
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         return map(self._with_attempts, self._messages())
@@ -113,7 +115,7 @@ class RowsQueue(ProcessQueue):
         new_count = 0
         for rows in messages:
             if self._insert(rows):
-                self._replace(rows)  # the new item may have other rows than the cached one
+                self._replace(rows)  # the new item may have other rows than the cached item
                 continue
             new_count += len(rows)
             self._add(rows)
@@ -129,9 +131,9 @@ class RowsQueue(ProcessQueue):
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
         """Remove the rows of a finished call. ``requeue`` and ``finish_late`` keep a part of a call."""
-        if not self._waiting:
+        if not self._waiting_items:
             return None
-        if isinstance(messages, Rows) and self._waiting.pop(messages.queue_offset, None) is not None:
+        if isinstance(messages, Rows) and self._waiting_items.pop(messages.queue_offset, None) is not None:
             self._subtract(messages.queue_offset)
         return self._next_offset()
 
@@ -140,71 +142,87 @@ class RowsQueue(ProcessQueue):
         rows = self.first()
         if rows is None:
             return ()
-        self._taken[rows.queue_offset] = self._waiting.pop(rows.queue_offset)
-        taken: Rows = rows
-        return taken
+        self._taken_items[rows.queue_offset] = self._waiting_items.pop(rows.queue_offset)
+        taken_rows: Rows = rows
+        return taken_rows
 
     def put_back_for_retry(self, messages: Sequence[ReceivedMessage], one_by_one: bool) -> None:
         if isinstance(messages, Rows):
             self.put_back([messages.with_next_attempt()])
             return
-        taken = next((rows for rows in self._taken.values() if _contains(rows, messages[0])), None)
-        if taken is None:  # the offset was reset during the call
+        taken_rows = next((rows for rows in self._taken_items.values() if _contains(rows, messages[0])), None)
+        if taken_rows is None:  # the offset was reset during the call
             return
-        del self._taken[taken.queue_offset]
-        self._subtract(taken.queue_offset)
-        ends = [message.queue_offset for message in messages[1:]] + [taken.next_offset]
+        del self._taken_items[taken_rows.queue_offset]
+        self._subtract(taken_rows.queue_offset)
+        ends = [message.queue_offset for message in messages[1:]] + [taken_rows.next_offset]
         for message, end in zip(messages, ends, strict=True):
             rows = Rows.from_messages([message], self._to_batch, (message.queue_offset, end)).with_next_attempt()
             self._insert(rows)
             self._add(rows)
 
     def mark_dead_letters(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Mark a taken item as dead letters, if all of its messages are. ``put_back_for_retry`` keeps the rest of other items."""
-        self._dead_letters.update(
+        """Mark a taken item as dead letters, if all of its messages are dead letters. ``put_back_for_retry`` keeps the
+        remaining messages of other items.
+        """
+        self._dead_letter_offsets.update(
             offset
-            for offset, rows in self._taken.items()
+            for offset, rows in self._taken_items.items()
             if messages and len(messages) == len(rows) and _contains(rows, messages[0])
         )
 
-    def requeue(self, call: Sequence[ReceivedMessage], failed: Sequence[ReceivedMessage]) -> Sequence[Rows]:
-        rows_to_retry = failed if isinstance(failed, Rows) else self._remaining_rows(call, failed)
+    def requeue(
+        self, call_messages: Sequence[ReceivedMessage], failed_messages: Sequence[ReceivedMessage]
+    ) -> Sequence[Rows]:
+        rows_to_retry = (
+            failed_messages
+            if isinstance(failed_messages, Rows)
+            else self._remaining_rows(call_messages, failed_messages)
+        )
         rows = rows_to_retry.with_next_attempt()
         self._replace(rows)
         return [rows]
 
-    def late_messages(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        first: Rows | None = self.first()
-        return first if first is not None and isinstance(call, Rows) and first.queue_offset == call.queue_offset else ()
+    def late_messages(self, call_messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+        first_rows: Rows | None = self.first()
+        return (
+            first_rows
+            if first_rows is not None
+            and isinstance(call_messages, Rows)
+            and first_rows.queue_offset == call_messages.queue_offset
+            else ()
+        )
 
-    def finish_late(self, late: Sequence[ReceivedMessage], unsent: Sequence[ReceivedMessage]) -> None:
-        if unsent:
-            self._replace(self._remaining_rows(late, unsent))
+    def finish_late(self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]) -> None:
+        if unsent_messages:
+            self._replace(self._remaining_rows(late_messages, unsent_messages))
         else:
-            self.remove(late)
+            self.remove(late_messages)
 
     def still_cached(
-        self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
+        self, call_messages: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
-        rows = self._waiting.get(as_rows(call).queue_offset)
+        rows = self._waiting_items.get(as_rows(call_messages).queue_offset)
         if rows is None:
             return []
-        if rows is call:
+        if rows is call_messages:
             return list(messages)
         cached_offsets = {message.queue_offset for message in rows}
         return [message for message in messages if message.queue_offset in cached_offsets]
 
-    def _remaining_rows(self, call: Sequence[ReceivedMessage], remaining: Sequence[ReceivedMessage]) -> Rows:
-        """Return an item with the ``remaining`` messages of a call. It has the offset range of all rows of the call, so that the
-        committed offset does not pass the call.
+    def _remaining_rows(
+        self, call_messages: Sequence[ReceivedMessage], remaining_messages: Sequence[ReceivedMessage]
+    ) -> Rows:
+        """Return an item with the remaining messages of a call. The item has the offset range of all rows of the call, so that
+        the committed offset does not pass the call.
         """
-        rows = as_rows(call)
-        return Rows.from_messages(remaining, self._to_batch, (rows.queue_offset, rows.next_offset))
+        rows = as_rows(call_messages)
+        return Rows.from_messages(remaining_messages, self._to_batch, (rows.queue_offset, rows.next_offset))
 
     def _replace(self, rows: Rows) -> None:
-        if rows.queue_offset in self._waiting:
+        if rows.queue_offset in self._waiting_items:
             self._subtract(rows.queue_offset)
-            self._waiting[rows.queue_offset] = rows
+            self._waiting_items[rows.queue_offset] = rows
             self._add(rows)
 
     def _add(self, rows: Rows) -> None:
@@ -218,13 +236,13 @@ class RowsQueue(ProcessQueue):
         self.bytes -= size
 
     def _end_offset(self, message: Any) -> int:
-        end: int = message.next_offset
-        return end
+        end_offset: int = message.next_offset
+        return end_offset
 
 
-def as_rows(call: Sequence[ReceivedMessage]) -> Rows:
-    assert isinstance(call, Rows)
-    return call
+def as_rows(call_messages: Sequence[ReceivedMessage]) -> Rows:
+    assert isinstance(call_messages, Rows)
+    return call_messages
 
 
 def _contains(rows: Rows, message: ReceivedMessage) -> bool:
@@ -232,10 +250,10 @@ def _contains(rows: Rows, message: ReceivedMessage) -> bool:
 
 
 class _StoredMessages:
-    """The messages of a part that was decoded into ``count`` rows. They are decoded when one of its rows failed.
+    """The messages of a part that was decoded into ``count`` rows. The messages are decoded when a row of the part failed.
 
-    Both decoders should find the same messages. If their numbers differ nevertheless, each row stands for all messages of the
-    part. So messages may be delivered again, but none is lost.
+    Both decoders should find the same messages. If the number of messages differs from the number of rows nevertheless, each
+    row stands for all messages of the part. So messages may be delivered again, but none is lost.
     """
 
     def __init__(self, part: FetchedPart, count: int) -> None:
@@ -272,8 +290,8 @@ class RowsDecoder:
         before them are too large; None if no message was left out.
         """
         rows_of_parts = self._decode_together(parts)
-        for number, part in enumerate(parts):
-            rows = self._decode_part(part) if rows_of_parts is None else rows_of_parts[number]
+        for index, part in enumerate(parts):
+            rows = self._decode_part(part) if rows_of_parts is None else rows_of_parts[index]
             yield self._decode_messages(part) if rows is None else (rows, None)
 
     def _decode_together(self, parts: Sequence[FetchedPart]) -> list[list[Rows]] | None:
@@ -307,26 +325,26 @@ class RowsDecoder:
         offsets, count = batch.column("queueOffset").to_numpy(), batch.num_rows
         if not _has_valid_offsets(batch, offsets, part):
             return None
-        stored, size = _StoredMessages(part, count), size + len(part.stored)
+        stored_messages, size = _StoredMessages(part, count), size + len(part.stored)
         pieces = []
         for start in range(0, count, self._max_rows):
             stop = min(start + self._max_rows, count)
-            rows = batch if stop - start == count else batch.slice(start, stop - start)
-            ends = int(offsets[start]), int(offsets[stop - 1]) + 1
+            piece_batch = batch if stop - start == count else batch.slice(start, stop - start)
+            piece_offsets = int(offsets[start]), int(offsets[stop - 1]) + 1
             piece_bytes = size * (stop - start) // count
             pieces.append(
                 Rows(
-                    ends,
+                    piece_offsets,
                     stop - start,
                     piece_bytes,
-                    partial(_unchanged, rows),
-                    partial(stored.messages_of_rows, start, stop),
+                    partial(_unchanged, piece_batch),
+                    partial(stored_messages.messages_of_rows, start, stop),
                 )
             )
         return pieces
 
     def _decode_messages(self, part: FetchedPart) -> tuple[list[Rows], int | None]:
-        messages, first_left_out = first_portion(part.read())
+        messages, left_out_message = first_portion(part.read())
         for message in messages:
             if message.decode_error is not None:
                 text = "%s: the message at offset %d cannot be decoded; its row has no body: %s"
@@ -334,7 +352,7 @@ class RowsDecoder:
         pieces = (messages[start : start + self._max_rows] for start in range(0, len(messages), self._max_rows))
         return [
             Rows.from_messages(piece, self.to_batch) for piece in pieces
-        ], None if first_left_out is None else first_left_out.queue_offset
+        ], None if left_out_message is None else left_out_message.queue_offset
 
 
 def _unchanged(batch: Batch) -> Batch:
@@ -344,7 +362,7 @@ def _unchanged(batch: Batch) -> Batch:
 def _is_plain(part: FetchedPart) -> bool:
     """Whether each stored message becomes one row with the topic of its queue.
 
-    With a filter, the check of offsets is not possible, because the skipped messages may be damaged, too.
+    With a filter, offsets cannot be checked, because the skipped messages may be damaged, too.
     """
     return not part.filter and not part.queue.topic.startswith(RETRY_PREFIX)
 

@@ -1,8 +1,9 @@
 """The return of failed messages to brokers.
 
-``SendBack`` returns a failed message to its broker. If that fails, it sends a copy to the retry topic, or tries again later. A
-message that no broker accepts is skipped after its last attempt, with an error in the log. It mirrors
-``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
+``SendBack`` returns a failed message to its broker. If the broker does not accept the message, ``SendBack`` sends a copy to the
+retry topic, or tries again later. A message that no broker accepts is skipped after its last attempt, with an error in the log.
+It mirrors ``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages,
+``ConsumeMessageOrderlyService.sendMessageBack``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class SendBack:
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
         """Return a message to a broker. Returns whether the message is finished. A copy loses the delay level, as in Java.
 
-        A broker does not count attempts while it cannot be reached, so the request after the last attempt asks for a dead letter.
+        A broker counts no attempts while it cannot be reached. So the request after the last attempt says that the message
+        becomes a dead letter.
         """
         is_damaged = message.decode_error is not None
         # A copy of a damaged message looks undamaged. So the message becomes a dead letter, and no listener gets the copy.
@@ -55,8 +57,8 @@ class SendBack:
     def make_dead_letter(self, message: ReceivedMessage) -> bool:
         """Make a message a dead letter after its last attempt in place. Returns whether the message is finished.
 
-        A copy contains the number of attempts. The broker does not know the attempts in place. So if it moves the message itself
-        (request 36), the level for dead letters is needed; that is done for damaged messages, and if the copy fails.
+        A copy contains the number of attempts. For damaged messages, and if the copy fails, the broker moves the message itself
+        (request 36). The broker does not know the attempts in place, so this request has the delay level for dead letters.
         """
         if message.decode_error is None and self._copy_to_retry_topic(message, True, self._max_reconsume_times):
             return True
@@ -86,7 +88,8 @@ class SendBack:
     def _copy_to_retry_topic(
         self, message: ReceivedMessage, is_last: bool, max_reconsume_times: int | None = None
     ) -> bool:
-        """Send a copy that allows ``max_reconsume_times`` attempts; after the last attempt it goes to the dead-letter topic.
+        """Send a copy that allows ``max_reconsume_times`` attempts. After the last attempt, the copy goes to the dead-letter
+        topic.
 
         After its last attempt, a message that can neither be copied nor moved is skipped, because it would block its queue
         for ever.
@@ -106,23 +109,25 @@ class SendBack:
 
 
 def _cannot_be_moved(message: ReceivedMessage) -> bool:
-    """Whether its broker cannot move it: it is part of an inner batch, which cannot be split, or its place is unknown."""
+    """Whether its broker cannot move the message, because it is part of an inner batch, which cannot be split, or because its
+    position in the log is unknown.
+    """
     return bool(message.sys_flag & SysFlag.INNER_BATCH) or message.commit_log_offset < 0
 
 
 def send_all_back(
     messages: Iterable[ReceivedMessage], send: Callable[[ReceivedMessage], bool], is_over: Callable[[], bool]
 ) -> list[ReceivedMessage]:
-    """Send messages of a call back one after the other. Returns the messages that no broker accepted.
+    """Send back the messages of a call one after the other. Returns the messages that no broker accepted.
 
     Sends no more messages after ``is_over`` returned True (another call finished them, or another member has the queue), or if
-    the broker hangs: a call may have a thousand rows, and each would wait for the broker.
+    the broker hangs, because a call may have a thousand rows, and each would wait for the broker.
     """
-    unsent = []
+    unsent_messages = []
     accept_deadline = Deadline.after(MAX_UNACCEPTED_S)
     for message in messages:
         if accept_deadline.expired or is_over() or not send(message):
-            unsent.append(message)
+            unsent_messages.append(message)
         else:
             accept_deadline = Deadline.after(MAX_UNACCEPTED_S)
-    return unsent
+    return unsent_messages

@@ -89,9 +89,9 @@ class Subscriptions:
         self._wall_ms, self._lease_ms = wall_ms, lease_ms
         self._lock = threading.Lock()
         self._version_ms = wall_ms()
-        self._retry: dict[str, TopicFilter] = {}
+        self._retry_topics: dict[str, TopicFilter] = {}
         if clustering:
-            self._retry[retry_topic(group)] = TopicFilter(NO_FILTER, self._version_ms, self._version_ms)
+            self._retry_topics[retry_topic(group)] = TopicFilter(NO_FILTER, self._version_ms, self._version_ms)
         self._topics: dict[str, TopicFilter] = {}
 
     def add(self, topic: str, new_filter: Filter) -> None:
@@ -118,21 +118,21 @@ class Subscriptions:
     def touch(self, topic: str) -> None:
         """Give the subscription a new version, because the assigned queues of the topic changed."""
         with self._lock:
-            for topics in (self._topics, self._retry):
+            for topics in (self._topics, self._retry_topics):
                 if topic in topics:
                     topics[topic] = replace(topics[topic], version_ms=self._next_version_ms())
 
     def topic_filters(self) -> Mapping[str, TopicFilter]:
         """Return all subscriptions by topic, including the retry topic."""
         with self._lock:
-            return {**self._topics, **self._retry}
+            return {**self._topics, **self._retry_topics}
 
     def filters(self) -> dict[str, Filter]:
         """Return the filters of all subscriptions by topic, including the retry topic."""
         return {topic: topic_filter.filter for topic, topic_filter in self.topic_filters().items()}
 
     def get(self, topic: str) -> TopicFilter | None:
-        return self._topics.get(topic) or self._retry.get(topic)
+        return self._topics.get(topic) or self._retry_topics.get(topic)
 
     def subscribed_ms(self, topic: str) -> int:
         """Return when the topic was subscribed to, by ``Timer.lease_ms``; 0 if there is no subscription."""
@@ -163,7 +163,7 @@ MAX_PULL_BATCH = MAX_CONSUME_BATCH = 1024
 MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 
 # A user without a home folder, as in some containers, needs the option ``localOffsetsDir`` for broadcasting consumers.
-_DEFAULT_OFFSETS = Path("~/.rocketmq_offsets")
+_DEFAULT_OFFSETS_FOLDER = Path("~/.rocketmq_offsets")
 _Range = tuple[str, float, float, float]
 OnWire = Callable[[str], str]  # a topic or group as brokers know it
 
@@ -177,13 +177,14 @@ class ConsumerSettings:
     Attributes:
         uses_pop: Whether a Proxy delivers the messages (POP).
         wire_group: The name of the group at brokers, with its namespace or environment.
-        name_servers: Together with ``wire_group``, they identify the offsets of a broadcasting group.
+        name_servers: The name servers and ``wire_group`` together identify the offsets of a broadcasting group.
         arrow: Whether the listener gets record batches.
         pull_batch_size: Messages per pull. (Java's pull consumer requests 10; brokers return at most 32 by default.)
         pull_suspend_s: How long a broker may hold a pull while there is no new message.
         topic_max_count: A limit of cached messages for all queues of a topic together, instead of a limit for each queue.
         topic_max_bytes: The same limit in bytes.
-        max_retries: How often a failed message is delivered again. None: 16 times, or without a limit for ``ordered`` consumers.
+        max_retries: How often a failed message is delivered again. None means 16 times, or without a limit for ``ordered``
+            consumers.
         consume_timeout_s: How long a listener may take. After this time, other members get the message.
         offsets_folder: Where a broadcasting member stores its offsets.
         offsets_folder_given: Whether the folder comes from an option.
@@ -224,7 +225,7 @@ class ConsumerSettings:
     heartbeat_s: float = 30.0
     answer_stacks: bool = True
     answer_direct_messages: bool = True
-    offsets_folder: Path = _DEFAULT_OFFSETS
+    offsets_folder: Path = _DEFAULT_OFFSETS_FOLDER
     offsets_folder_given: bool = False
 
     @classmethod
@@ -277,7 +278,8 @@ class ConsumerSettings:
     def may_read_ahead(self) -> bool:
         """Whether queues that are far behind may be read ahead.
 
-        Not with a pull interval or limits for topics, and not for ordered listeners of messages, which are too slow for it.
+        False with a pull interval or limits for topics, and for ordered listeners of messages, which are too slow to gain from
+        reading ahead.
         """
         is_paced = self.pull_interval_s or self.topic_max_count is not None or self.topic_max_bytes is not None
         return (self.arrow or not self.ordered) and not is_paced
@@ -314,7 +316,11 @@ class ConsumerSettings:
 
 
 def _offsets_folder(folder: str | None) -> Path:
-    return _DEFAULT_OFFSETS if folder is None else check_safe(expand_home(folder, "localOffsetsDir"), "localOffsetsDir")
+    return (
+        _DEFAULT_OFFSETS_FOLDER
+        if folder is None
+        else check_safe(expand_home(folder, "localOffsetsDir"), "localOffsetsDir")
+    )
 
 
 def group_problems(group: str) -> list[str]:

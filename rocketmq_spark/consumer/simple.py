@@ -1,4 +1,4 @@
-"""A consumer that receives messages and acknowledges each: Java's ``SimpleConsumer``, over the port ``PopMember``.
+"""A consumer that receives messages and acknowledges each of them: Java's ``SimpleConsumer``, over the port ``PopMember``.
 
 It has no queues and needs no rebalance. Each message is delivered to one member of the group, and again, perhaps to another
 member, if it is not acknowledged in time.
@@ -32,7 +32,7 @@ _START_S, _END_S = 10.0, 5.0
 class BaseSimpleConsumer(ClosedWhenDropped):
     """Receives messages as a member of a group. Call ``subscribe`` first, and ``close`` at the end, or use a ``with`` block.
 
-    It is safe to use from several threads. A forked process must create its own.
+    It is safe to use from several threads. A forked process must create a consumer of its own.
     """
 
     def __init__(self, member: PopMember, group: str, request_timeout_s: float = 3.0) -> None:
@@ -41,7 +41,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         self.group = group
         self.client_id = member.client_id
         self._member = member
-        self._request_s = request_timeout_s
+        self._request_timeout_s = request_timeout_s
         self._owner = OwnerProcess("consumer")
         self._lock = threading.Lock()
         self._filters: dict[str, Filter] = {}
@@ -70,10 +70,10 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             ConnectionLost: No endpoint of the Proxy answers. The previous subscription stays, as after any error.
         """
         self._owner.check(False)  # first: in a forked process, nobody would release the lock
-        added = {checked_topic(topic): parse_filter(tags, sql)}
+        added_filter = {checked_topic(topic): parse_filter(tags, sql)}
         with self._change_lock:
             self._owner.check(self._closed)
-            filters = self._filters | added
+            filters = self._filters | added_filter
             try:
                 self._send_filters(filters)
             except RocketMQError:  # the member must not keep the new filters, which this consumer does not have
@@ -103,7 +103,8 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         """Return the next messages. Calls go to brokers and topics in turn.
 
         Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
-        If there is no message, a call takes at least 5 s, because the Proxy holds it that long, even if ``wait`` is shorter.
+        If there is no message, a call takes at least 5 s, because the Proxy holds the request for this time, even if ``wait``
+        is shorter.
 
         Args:
             max_messages: The largest number of messages to return, 1 to 32.
@@ -111,36 +112,37 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             wait: How long to wait for a message: ``"10s"``, or seconds.
 
         Returns:
-            The messages; an empty list if none came within ``wait``.
+            The messages; an empty list if no message came within ``wait``.
 
         Raises:
             OptionError: An argument is wrong, or there is no subscription.
-            RouteNotFound: A topic does not exist. Only a call that asks for this topic raises it; later calls ask for the others.
+            RouteNotFound: A topic does not exist. Only a call that asks for this topic raises the error; later calls ask for
+                the other topics.
         """
         self._owner.check(self._closed)
         check_max_messages(max_messages)
         if not self._filters:
             raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
-        invisible_s, end = (
+        invisible_s, receive_deadline = (
             _invisible_duration("invisible", invisible, MIN_INVISIBLE_S),
             Deadline.after(_seconds("wait", wait)),
         )
-        while places := self._places():
+        while targets := self._targets():
             with self._lock:
-                place = places[self._receive_count % len(places)]
+                target = targets[self._receive_count % len(targets)]
                 self._receive_count += 1
-            if isinstance(place, RocketMQError):
+            if isinstance(target, RocketMQError):
                 self._owner.check(self._closed)
-                raise place
-            max_wait_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
-            wait_s = max(MIN_WAIT_S, min(max_wait_s, end.remaining()))
-            deadline = Deadline.after(wait_s + self._request_s)
+                raise target
+            max_wait_s = MIN_WAIT_S if len(targets) > 1 else MAX_WAIT_S
+            wait_s = max(MIN_WAIT_S, min(max_wait_s, receive_deadline.remaining()))
+            deadline = Deadline.after(wait_s + self._request_timeout_s)
             try:
-                messages = self._member.receive(place, max_messages, invisible_s, wait_s, deadline)
+                messages = self._member.receive(target, max_messages, invisible_s, wait_s, deadline)
             except RocketMQError:
                 self._owner.check(self._closed)  # if another thread closed the consumer, that is why the request failed
                 raise
-            if messages or end.expired or self._closed:
+            if messages or receive_deadline.expired or self._closed:
                 return messages
         return []  # another thread unsubscribed the last topic
 
@@ -164,7 +166,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         self._owner.check(self._closed)
         check_instance("message", message, PoppedMessage, "a message that receive() returned")
         self._member.change_invisible(
-            message, _invisible_duration("duration", duration, 0.0), Deadline.after(self._request_s)
+            message, _invisible_duration("duration", duration, 0.0), Deadline.after(self._request_timeout_s)
         )
 
     @signal_safe
@@ -184,7 +186,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         if not self._has_left:
             self._is_leaving = True
             self._member.close(Deadline.after(_END_S))
-            self._has_left = True  # only now, so that a second call repeats an interrupted one
+            self._has_left = True  # only now, so that a second call repeats an interrupted call
 
     def _send_filters(self, filters: dict[str, Filter], wait_s: float = _START_S) -> None:
         try:
@@ -196,20 +198,22 @@ class BaseSimpleConsumer(ClosedWhenDropped):
     def _send_request(self, request: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)
         check_instance("message", message, PoppedMessage, "a message that receive() returned")
-        request(message, Deadline.after(self._request_s))
+        request(message, Deadline.after(self._request_timeout_s))
 
-    def _places(self) -> list[PopTarget | RocketMQError]:
-        """Return the places to request messages from. A topic without a route has its error instead, so that others are read."""
-        places: list[PopTarget | RocketMQError] = []
+    def _targets(self) -> list[PopTarget | RocketMQError]:
+        """Return the targets to request messages from. A topic without a route has its error instead, so that the other topics
+        are still read.
+        """
+        targets: list[PopTarget | RocketMQError] = []
         for topic in self._filters:
             try:
-                places += [
+                targets += [
                     (topic, number)
-                    for number in range(self._member.target_count(topic, Deadline.after(self._request_s)))
+                    for number in range(self._member.target_count(topic, Deadline.after(self._request_timeout_s)))
                 ]
             except RocketMQError as e:
-                places.append(e)
-        return places
+                targets.append(e)
+        return targets
 
 
 def check_max_messages(max_messages: object) -> None:

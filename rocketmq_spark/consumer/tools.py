@@ -23,9 +23,8 @@ class ConsumerTools:
 
     timer: Callable[[str], Timer] = Timer  # creates a timer with this name
     workers: Callable[[str, int], ListenerPool] = ListenerPool  # creates the threads of the listener
-    per_queue_threads: Callable[[], KeyedExecutor] = (
-        KeyedExecutor  # creates the threads that send late messages of single queues back
-    )
+    # Creates the threads that send back late messages, each of a single queue.
+    per_queue_threads: Callable[[], KeyedExecutor] = KeyedExecutor
     backlog_reader: BacklogReader | None = None  # None: no queue is read ahead
     replier: Replier | None = None  # sends replies to requests (request-reply)
     traces: Callable[[], ListenerTraces | None] = lambda: None  # creates the traces of listener calls

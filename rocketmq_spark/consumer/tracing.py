@@ -1,7 +1,7 @@
 """Message traces of a consumer: one record before and one record after each call of a listener.
 
-Mirrors ``ConsumeMessageTraceHookImpl``. Unlike Java, this module also traces messages that were sent as a batch. Java skips them,
-because they have no region.
+Mirrors ``ConsumeMessageTraceHookImpl``. Unlike Java, this module also traces messages that were sent as a batch. Java skips
+such messages, because they have no region.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rocketmq_spark.wire.traces import ConsumeReturn, TracedMessage, TraceRecord
 
 logger = logging.getLogger(__name__)
 
-_ids = UniqKeys()
+_trace_ids = UniqKeys()
 T = TypeVar("T")
 
 
@@ -75,12 +75,14 @@ class ListenerTraces:
         on_outcome(outcome)
         return outcome
 
-    def _append(self, records: Callable[..., Sequence[TraceRecord]], *args: object) -> None:
-        _none_on_failure(lambda: self.append(records(*args)))
+    def _append(self, make_records: Callable[..., Sequence[TraceRecord]], *args: object) -> None:
+        _none_on_failure(lambda: self.append(make_records(*args)))
 
 
 def _none_on_failure(make: Callable[..., T], *args: Any) -> T | None:
-    """Return the result of a call. If the call raises, log the error and return None: traces must not affect the listener."""
+    """Return the result of a call. If the call raises, log the error and return None, because traces must not affect the
+    listener.
+    """
     result = capture(make, *args)
     if isinstance(result, Failure):
         result.log(logger, "a trace record could not be created")
@@ -96,8 +98,8 @@ class _ListenerCall:
         self._messages = messages
         self._context = context
         self._started_ms = epoch_ms()
-        self._id = _ids.next(self._started_ms)
-        self._traced = [
+        self._trace_id = _trace_ids.next(self._started_ms)
+        self._traced_messages = [
             (i, TracedMessage.of(m.topic, m.properties)._replace(msg_id=m.msg_id or ""), m.reconsume_times)
             for i, m in enumerate(messages)
             if m.properties.get(Property.TRACE_ON) != "false"
@@ -106,8 +108,8 @@ class _ListenerCall:
     def records_before(self) -> list[TraceRecord]:
         group = self._settings.group
         return [
-            traces.consume_start_record(message, group, self._id, self._started_ms, times)
-            for _, message, times in self._traced
+            traces.consume_start_record(message, group, self._trace_id, self._started_ms, reconsume_times)
+            for _, message, reconsume_times in self._traced_messages
         ]
 
     def records_after(self, outcome: object) -> list[TraceRecord]:
@@ -115,18 +117,18 @@ class _ListenerCall:
         duration_ms = now_ms - self._started_ms
         cost_ms = duration_ms // max(1, len(self._messages))
         done_count = self._done_count(outcome)
-        failed = ConsumeReturn.EXCEPTION if isinstance(outcome, Failure) else ConsumeReturn.FAILED
+        failure_result = ConsumeReturn.EXCEPTION if isinstance(outcome, Failure) else ConsumeReturn.FAILED
         timed_out = duration_ms >= 1000 * self._settings.consume_timeout_s
         return [
             traces.consume_end_record(
-                message, group, self._id, now_ms, cost_ms,
-                failed if i >= done_count else ConsumeReturn.TIME_OUT if timed_out else ConsumeReturn.SUCCESS,
+                message, group, self._trace_id, now_ms, cost_ms,
+                failure_result if i >= done_count else ConsumeReturn.TIME_OUT if timed_out else ConsumeReturn.SUCCESS,
             )
-            for i, message, _ in self._traced
+            for i, message, _ in self._traced_messages
         ]  # fmt: skip
 
     def _done_count(self, outcome: object) -> int:
-        """Return how many of the messages are done. These are the first ones of the call."""
+        """Return how many of the messages are done. These are the first messages of the call."""
         size = len(self._messages)
         if not self._settings.ordered:
             return judge_concurrent(outcome, self._context, size).done_count

@@ -1,7 +1,7 @@
 """The coordination of a ``PullConsumer``: its membership in the group, rebalances, commits, and refreshes of routes.
 
 The consumer joins the group with its first subscription. The polling thread commits and refreshes routes. Rebalances run on the
-polling thread or on the thread of a timer, because a member must release queues also while it processes messages.
+polling thread or on the thread of a timer, because a member must release queues even while it processes messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEARTBEAT_S = 30.0
 MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of extra heartbeats to brokers that do not know this member
 
 
-class Subscribed:
+class PullMembership:
     """The membership of a consumer in its group: subscriptions, heartbeats, and allocated queues."""
 
     def __init__(
@@ -55,8 +55,8 @@ class Subscribed:
         self._leave_group: Callable[[Deadline], None] | None = None  # None before the consumer joins, and after it left
         self._next_check_at = 0.0  # when the next rebalance is due
         self._heartbeat_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
-        self.conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
-        self.modes = ConsumeModes(member, settings.group, subscriptions)
+        self.subscription_conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
+        self.consume_modes = ConsumeModes(member, settings.group, subscriptions)
         self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
         self._complaints = LogThrottle()  # limits the log lines about a topic, or about the queues of a broker
         self.balanced = False  # whether the last check allocated the queues of all topics
@@ -100,8 +100,8 @@ class Subscribed:
         """Return the seconds until the next check."""
         return max(0.0, self._next_check_at - self._clock.now())
 
-    def allocate(self, owned: Collection[MessageQueue]) -> dict[MessageQueue, StartOffset | None]:
-        """Return the queues allocated to this member, with the start offset of new queues, and None for ``owned`` queues.
+    def allocate(self, owned_queues: Collection[MessageQueue]) -> dict[MessageQueue, StartOffset | None]:
+        """Return the queues allocated to this member, with the start offset of new queues, and None for owned queues.
 
         If the queues or members of a topic cannot be fetched, the owned queues of the topic stay. If a start offset cannot be
         read, the next check in a second retries the queue.
@@ -109,28 +109,28 @@ class Subscribed:
         self.balanced, self._is_unlisted = True, False
         # Set before the requests, so that ``check_soon`` during the requests is not lost.
         self._next_check_at = self._clock.now() + wait_s(True, receives_notices=self._member.receives_notices)
-        starts: dict[MessageQueue, StartOffset | None] = {}
+        start_offsets: dict[MessageQueue, StartOffset | None] = {}
         unavailable_brokers: set[str] = set()  # to wait only once for a broker that does not answer
         for topic in self.topics:
             allocation = self._allocation_of(topic)
-            owned_of_topic = {queue for queue in owned if queue.topic == topic}
+            owned_of_topic = {queue for queue in owned_queues if queue.topic == topic}
             for queue in sorted(owned_of_topic if allocation.queues is None else allocation.queues):
                 if queue in owned_of_topic:
-                    starts[queue] = None
+                    start_offsets[queue] = None
                 elif queue.broker_name not in unavailable_brokers:
-                    start = self._start_offset(queue, unavailable_brokers)
-                    if start is not None:
-                        starts[queue] = start
+                    start_offset = self._start_offset(queue, unavailable_brokers)
+                    if start_offset is not None:
+                        start_offsets[queue] = start_offset
         if self._is_unlisted and self._heartbeat_limit.due():
             # The heartbeat registers this member again, and makes the broker notify all members.
             self._member.heartbeat(self._offsets.request_deadline())
         if not self.balanced:
             self._next_check_at = min(self._next_check_at, self._clock.now() + wait_s(False))
-        return starts
+        return start_offsets
 
     def _start_offset(self, queue: MessageQueue, unavailable_brokers: MutableSet[str]) -> StartOffset | None:
         try:
-            start = self._offsets.start_offset_of(queue)
+            start_offset = self._offsets.start_offset_of(queue)
         except RocketMQError as e:
             self.balanced = False
             self._reachability.on_failure(queue.broker_name, e)
@@ -141,7 +141,7 @@ class Subscribed:
             return None
         self._reachability.on_queue_read(queue.broker_name)
         self._complaints.resolved((queue.topic, queue.broker_name))
-        return start
+        return start_offset
 
     def _allocation_of(self, topic: str) -> Allocation:
         try:
@@ -172,12 +172,13 @@ class Subscribed:
         """Unregister from the brokers, so that other members take over."""
         if self._leave_group is not None:
             self._leave_group(self._offsets.request_deadline())
-            self._leave_group = None  # only now, so that a second call repeats an interrupted one
+            self._leave_group = None  # only now, so that a second call repeats an interrupted call
 
 
 BACKGROUND_CHECK_S = 1.0  # the interval of checks between polls
-# The interval of commits of all offsets, also of offsets that are committed already. A master may return with old offsets, and
-# a disconnected member may commit offsets from before this member owned the queue. (Java commits all offsets each time.)
+# The interval of commits of all offsets, also of offsets that are committed already. A master that was away may return with old
+# offsets, and a disconnected member may commit offsets from before this member owned the queue. (Java commits all offsets each
+# time.)
 RECOMMIT_S = 30.0
 MIN_WAIT_S = 0.01  # the minimum wait of a poll while another thread rebalances
 
@@ -190,7 +191,7 @@ class Upkeep:
         settings: ConsumerSettings,
         polls: Polls,
         offsets: OffsetRequests,
-        group: Subscribed,
+        group: PullMembership,
         clock: Clock,
         timer: Timer,
     ) -> None:
@@ -204,30 +205,30 @@ class Upkeep:
         # The id of the thread that has ``_rebalance_lock``. Invalid while the lock is free.
         self._rebalancing_thread: int | None = None
         self._commit_lock = threading.RLock()  # allows one commit at a time; reentrant for commits in signal handlers
-        self._uncommitted: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
+        self._uncommitted_offsets: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
         self._resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
         polls.on_released_reset = self.on_reset
         self._runs_in_background = False  # whether the timer checks between polls
-        self._next_commit = clock.now() + settings.auto_commit_interval_s
-        self._next_recommit = clock.now() + RECOMMIT_S
-        self._next_refresh = clock.now() + settings.route_refresh_s
+        self._next_commit_at = clock.now() + settings.auto_commit_interval_s
+        self._next_recommit_at = clock.now() + RECOMMIT_S
+        self._next_refresh_at = clock.now() + settings.route_refresh_s
 
     def start_poll(self, timeout_s: float) -> Deadline:
         """Start a poll, and commit and refresh routes when they are due. Returns the deadline of the poll.
 
-        Messages that the last poll returned are finished. Messages that it took but did not return wait again.
+        Messages that the last poll returned are finished. Messages that the last poll took but did not return wait again.
         """
         deadline = Deadline.after(timeout_s)
         now = self._clock.now()
-        repeat_commits = now >= self._next_recommit
+        repeat_commits = now >= self._next_recommit_at
         if repeat_commits:
-            self._next_recommit = now + RECOMMIT_S
+            self._next_recommit_at = now + RECOMMIT_S
         self._polls.start_poll(repeat_commits)
-        if self._settings.auto_commit and now >= self._next_commit:
-            self._next_commit = now + self._settings.auto_commit_interval_s
+        if self._settings.auto_commit and now >= self._next_commit_at:
+            self._next_commit_at = now + self._settings.auto_commit_interval_s
             self.commit_finished()
-        if now >= self._next_refresh:
-            self._next_refresh = now + self._settings.route_refresh_s
+        if now >= self._next_refresh_at:
+            self._next_refresh_at = now + self._settings.route_refresh_s
             for topic in sorted({queue.topic for queue in self._polls.assigned()}):
                 try:
                     self._offsets.queues(topic)
@@ -272,7 +273,7 @@ class Upkeep:
                 return parts
 
     def _is_gone(self, queue: MessageQueue | None) -> bool:
-        """Whether a queue that its broker rejects no longer exists. If so, the next check is due.
+        """Return whether a queue that its broker rejects no longer exists. If so, make the next check due.
 
         The topic has fewer read queues now, or was created again with fewer queues.
         """
@@ -295,9 +296,11 @@ class Upkeep:
         # Only now, so that the next call retries if the timer could not start its thread.
         self._runs_in_background = True
         self._timer.call_repeatedly(
-            COMPARE_S, lambda: self._group.conflicts.check(self._offsets.request_deadline()), COMPARE_S
+            COMPARE_S, lambda: self._group.subscription_conflicts.check(self._offsets.request_deadline()), COMPARE_S
         )
-        self._timer.call_repeatedly(COMPARE_S, lambda: self._group.modes.check(self._offsets.request_deadline()), 0.0)
+        self._timer.call_repeatedly(
+            COMPARE_S, lambda: self._group.consume_modes.check(self._offsets.request_deadline()), 0.0
+        )
 
     def _check_in_background(self) -> None:
         try:
@@ -314,9 +317,9 @@ class Upkeep:
     def on_reset(self, queue: MessageQueue, offset: int, was_released: bool = True) -> None:
         """Apply a reset of a queue that is not assigned, on the timer.
 
-        With ``was_released``, the answer to a pull of a released queue reported the reset. No other pull reports the reset again,
-        so it is committed for the next owner. Otherwise a broker reported the reset to all members, and it matters only if a
-        rebalance is acquiring the queue.
+        With ``was_released``, the answer to a pull of a released queue reported the reset. No other pull reports the reset
+        again, so the offset is committed for the next owner. Otherwise a broker reported the reset to all members, and the
+        reset matters only if a rebalance is acquiring the queue.
         """
         if not was_released and not self._rebalance_lock.locked():
             return
@@ -334,36 +337,36 @@ class Upkeep:
         with contextlib.suppress(IndexError):
             while True:
                 queue, offset, was_released = self._resets.popleft()
-                self._uncommitted = {
+                self._uncommitted_offsets = {
                     other_queue: other_offset
-                    for other_queue, other_offset in self._uncommitted.items()
+                    for other_queue, other_offset in self._uncommitted_offsets.items()
                     if other_queue != queue
                 }
-                owned = self._polls.reset({queue: offset})
+                owned_offsets = self._polls.reset({queue: offset})
                 if was_released:
                     text = "%s was released, and its broker reset it to offset %d: committing the offset for the next owner"
                     logger.warning(text, queue, offset)
-                elif owned:
+                elif owned_offsets:
                     logger.warning("%s was assigned meanwhile: resetting it to offset %d", queue, offset)
-                self.commit({queue: offset} if was_released else owned)
+                self.commit({queue: offset} if was_released else owned_offsets)
 
     def rebalance_if_due(self) -> None:
         """Rebalance if a check is due and no thread is rebalancing."""
         if self._group.topics and not self._group.wait_s() and not self._rebalance_lock.locked():
             self.rebalance()
 
-    def apply_assignment(self, starts: Mapping[MessageQueue, StartOffset | None]) -> None:
+    def apply_assignment(self, start_offsets: Mapping[MessageQueue, StartOffset | None]) -> None:
         """Assign these queues (see ``Assigned.assign``), and commit the finished offsets of released queues.
 
         If the group has no offset of a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
         might start at a later offset and skip messages.
         """
         if not self._settings.auto_commit:
-            self._polls.assign(starts)
+            self._polls.assign(start_offsets)
             return
-        # Both functions run when earlier commits have ended, so that they include the effects of an earlier reset.
-        self._commit_one_at_a_time(lambda: self._assign_and_commit(starts))
-        self._commit_one_at_a_time(self._polls.never_committed)
+        # Both functions run after earlier commits have ended, so that their offsets include the effects of an earlier reset.
+        self._commit_one_at_a_time(lambda: self._assign_and_commit(start_offsets))
+        self._commit_one_at_a_time(self._polls.never_committed_offsets)
 
     def rebalance(self) -> None:
         """Rebalance now. Waits for the rebalance of another thread. Does nothing if this thread is rebalancing already.
@@ -396,14 +399,15 @@ class Upkeep:
     def _rebalance(self) -> None:
         if self._polls.closed:
             return
-        owned = self._polls.assigned()
+        owned_queues = self._polls.assigned()
         try:
-            starts = self._group.allocate(owned)
-            if starts.keys() != set(owned) or self._uncommitted:
+            start_offsets = self._group.allocate(owned_queues)
+            if start_offsets.keys() != set(owned_queues) or self._uncommitted_offsets:
                 text = "group %s: %d queues are assigned now, %d before"
-                logger.info(text, self._settings.group, len(starts), len(owned))
-                self.apply_assignment(starts)
-        except BaseException:  # also Ctrl-C: the assignment may be incomplete, so the regular check in 20 s is too late
+                logger.info(text, self._settings.group, len(start_offsets), len(owned_queues))
+                self.apply_assignment(start_offsets)
+        except BaseException:
+            # Also after Ctrl-C. The assignment may be incomplete, so the regular check in 20 s is too late.
             self._group.check_soon()
             raise
 
@@ -414,27 +418,31 @@ class Upkeep:
     def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Commit offsets, after the commits of other threads. Returns the errors by queue.
 
-        Only one commit runs at a time: an offset from before a reset must not reach the broker after the offset of the reset.
+        Only one commit runs at a time, because an offset from before a reset must not reach the broker after the offset of the
+        reset.
         """
         return self._commit_one_at_a_time(lambda: offsets)
 
     def _commit_one_at_a_time(
-        self, offsets: Callable[[], Mapping[MessageQueue, int]]
+        self, get_offsets: Callable[[], Mapping[MessageQueue, int]]
     ) -> dict[MessageQueue, RocketMQError]:
         with self._commit_lock:
-            return self._send_commit(offsets())
+            return self._send_commit(get_offsets())
 
-    def _assign_and_commit(self, starts: Mapping[MessageQueue, StartOffset | None]) -> UncommittedOffsets:
-        """Replace the assigned queues, and commit the finished offsets of the released ones.
+    def _assign_and_commit(self, start_offsets: Mapping[MessageQueue, StartOffset | None]) -> UncommittedOffsets:
+        """Replace the assigned queues, and commit the finished offsets of the released queues.
 
-        This includes queues that an interrupted call released before. Returns the offsets that the caller must commit: none.
+        This includes queues that an interrupted call released before. Returns an empty dict: the caller need not commit any
+        offset.
         """
-        self._uncommitted = {queue: offset for queue, offset in self._uncommitted.items() if queue not in starts}
-        self._polls.assign(starts, self._uncommitted)
+        self._uncommitted_offsets = {
+            queue: offset for queue, offset in self._uncommitted_offsets.items() if queue not in start_offsets
+        }
+        self._polls.assign(start_offsets, self._uncommitted_offsets)
         if self._settings.auto_commit:
-            self._send_commit(self._uncommitted)
-        self._uncommitted = {}
-        return self._uncommitted
+            self._send_commit(self._uncommitted_offsets)
+        self._uncommitted_offsets = {}
+        return self._uncommitted_offsets
 
     def _send_commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         errors = self._offsets.commit(offsets)

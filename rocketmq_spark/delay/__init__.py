@@ -1,6 +1,6 @@
-"""Delays of any length: messages wait in ``dmq_inner_topic``, in envelopes, and are sent to their own topic when they are due.
+"""Delays of any length: messages wait as envelopes in ``dmq_inner_topic``, and are sent to their own topic when they are due.
 
-``delayed`` does this as a Spark stream, the command ``rocketmq-spark delay serve`` (module ``node``) without Spark.
+``delayed`` sends them in a Spark stream. The command ``rocketmq-spark delay serve`` (module ``node``) sends them without Spark.
 """
 
 from __future__ import annotations

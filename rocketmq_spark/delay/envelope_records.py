@@ -1,13 +1,13 @@
 """Parts of a delay node besides its loop: the state of queues, brokers and its disk, and envelopes as records of its store.
 
-``RecreationCheck`` checks whether the messages of a queue are still those that were read. If the topic was created again, or its
-broker returned without its last messages, the queue has messages with a later store time than the latest one read, but before the
-position. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability`` skips brokers that did not answer a
-moment ago, so that the queues of others do not wait. ``Retention`` warns if brokers keep envelopes for a shorter time than they
-wait, because a node that lost its disk can rebuild its store only from the topic.
+``RecreationCheck`` checks whether the messages of a queue are still those that were read. If the topic was created again, or
+its broker returned without its last messages, the queue has messages before the position whose store time is later than that of
+any message that was read. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability`` skips brokers that
+did not answer a moment ago, so that the queues of other brokers do not wait. ``Retention`` warns if a broker keeps envelopes
+for a shorter time than an envelope waits, because a node that lost its disk can rebuild its store only from the topic.
 
-``effect_of`` makes a record of an envelope, and ``send_decoder`` makes a send of a due record; both are pure. Records wait in
-``spool/store``, and ``spool/redelivery`` takes them when they are due.
+``effect_of`` turns an envelope into a record, and ``send_decoder`` turns a due record into a send. Both are pure. Records wait
+in ``spool/store``, and ``spool/redelivery`` takes them when they are due.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES_BYTES, Property
 from rocketmq_spark.delay import release
 from rocketmq_spark.delay.commits import REQUEST_S
 from rocketmq_spark.delay.release import (
-    PROBLEM,
+    PROBLEM_PROPERTY,
     Delivery,
     HasEnvelopes,
     Original,
@@ -48,7 +48,7 @@ from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
-# The store time for a queue that has no message before the position: any later message there is a new one.
+# The store time for a queue that has no message before the position. Any message that appears there later is new.
 BEFORE_ALL_MS = 1
 
 
@@ -60,20 +60,20 @@ class RecreationCheck:
         self._group = group
 
     def is_unchanged(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
-        """Whether the queue seems to have the messages that were read. Pulls do not show that: they continue at the position, or
-        at the new end, without an error.
+        """Whether the queue seems to have the messages that were read. Pulls do not show a loss of these messages: they
+        continue at the position, or at the new end, without an error.
         """
-        end, newest_ms = checkpoint.last_read
+        end, newest_ms = checkpoint.end_and_newest_ms
         if not newest_ms or self._offset_at(queue, newest_ms + 1) >= end:
             return True
         return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= end
 
     def has_last_message(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
-        """Whether the queue, which may be that of another cluster, has the last message that was read, at its offset. False if
-        that is not certain.
+        """Whether the queue, which may belong to another cluster, has the last message that was read, at the same offset. False
+        if this is not certain.
         """
-        first = self._offset_at(queue, checkpoint.newest_ms)
-        return bool(checkpoint.newest_ms) and first < checkpoint.read_end <= self._offset_at(
+        first_offset = self._offset_at(queue, checkpoint.newest_ms)
+        return bool(checkpoint.newest_ms) and first_offset < checkpoint.read_end <= self._offset_at(
             queue, checkpoint.newest_ms + 1
         )
 
@@ -138,22 +138,22 @@ class BackPressure:
         if not (self._paused or was_paused):
             return
         for queue in self._reader.assignment():
-            with contextlib.suppress(OffsetError):  # the queue has been revoked since
+            with contextlib.suppress(OffsetError):  # the queue was revoked meanwhile
                 (self._reader.pause if self._paused else self._reader.resume)(queue)
 
-    def on_full(self, error: SpoolFull, waiting: int) -> None:
-        """Note that the disk had no room; the node holds ``waiting`` messages."""
+    def on_full(self, error: SpoolFull, waiting_count: int) -> None:
+        """Record that the disk had no room while the node holds ``waiting_count`` messages."""
         self._paused_until = Deadline.after(FULL_PAUSE_S)
         if self._is_full and not self._silent_until.expired:
             return
         self._is_full, self._silent_until = True, Deadline.after(FULL_LOG_S)
         logger.error(
             "no room for more delayed messages: until there is, this node reads neither messages nor recalls; the %d that "
-            "it holds are sent when they are due, if it can write at all: %s", waiting, error,
+            "it holds are sent when they are due, if it can write at all: %s", waiting_count, error,
         )  # fmt: skip
 
     def on_stored(self) -> None:
-        """Note that storing worked."""
+        """Record that storing worked."""
         if self._is_full:
             self._is_full = False
             logger.warning("there is room again in %s: reading delayed messages continues", self._folder)
@@ -172,32 +172,33 @@ class BrokerAvailability:
         return queue.broker_name in self._unavailable_until
 
     def for_each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
-        """Call ``step`` for each queue. Skips queues whose broker does not answer, or sends an unusable answer, until
-        a later call.
+        """Call ``step`` for each queue. If a broker does not answer, or sends an unusable answer, its queues are skipped for a
+        while.
 
-        Raises errors of the spool, and a permanent error if no broker has answered yet: later an error concerns a single broker.
+        Raises errors of the spool, and a permanent error if no broker has answered yet. A later permanent error concerns a
+        single broker.
         """
-        permanent: RocketMQError | None = None
+        permanent_error: RocketMQError | None = None
         for queue in sorted(queues):
-            name = queue.broker_name
-            if name in self._unavailable_until and not self._unavailable_until[name].expired:
+            broker_name = queue.broker_name
+            if broker_name in self._unavailable_until and not self._unavailable_until[broker_name].expired:
                 continue
             try:
                 step(queue)
-                self._unavailable_until.pop(name, None)
+                self._unavailable_until.pop(broker_name, None)
                 self.any_answered = True
             except SpoolError:
                 raise
             except Exception as e:  # wrong numbers of one broker must not stop the queues of others
                 if isinstance(e, RocketMQError) and not e.retriable:
-                    permanent = permanent or e
+                    permanent_error = permanent_error or e
                 # A warning only for the first failure.
-                level = logging.INFO if name in self._unavailable_until else logging.WARNING
+                level = logging.INFO if broker_name in self._unavailable_until else logging.WARNING
                 text = "%s is neither taken over nor handed over while its broker does not answer as expected: %s"
                 logger.log(level, text, queue, e, exc_info=None if isinstance(e, RocketMQError) else e)
-                self._unavailable_until[name] = Deadline.after(self._retry_s)
-        if permanent is not None and not self.any_answered:
-            raise permanent
+                self._unavailable_until[broker_name] = Deadline.after(self._retry_s)
+        if permanent_error is not None and not self.any_answered:
+            raise permanent_error
 
 
 # Interval of repeated log lines, and of requests for a broker's setting.
@@ -205,44 +206,46 @@ REPEAT_S = 3600.0
 
 
 class Retention:
-    """Compares delays with the retention of brokers: ``retention_ms`` returns it, or None if unknown. Not thread-safe."""
+    """Compares delays with the retention of brokers. ``retention_ms`` returns a broker's retention; None if it is unknown. Not
+    thread-safe.
+    """
 
     def __init__(self, retention_ms: Callable[[str], int | None]) -> None:
         self._fetch_ms = retention_ms
         self._longest_delay_ms: dict[str, int] = {}
-        self._fetched: dict[str, tuple[int | None, Deadline]] = {}
+        self._cache: dict[str, tuple[int | None, Deadline]] = {}
         self._silent_until: dict[str, Deadline] = {}
 
     def record_delay(self, broker_name: str, delay_ms: int) -> None:
-        """Note that an envelope on this broker waits for ``delay_ms``."""
+        """Record that an envelope on this broker waits for ``delay_ms``."""
         if delay_ms > self._longest_delay_ms.get(broker_name, 0):
             self._longest_delay_ms[broker_name] = delay_ms
 
     def warn(self) -> list[str]:
-        """Log the brokers whose retention is shorter than a noted delay. Returns their names."""
-        short = []
-        for name, delay_ms in self._longest_delay_ms.items():
-            retention_ms = self._retention_ms(name)
+        """Log the brokers whose retention is shorter than a recorded delay. Returns their names."""
+        short_brokers = []
+        for broker_name, delay_ms in self._longest_delay_ms.items():
+            retention_ms = self._retention_ms(broker_name)
             if retention_ms is None or delay_ms < retention_ms:
                 continue
-            short.append(name)
-            if name in self._silent_until and not self._silent_until[name].expired:
+            short_brokers.append(broker_name)
+            if broker_name in self._silent_until and not self._silent_until[broker_name].expired:
                 continue
-            self._silent_until[name] = Deadline.after(REPEAT_S)
+            self._silent_until[broker_name] = Deadline.after(REPEAT_S)
             logger.warning(
                 "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has it; raise "
                 "fileReservedTime of the broker above the longest delay",
                 delay_ms / 3_600_000,
-                name,
+                broker_name,
                 retention_ms / 3_600_000,
             )
-        return short
+        return short_brokers
 
     def _retention_ms(self, broker_name: str) -> int | None:
-        fetched = self._fetched.get(broker_name)
-        if fetched is None or fetched[1].expired:
-            fetched = self._fetched[broker_name] = self._fetch_ms(broker_name), Deadline.after(REPEAT_S)
-        return fetched[0]
+        cached = self._cache.get(broker_name)
+        if cached is None or cached[1].expired:
+            cached = self._cache[broker_name] = self._fetch_ms(broker_name), Deadline.after(REPEAT_S)
+        return cached[0]
 
 
 DELAYED_KIND, DEAD_LETTER_KIND = "delayed", "dead letter"
@@ -251,7 +254,7 @@ _DUE = struct.Struct(">Q")
 _OFFSET_AND_DUE = struct.Struct(">QQ")
 _MAX_DUE_MS = (1 << 63) - 1
 _MAX_ID_CHARS = 255  # of an id in a log line
-# Increase this number with each change of ``release.delivery`` or ``Rules`` that changes the target of an envelope.
+# Increase this number with each change of ``release.delivery`` or ``DeliveryRules`` that changes the target of an envelope.
 _RULES_VERSION = 1
 OTHER_ID_REASON = "delayed messages whose envelope has the digest of another message id"
 
@@ -278,8 +281,8 @@ def offset_and_due(place: bytes) -> tuple[int, int]:
     return offset, due_ms
 
 
-class Rules(NamedTuple):
-    """What a node may deliver. Envelopes that break these rules, and bodies that are no envelopes, go to ``dead_topic``.
+class DeliveryRules(NamedTuple):
+    """The rules for what a node may deliver. Envelopes that break them, and bodies that are no envelopes, go to ``dead_topic``.
 
     ``has_envelopes`` accepts ``inner_topic``. The fingerprint contains ``inner_topic``, because a function has no stable form.
     """
@@ -292,14 +295,12 @@ class Rules(NamedTuple):
 
     @property
     def fingerprint(self) -> bytes:
-        """A digest that differs between rules by which a record may have different targets."""
-        size = self.settings.max_message_size
-        return digest(repr((_RULES_VERSION, self.dead_topic, tuple(self.topics), size, self.inner_topic)).encode())
+        """A digest. If a record may have different targets by two sets of rules, their digests differ."""
+        max_size = self.settings.max_message_size
+        return digest(repr((_RULES_VERSION, self.dead_topic, tuple(self.topics), max_size, self.inner_topic)).encode())
 
     def delivery(self, data: bytes) -> Delivery | DecodeError:
-        """What an envelope delivers, or the error for which it becomes a dead letter. Both ``effect_of`` and ``send_decoder`` use
-        this.
-        """
+        """Return what an envelope delivers, or the error that makes it a dead letter."""
         try:
             return release.delivery(data, self.topics, self.settings.max_message_size, self.has_envelopes)
         except DecodeError as e:
@@ -319,32 +320,31 @@ class Rules(NamedTuple):
         return topic_target(delivery.envelope.topic) if queue is None else broker_target(queue)
 
 
-def effect_of(rules: Rules, queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> EnvelopeEffect:
-    """The effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter. An envelope
-    that only these rules forbid becomes a dead letter when it is due, so that its identity does not depend on the rules.
+def effect_of(rules: DeliveryRules, queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> EnvelopeEffect:
+    """Return the effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter. An
+    envelope that only these rules forbid becomes a dead letter when it is due, so that its identity does not depend on the
+    rules.
     """
     due_ms, identity, delivery = 0, digest(body), rules.delivery(body)
-    unrestricted = _unrestricted(body) if isinstance(delivery, DecodeError) else delivery
-    if not isinstance(unrestricted, DecodeError):
-        due_ms, identity = _due_and_digest(unrestricted.envelope)
-        if unrestricted.original is None:
+    unrestricted_delivery = _unrestricted_delivery(body) if isinstance(delivery, DecodeError) else delivery
+    if not isinstance(unrestricted_delivery, DecodeError):
+        due_ms, identity = _due_and_digest(unrestricted_delivery.envelope)
+        if unrestricted_delivery.original is None:
             return EnvelopeEffect(None, due_ms, _identity_mark(due_ms, identity))
     marks = (_identity_mark(due_ms, identity), (space_of(queue), place_of_offset(offset, due_ms)))
     return EnvelopeEffect(Record(DELAYED_KIND, body, now_ms, rules.target(delivery), marks=marks), due_ms)
 
 
 def record_to_copy(record: Record) -> Record:
-    """A record from another user's folder. Its only mark is the identity of the message that ``show`` prints.
+    """Return the copy of a record from another user's folder. Its only mark is the identity of the message, which ``show``
+    prints.
 
-    The result has no mark of a queue: a node with the copy reads its queues again, because the owner of the folder may have
+    The copy has no mark of a queue. So a node with the copy reads its queues again, because the owner of the folder may have
     forged the positions. Raises ``DecodeError`` if the envelope has the digest of another message id.
     """
     data = (open_dead_letter(record)[0] if record.kind == DEAD_LETTER_KIND else record).payload
-    due_ms, identity, delivery = (
-        0,
-        digest(data),
-        _unrestricted(data),
-    )  # the default identity: that of a body without a message
+    # The defaults are those of a body without a message.
+    due_ms, identity, delivery = 0, digest(data), _unrestricted_delivery(data)
     if not isinstance(delivery, DecodeError) and delivery.original is not None:
         due_ms, identity = _due_and_digest(delivery.envelope)
         if identity != digest(delivery.original.properties.get(Property.UNIQ_KEY, "").encode()):
@@ -365,8 +365,8 @@ def _identity_mark(due_ms: int, identity: bytes) -> tuple[bytes, bytes]:
 COPY_RULES = {DELAYED_KIND: record_to_copy, DEAD_LETTER_KIND: record_to_copy}
 
 
-def redelivery_policy(rules: Rules, max_in_flight: int) -> RedeliveryPolicy:
-    """The policy for a node's records. Unlike spooled sends, they have not failed before, so the first pause is 0."""
+def redelivery_policy(rules: DeliveryRules, max_in_flight: int) -> RedeliveryPolicy:
+    """The policy for a node's records. Unlike spooled sends, these records have not failed before, so the first pause is 0."""
     return RedeliveryPolicy(
         {DELAYED_KIND: send_decoder(rules), DEAD_LETTER_KIND: partial(dead_letter_send, rules)},
         max_in_flight,
@@ -378,9 +378,10 @@ def redelivery_policy(rules: Rules, max_in_flight: int) -> RedeliveryPolicy:
     )
 
 
-def dead_letter_of(rules: Rules, record: Record, failure: Resent) -> Record | None:
-    """The dead letter of a record that is given up. The record itself if it already is for the topic of dead letters, and waits
-    for that topic. None if the properties leave no room for topic and reason, or if that topic permanently rejected the record.
+def dead_letter_of(rules: DeliveryRules, record: Record, failure: Resent) -> Record | None:
+    """Return the dead letter of a record that is given up. If the record already goes to the topic of dead letters, this is the
+    record itself after a temporary failure, and None after a permanent failure. None also if the properties leave no room for
+    topic and reason.
     """
     if (
         isinstance(delivery := rules.delivery(record.payload), DecodeError)
@@ -398,8 +399,8 @@ def dead_letter_of(rules: Rules, record: Record, failure: Resent) -> Record | No
 
 
 def open_dead_letter(letter: Record) -> tuple[Record, str]:
-    """The record that was given up, with the target of its dead letter, and the reason. In another user's folder, the payload may
-    be any bytes.
+    """Return the record that was given up, with the target of its dead letter, and the reason. In another user's folder, the
+    payload may be any bytes.
     """
     start, data = _LENGTH.size, letter.payload
     end = start + int.from_bytes(data[:start])
@@ -408,67 +409,67 @@ def open_dead_letter(letter: Record) -> tuple[Record, str]:
     )
 
 
-def given_up_record(rules: Rules, letter: Record) -> tuple[Record, str]:
-    """The record that was given up, and the reason."""
+def given_up_record(rules: DeliveryRules, letter: Record) -> tuple[Record, str]:
+    """Return the record that was given up, with its own target, and the reason."""
     record, reason = open_dead_letter(letter)
     return replace(record, target=rules.target_of(record)), reason
 
 
 def describe_message(record: Record) -> str:
-    """A description of a record's message for a log line. The message's id may be any text."""
+    """Return a description of a record's message for a log line. The message's id may be any text."""
     if record.kind == DEAD_LETTER_KIND:
         record, _ = open_dead_letter(record)
-    delivery = _unrestricted(record.payload)
+    delivery = _unrestricted_delivery(record.payload)
     if isinstance(delivery, DecodeError) or delivery.original is None:
         return "no valid envelope"
     msg_id = delivery.original.properties.get(Property.UNIQ_KEY, "without id")
     return f"message {release.reason_text(msg_id)[:_MAX_ID_CHARS]} for topic {delivery.envelope.topic}"
 
 
-def dead_letter_send(rules: Rules, letter: Record) -> SpooledSend:
+def dead_letter_send(rules: DeliveryRules, letter: Record) -> SpooledSend:
     """The send of a dead letter: the message that was given up, to the topic of dead letters, with the message's topic and the
     reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for these two.
     """
     record, reason = open_dead_letter(letter)
-    delivery, max_bytes = _unrestricted(record.payload), rules.settings.max_message_size
+    delivery, max_bytes = _unrestricted_delivery(record.payload), rules.settings.max_message_size
     if isinstance(delivery, DecodeError) or delivery.original is None:
         return _send(rules, record, delivery)
     envelope, original = delivery.envelope, delivery.original
-    properties = {**original.properties, release.TOPIC: envelope.topic, PROBLEM: reason}
+    properties = {**original.properties, release.TOPIC_PROPERTY: envelope.topic, PROBLEM_PROPERTY: reason}
     text, note = (
         encode_properties(properties, SINGLE_MAX_PROPERTIES_BYTES),
         release.truncation_note(envelope.body, max_bytes),
     )
     if note and len(text.encode()) + len(note) <= SINGLE_MAX_PROPERTIES_BYTES:
         # ``dead_letter_of`` reserves no room for ``note``.
-        properties[PROBLEM] = reason + note
+        properties[PROBLEM_PROPERTY] = reason + note
         text = encode_properties(properties)
     envelope = envelope._replace(topic=rules.dead_topic, body=envelope.body[:max_bytes])
     return _send(rules, record, Delivery(envelope, Original(properties, text, None)))
 
 
-def _unrestricted(data: bytes) -> Delivery | DecodeError:
-    """What an envelope delivers to a node without rules, or the error why it cannot be delivered."""
+def _unrestricted_delivery(data: bytes) -> Delivery | DecodeError:
+    """Return what an envelope delivers to a node without rules, or the error that says why it cannot be delivered."""
     try:
         return release.delivery(data, max_bytes=len(data))
     except DecodeError as e:
         return e
 
 
-def send_decoder(rules: Rules) -> Callable[[Record], SpooledSend]:
-    """Returns a function that makes the send of a record: the original message as its sender would have sent it, or a dead
+def send_decoder(rules: DeliveryRules) -> Callable[[Record], SpooledSend]:
+    """Return a function that makes the send of a record: the original message as its sender would have sent it, or a dead
     letter.
     """
     return lambda record: _send(rules, record, rules.delivery(record.payload))
 
 
-def _send(rules: Rules, record: Record, delivery: Delivery | DecodeError) -> SpooledSend:
+def _send(rules: DeliveryRules, record: Record, delivery: Delivery | DecodeError) -> SpooledSend:
     data, settings = record.payload, rules.settings
     if isinstance(delivery, DecodeError) or delivery.original is None:
         error = delivery if isinstance(delivery, DecodeError) else DecodeError("the envelope cancels another one")
-        body, why = release.dead_letter(data, error, settings.max_message_size)
+        body, problem_properties = release.dead_letter(data, error, settings.max_message_size)
         envelope, queue = DecodedEnvelope(rules.dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
-        properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **why}
+        properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **problem_properties}
         text = encode_properties(properties)
     else:
         envelope, (properties, text, queue) = delivery.envelope, delivery.original

@@ -43,9 +43,9 @@ def wall_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """A node's folder, the topic of envelopes, the topic for bodies that are not envelopes, and its clock ``now_ms``.
+    """A node's folder, the topic of envelopes, the topic for bodies that are not envelopes, and the node's clock ``now_ms``.
 
-    ``topics`` are patterns of the topics to which it may deliver.
+    ``topics`` are patterns of the topics to which the node may deliver.
     """
 
     folder: Path
@@ -62,48 +62,48 @@ def purpose_of(group: str) -> str:
 
 
 def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> None:
-    """Raise ``OptionError`` if a living member of the group reads other topics, or none.
+    """Raise ``OptionError`` if a living member of the group reads other topics, or no topic.
 
-    The queues of a topic are shared among all members of a group. Members that do not read the topic would get queues of it,
-    whose messages would never be sent. All brokers of the topic are queried: a member may be known only to the brokers of its
-    topics.
+    The queues of a topic are shared among all members of a group. Members that do not read the topic would also get queues of
+    it, and the messages in these queues would never be sent. All brokers of the topic are queried, because a member may be
+    known only to the brokers of its own topics.
     """
     group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given names as brokers know them
-    deadline, failed = Deadline.after(_GROUP_CHECK_S), dict[str, RocketMQError]()
+    deadline, errors = Deadline.after(_GROUP_CHECK_S), dict[str, RocketMQError]()
     for broker in sorted({queue.broker_name for queue in member.queues(topic, deadline)}):
         try:
-            subscribed = member.filters(group, topic, deadline.within(REQUEST_S), broker)
+            subscriptions = member.filters(group, topic, deadline.within(REQUEST_S), broker)
         except RocketMQError as e:
             if e.broker_code != Response.CONSUMER_NOT_ONLINE:
-                failed[broker] = e
+                errors[broker] = e
             continue
-        others = sorted(
-            name for name in subscribed if on_wire(name) != on_wire(topic) and not name.startswith(RETRY_PREFIX)
+        other_topics = sorted(
+            name for name in subscriptions if on_wire(name) != on_wire(topic) and not name.startswith(RETRY_PREFIX)
         )
-        if others or on_wire(topic) not in map(on_wire, subscribed):
-            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-            they = f"read {', '.join(others[:3])}{more}, and this node would read {topic}"
+        if other_topics or on_wire(topic) not in map(on_wire, subscriptions):
+            more_text = f" and {len(other_topics) - 3} more" if len(other_topics) > 3 else ""
+            reading_text = f"read {', '.join(other_topics[:3])}{more_text}, and this node would read {topic}"
             raise OptionError(
-                f"group {group!r} has members that {they if others else f'do not read {topic}'}: each would get queues that it "
-                "does not read",
+                f"group {group!r} has members that {reading_text if other_topics else f'do not read {topic}'}: each would get "
+                "queues that it does not read",
                 remedy="Give the nodes of each inner topic a group of their own (--group)",
             )
-    if failed:
+    if errors:
         logger.warning(
-            "cannot check (with ACL 2.0, the check needs Get on the group) whether group %r has members that do not read %s, "
-            "at %d of the brokers: %s",
-            group, topic, len(failed), next(iter(failed.values())),
+            "cannot check at %d of the brokers whether group %r has members that do not read %s (with ACL 2.0, the check needs "
+            "Get on the group): %s",
+            len(errors), group, topic, next(iter(errors.values())),
         )  # fmt: skip
 
 
 def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
-    """Returns a node that has joined its group. ``options`` are connection options, and ``group``.
+    """Return a node that has joined its group. ``options`` are ``group`` and the options of connections.
 
-    Raises ``OptionError`` if a member of the group does not read this topic, or reads others. A broker that does not report
-    the members is logged.
+    Raises ``OptionError`` if a member of the group does not read this topic, or reads other topics. A warning says which
+    brokers do not report the members.
     """
-    given: dict[str, Any] = {"group": GROUP, **options}
-    parsed = options_table.parse(given).for_role("pull consumer")
+    all_options: dict[str, Any] = {"group": GROUP, **options}
+    parsed = options_table.parse(all_options).for_role("pull consumer")
     if parsed.environment is not None and parsed.environment_mode == "queues":
         raise OptionError(
             f"{parsed.environment_source} is {parsed.environment!r}, but with environmentMode=queues one delay service "
@@ -111,7 +111,7 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
             "deliver the messages in the other queues",
             remedy="Start it without an environment; each message goes to the queues of the environment that it was sent in",
         )
-    settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
+    settings = ProducerSettings.of(options_table.parse(all_options).for_role("producer"))
     for topic in (node_settings.topic, node_settings.dead_topic):
         session.ensure_topic(parsed, topic)
     scope = scope_of(parsed)
@@ -119,7 +119,7 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
     def has_envelopes(topic: str) -> bool:
         return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(node_settings.topic)
 
-    rules = envelope_records.Rules(
+    rules = envelope_records.DeliveryRules(
         settings, node_settings.dead_topic, node_settings.topics, has_envelopes, scope.on_wire(node_settings.topic)
     )
     store = Store(node_settings.folder, use=COPY_TO_SERVE)
@@ -131,7 +131,7 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
         if node_settings.dead:
             store.revive(node_settings.now_ms(), rules.target_of)
         reader_options: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
-        reader = consumers.PullConsumer(**given, **reader_options)
+        reader = consumers.PullConsumer(**all_options, **reader_options)
         try:
             reader.subscribe(node_settings.topic)
         except BaseException:

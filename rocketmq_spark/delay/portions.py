@@ -1,4 +1,6 @@
-"""Bodies in portions of limited size, for Spark's state: any number of messages may be due in the same second."""
+"""Bodies in portions of limited size, for Spark's state. Portions are needed because any number of messages may be due in the
+same second.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ def packed(bodies: Iterable[bytes]) -> bytes:
 
 
 def unpacked(portion: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(portion):
-        (length,) = _LENGTH.unpack_from(portion, at)
-        at += _LENGTH.size
-        yield bytes(portion[at : at + length])
-        at += length
+    position = 0
+    while position < len(portion):
+        (length,) = _LENGTH.unpack_from(portion, position)
+        position += _LENGTH.size
+        yield bytes(portion[position : position + length])
+        position += length
 
 
 def portions(bodies: Iterable[bytes], max_bytes: int = PORTION_BYTES) -> Iterator[list[bytes]]:
@@ -39,10 +41,10 @@ def portions(bodies: Iterable[bytes], max_bytes: int = PORTION_BYTES) -> Iterato
 
 
 def drop_repeated(bodies: Iterable[bytes]) -> Iterator[bytes]:
-    """Drop repeated envelopes, and repeated cancellations. Keeps only identities in memory."""
-    seen: set[tuple[bool, bytes]] = set()
+    """Drop repeated envelopes, and repeated cancellations. Only the identities are kept in memory."""
+    seen_identities: set[tuple[bool, bytes]] = set()
     for body in bodies:
         identity = is_cancellation(body), identity_of(body)
-        if identity not in seen:
-            seen.add(identity)
+        if identity not in seen_identities:
+            seen_identities.add(identity)
             yield body

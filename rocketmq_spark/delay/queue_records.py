@@ -1,4 +1,6 @@
-"""The records and notes of a node's store by queue of the inner topic. A driver: it checks doubtful notes with the brokers."""
+"""The records and notes of a node's store by queue of the inner topic. This module is a driver, because it checks doubtful
+notes with the brokers.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ class QueueRecords:
     def checkpoint(self, queue: MessageQueue) -> QueueCheckpoint | None:
         """The checkpoint of a queue. Raises errors of requests.
 
-        If the records were assigned to this cluster (``spool assign``), its queue may be another one with the same name. Then the
-        records lose their marks of the queue: neither its progress nor its next owner knows their messages.
+        If the records were assigned to this cluster (``spool assign``), its queue may be a different queue with the same name.
+        Then the records lose their marks of the queue, because neither the queue's progress nor its next owner knows their
+        messages.
         """
         notes = self._store.notes()
         checkpoint = checkpoints_of(notes, doubtful=True).get(queue)
@@ -49,11 +52,11 @@ class QueueRecords:
             logger.info("%d waiting messages are not from this %s, and are sent from here", count, queue)
         if not is_same_queue or self._store.damage_count:  # after damage, some of what was read is not in the store
             checkpoint = None
-        renamed = {} if checkpoint is None else {note_name(queue): checkpoint.encode()}
-        self._store.add([], {DOUBTFUL_PREFIX + note_name(queue): b"", **renamed})
+        confirmed_note = {} if checkpoint is None else {note_name(queue): checkpoint.encode()}
+        self._store.add([], {DOUBTFUL_PREFIX + note_name(queue): b"", **confirmed_note})
         return checkpoint
 
-    def has(self, queue: MessageQueue, accepts: Callable[[int, int], bool]) -> bool:
+    def has_record(self, queue: MessageQueue, accepts: Callable[[int, int], bool]) -> bool:
         """Whether the queue has a waiting record that ``accepts`` accepts."""
         return bool(self.for_marks(queue, accepts, len))
 
@@ -71,14 +74,14 @@ class QueueRecords:
         )
 
     def oldest_offset(self, queue: MessageQueue) -> int | None:
-        """The offset of a queue's first waiting record."""
+        """Return the offset of a queue's first waiting record; None if no record of the queue waits."""
         return next(
             (offset for portion in self._read_places(space_of(queue), offset_and_due) for _, (offset, _) in portion),
             None,
         )
 
     def first_due_ms(self) -> int | None:
-        """The original due time of the waiting record that is due first."""
+        """Return the original due time of the waiting record that is due first; None if no record waits."""
         return next(
             (due_ms for portion in self._read_places(IDENTITY, due_ms_of_identity) for _, due_ms in portion), None
         )

@@ -1,9 +1,9 @@
 """Delays of any length as a Spark stream: envelopes wait in Spark's state store until they are due.
 
-One timer of Spark fires for all envelopes of one second and one shard, because every call of Spark's state is a round trip, and a
-timer for each message would cost one per message.
+One timer of Spark fires for all envelopes of one second and one shard. Every call of Spark's state is a round trip, so a timer
+for each message would cost a round trip per message.
 
-A Spark job that reads envelopes is no member of a consumer group. ``present`` joins one, because producers do not send
+A Spark job that reads envelopes is no member of a consumer group. ``present`` joins a group, because producers do not send
 envelopes while no member of a group subscribes to ``dmq_inner_topic``.
 """
 
@@ -30,7 +30,7 @@ from rocketmq_spark.delay.portions import drop_repeated, packed, portions, unpac
 from rocketmq_spark.delay.release import (
     ALL_TOPICS,
     DEAD_TOPIC,
-    SCHEMA,
+    SINK_SCHEMA,
     SinkRow,
     dead_letter_row,
     identity_of,
@@ -44,7 +44,7 @@ from rocketmq_spark.model.membership import BrokerRequest, Membership
 from rocketmq_spark.spark.sink.row_checks import SinkChecks
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
-# A group for each topic of envelopes: members of one group must not subscribe to different topics.
+# Each topic of envelopes has its own group, because members of one group must not subscribe to different topics.
 _GROUP = "rocketmq_delay_job_{topic}"
 _REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
 
@@ -78,18 +78,18 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _PROTOBUF = (6, 33, 5)
 # Limits of a task in a micro-batch, because Spark puts all rows from timers of one task into one record batch.
 _MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
-# The part of these limits for messages that are due when they arrive (timers get the rest), and for the timer of one key.
+# The shares of these limits for messages that are due when they arrive (timers get the rest), and for the timer of one key.
 _ON_ARRIVAL_SHARE, _KEY_SHARE = 1 / 2, 1 / 4
-# More than an envelope of a producer has besides the body of its message.
+# The most bytes that an envelope of a producer has besides the body of its message, with a reserve.
 _ENVELOPE_BYTES = 64 << 10
 # Lists per second. This is a constant and not Spark's setting, because a cancellation must find its list after a restart with
 # other settings.
 _SHARDS = 16
 # The last whole second of Spark's timers.
 _MAX_DUE_MS = ((1 << 63) - 1) // 1000 * 1000
-_COLUMNS = tuple(part.split()[0] for part in SCHEMA.split(", "))
+_COLUMNS = tuple(part.split()[0] for part in SINK_SCHEMA.split(", "))
 # The number of rows that are checked at once.
-_CHECK_PAGE = 256
+_CHECK_PAGE_ROWS = 256
 
 
 def delayed(
@@ -104,11 +104,12 @@ def delayed(
     ``msgId``, the original message id, for the sink's option ``messageId``.
 
     No message is early. A message may be late by up to two micro-batches and one second (due times are rounded up to seconds).
-    A message with a sharding key goes to the queue of its key, others to any queue of their topic, even if the sender chose a
-    queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope (the message
-    of ``dmq_inner_topic`` that contains a delayed one) that is read again before its message is due counts once.
-    ``Producer.recall`` cancels a waiting message. If more is due than fits into a micro-batch, messages are sent in the order of
-    their due times, or of their arrival if they were due before it, and each second gives only a part before the others.
+    A message with a sharding key goes to the queue of its key, other messages to any queue of their topic, even if the sender
+    chose a queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope (the
+    message of ``dmq_inner_topic`` that contains a delayed one) that is read again before its message is due counts once.
+    ``Producer.recall`` cancels a waiting message. If more messages are due than fit into a micro-batch, they are sent in the
+    order of their due times, or of their arrival if they arrived after they were due. Each second first sends only a part of
+    its messages, and then the other seconds follow.
 
     Requires Spark's RocksDB state store, and protobuf on driver and workers (extra ``delay``). The number of tasks that hold
     messages is ``spark.sql.shuffle.partitions`` at the time the checkpoint is created.
@@ -118,10 +119,10 @@ def delayed(
         dead_topic: The topic for bodies that are not envelopes, and for envelopes whose message cannot or may not be delivered;
             their property ``delayProblem`` has the reason.
         topics: Shell patterns of the topics that messages may go to. System, retry and dead-letter topics are never allowed.
-            Name only topics that the sink's user may write to: a broker that denies one ends the query.
-        sink: The options of the sink, without ``messageId``. With them, a message that the sink refuses, because of its topic or
-            of its content, goes to ``dead_topic``; without them, it ends the query. They become part of the job's code: give keys
-            as ``credentialsFile``.
+            Name only topics that the sink's user may write to: a broker that denies a topic ends the query.
+        sink: The options of the sink, without ``messageId``. With these options, a message that the sink refuses, because of
+            its topic or of its content, goes to ``dead_topic``; without them, such a message ends the query. The options become
+            part of the job's code, so give keys as ``credentialsFile``.
 
     Raises:
         OptionError: ``messages`` is not a stream with a column ``body``, or a requirement is missing, or ``sink`` has an option
@@ -129,8 +130,8 @@ def delayed(
     """
     _check_requirements(messages)
     max_bytes = codes.MAX_BODY_BYTES if sink is None else SinkChecks(sink, _COLUMNS).max_bytes
-    head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
-    is_envelope = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
+    envelope_start = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
+    is_envelope = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == envelope_start)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
     due_ms = sf.least(due_ms, sf.lit(_MAX_DUE_MS))
     # A cancellation must get the same shard as its message.
@@ -149,26 +150,29 @@ def delayed(
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )
         .groupBy("shard", "second")
-        .transformWithState(_Waiting(dead_topic, tuple(topics), sink), SCHEMA, "Append", "ProcessingTime")
+        .transformWithState(_WaitingEnvelopes(dead_topic, tuple(topics), sink), SINK_SCHEMA, "Append", "ProcessingTime")
     )
 
 
 def _truncated(column: str, max_bytes: int) -> Column:
-    """The bodies without what no envelope has, of a message of at most ``max_bytes`` bytes. A longer one can only be a dead
-    letter, with its first bytes. This is before Python, because a few kilobytes may inflate to megabytes.
+    """Return the bodies, cut off after the most bytes that the envelope of a message of ``max_bytes`` bytes has. A longer body
+    can only become a dead letter, which has only the first bytes. Spark cuts before Python gets the bodies, because a few
+    kilobytes may inflate to megabytes.
     """
     return sf.substring(column, 1, max_bytes + _ENVELOPE_BYTES).alias(column)
 
 
 def _ticks(messages: DataFrame) -> DataFrame:
-    """A row for every micro-batch, because a restarted query processes timers only when there is new data."""
+    """Return a stream with a row for every micro-batch, because a restarted query processes timers only when there is new
+    data.
+    """
     ticks = (
         messages.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1)
     )
     return ticks.load().select(sf.lit(None).cast("binary"))
 
 
-class _Waiting(StatefulProcessor):
+class _WaitingEnvelopes(StatefulProcessor):
     """The envelopes of one shard and second. The parameters' names are prescribed by Spark."""
 
     def __init__(
@@ -183,30 +187,33 @@ class _Waiting(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
-        # Of earlier releases. Spark reads thousands of its elements at once, whatever their size.
-        self._waiting = handle.getListState("waiting", StructType([StructField("body", BinaryType())]))
-        self._portions = handle.getMapState(
+        # The list of earlier releases. Spark reads thousands of its elements at once, whatever their size.
+        self._legacy_bodies = handle.getListState("waiting", StructType([StructField("body", BinaryType())]))
+        self._portion_state = handle.getMapState(
             "portions",
             StructType([StructField("number", LongType())]),
             StructType([StructField("bodies", BinaryType())]),
         )
-        # The portions that exist, and whether repeated and cancelled envelopes were removed: once, when the timer fires first.
+        # The numbers of the portions that exist, and whether repeated and cancelled envelopes were removed, which is done once,
+        # when the timer first fires.
         ends = [StructField("first", LongType()), StructField("end", LongType()), StructField("clean", BooleanType())]
-        self._ends = handle.getValueState("ends", StructType(ends))
+        self._span_state = handle.getValueState("ends", StructType(ends))
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         due_ms, now_ms = key[1] * 1000, timerValues.getCurrentProcessingTimeInMs()
         self._returned_in(now_ms)
-        parts = portions(drop_repeated(bytes(row.body) for row in rows))
-        nothing_waits = not (self._ends.exists() or self._waiting.exists())
+        new_portions = portions(drop_repeated(bytes(row.body) for row in rows))
+        nothing_waits = not (self._span_state.exists() or self._legacy_bodies.exists())
         if due_ms <= now_ms:
-            first, second = next(parts, []), next(parts, None)
-            if nothing_waits and second is None and self._has_room(_ON_ARRIVAL_SHARE):
-                # Otherwise the timer returns them.
-                yield from self._rows(first)
+            first_portion, second_portion = next(new_portions, []), next(new_portions, None)
+            if nothing_waits and second_portion is None and self._has_room(_ON_ARRIVAL_SHARE):
+                # Otherwise the timer returns these bodies.
+                yield from self._rows(first_portion)
                 return
-            parts = itertools.chain([first] if second is None else [first, second], parts)
-        self._add(parts)
+            new_portions = itertools.chain(
+                [first_portion] if second_portion is None else [first_portion, second_portion], new_portions
+            )
+        self._add(new_portions)
         if nothing_waits:
             self._handle.registerTimer(max(due_ms, now_ms + 1))
 
@@ -216,71 +223,75 @@ class _Waiting(StatefulProcessor):
         timerValues: Any,
         expiredTimerInfo: Any,
     ) -> Iterator[Row]:
-        """Spark calls this in the order of the timers. A key without room keeps its place. A key that had its part goes behind
-        all keys that are due now, so that no key waits for later ones.
+        """Spark calls this method in the order of the timers. If there is no room, a key keeps its place. A key that has used
+        its share goes behind all keys that are due now, so that no key waits for keys that are due later.
         """
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
-        before = self._returned_in(now_ms)
+        returned_before = self._returned_in(now_ms)
         if not self._has_room():
-            # Without reading the state, because there may be any number of keys. The time must differ from that of this timer,
-            # which Spark deletes after this call.
+            # The state is not read here, because there may be any number of keys. The new time must differ from the time of
+            # this timer, because Spark deletes this timer after the call.
             self._handle.registerTimer(at_ms ^ 1)
             return
-        if self._waiting.exists():
-            self._add(portions(bytes(body) for (body,) in self._waiting.get()))
-            self._waiting.clear()
-        if (span := self._ends.get()) is None:
+        if self._legacy_bodies.exists():
+            self._add(portions(bytes(body) for (body,) in self._legacy_bodies.get()))
+            self._legacy_bodies.clear()
+        if (span := self._span_state.get()) is None:
             return
-        first, end, clean = span
-        if not clean and end - first > 1:
+        first, end, is_clean = span
+        if not is_clean and end - first > 1:
             self._clean(first, end)
         for number in range(first, end):
-            if number > first and not (self._has_room() and self._has_room(_KEY_SHARE, before)):
-                self._ends.update((number, end, True))
+            if number > first and not (self._has_room() and self._has_room(_KEY_SHARE, returned_before)):
+                self._span_state.update((number, end, True))
                 self._handle.registerTimer(max(now_ms, at_ms + 1))
                 return
             yield from self._rows(self._portion(number))
-            self._portions.removeKey((number,))
-        self._ends.clear()
+            self._portion_state.removeKey((number,))
+        self._span_state.clear()
 
     def _returned_in(self, now_ms: int) -> tuple[int, int]:
-        """The rows, and their bytes, that this task has returned in this micro-batch."""
+        """Return how many rows, and how many bytes, this task has returned in this micro-batch."""
         if now_ms != self._batch:
             self._batch, self._returned_rows, self._returned_bytes = now_ms, 0, 0
         return self._returned_rows, self._returned_bytes
 
-    def _has_room(self, share: float = 1.0, before: tuple[int, int] = (0, 0)) -> bool:
-        """Whether this task may return more rows in this micro-batch: less than ``share`` of its limits since ``before``."""
-        rows, size = before
+    def _has_room(self, share: float = 1.0, returned_before: tuple[int, int] = (0, 0)) -> bool:
+        """Whether this task may return more rows in this micro-batch, because it has returned less than ``share`` of its limits
+        since ``returned_before``.
+        """
+        rows, size = returned_before
         return self._returned_rows - rows < share * _MAX_ROWS and self._returned_bytes - size < share * _MAX_BYTES
 
-    def _add(self, parts: Iterable[list[bytes]]) -> None:
-        first, end, clean = self._ends.get() or (0, 0, False)
-        for part in parts:
-            self._portions.updateValue((end,), (packed(part),))
+    def _add(self, new_portions: Iterable[list[bytes]]) -> None:
+        first, end, is_clean = self._span_state.get() or (0, 0, False)
+        for portion in new_portions:
+            self._portion_state.updateValue((end,), (packed(portion),))
             end += 1
-        # Cancellations that arrive after the timer has fired are too late. Otherwise all waiting envelopes would be read each
-        # time.
-        self._ends.update((first, end, clean))
+        # Cancellations that arrive after the timer has fired are too late. To apply them, all waiting envelopes would have to
+        # be read each time.
+        self._span_state.update((first, end, is_clean))
 
     def _portion(self, number: int) -> list[bytes]:
-        state = self._portions.getValue((number,))
+        state = self._portion_state.getValue((number,))
         assert state is not None
         return list(unpacked(bytes(state[0])))
 
     def _clean(self, first: int, end: int) -> None:
-        """Remove repeated envelopes and cancelled ones from all portions, with one portion in memory."""
-        cancelled = {identity_of(body) for n in range(first, end) for body in self._portion(n) if is_cancellation(body)}
-        seen = set(cancelled)
+        """Remove repeated and cancelled envelopes from all portions, with one portion in memory at a time."""
+        cancelled_identities = {
+            identity_of(body) for n in range(first, end) for body in self._portion(n) if is_cancellation(body)
+        }
+        seen_identities = set(cancelled_identities)
         for number in range(first, end):
             bodies = self._portion(number)
-            kept = []
+            kept_bodies = []
             for body in bodies:
-                if (identity := identity_of(body)) not in seen:
-                    seen.add(identity)
-                    kept.append(body)
-            if len(kept) < len(bodies):
-                self._portions.updateValue((number,), (packed(kept),))
+                if (identity := identity_of(body)) not in seen_identities:
+                    seen_identities.add(identity)
+                    kept_bodies.append(body)
+            if len(kept_bodies) < len(bodies):
+                self._portion_state.updateValue((number,), (packed(kept_bodies),))
 
     def close(self) -> None:
         pass
@@ -294,12 +305,14 @@ class _Waiting(StatefulProcessor):
         return self._checked_rows(without_duplicates(bodies), checks)
 
     def _checked_rows(self, bodies: Iterator[bytes], sink: SinkChecks) -> Iterator[Row]:
-        """The rows of all bodies. What the sink would refuse is a dead letter, because its error would end the query."""
-        while part := list(itertools.islice(bodies, _CHECK_PAGE)):
-            rows = [sink_row(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in part]
-            for number, why in sink.rejection_reasons(rows).items():
+        """Return the rows of all bodies. A message that the sink would refuse becomes a dead letter, because the error of the
+        sink would end the query.
+        """
+        while page := list(itertools.islice(bodies, _CHECK_PAGE_ROWS)):
+            rows = [sink_row(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in page]
+            for index, why in sink.rejection_reasons(rows).items():
                 error = DecodeError(f"the sink does not accept the message in this envelope: {why}")
-                rows[number] = dead_letter_row(part[number], error, self._dead_topic, sink.max_bytes)
+                rows[index] = dead_letter_row(page[index], error, self._dead_topic, sink.max_bytes)
             yield from map(_row, rows)
 
 
@@ -309,11 +322,11 @@ def _row(message: SinkRow) -> Row:
 
 def _check_requirements(messages: DataFrame) -> None:
     problems = []
-    kind = dict(messages.dtypes).get("body")
-    if not messages.isStreaming or kind != "binary":
+    body_type = dict(messages.dtypes).get("body")
+    if not messages.isStreaming or body_type != "binary":
         what = "a stream" if messages.isStreaming else "no stream"
         problems.append(
-            f"delayed() got {what} whose column 'body' is {kind}; "
+            f"delayed() got {what} whose column 'body' is {body_type}; "
             f"expected readStream of topic {INNER_TOPIC!r}, where it is binary"
         )
     if (provider := messages.sparkSession.conf.get(_PROVIDER, None)) != _ROCKSDB:
@@ -325,8 +338,8 @@ def _check_requirements(messages: DataFrame) -> None:
 
 
 def protobuf_problem(version: str | None = None) -> str | None:
-    """Returns what Spark's state for Python processors lacks here, or None. Spark would report it only after a worker has
-    crashed.
+    """Return what is missing here for Spark's state in Python; None if nothing is missing. Spark would report the problem only
+    after a worker has crashed.
     """
     if version is None:
         try:
@@ -335,5 +348,6 @@ def protobuf_problem(version: str | None = None) -> str | None:
             version = "none"
     if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _PROTOBUF:
         return None
-    wanted = ".".join(map(str, _PROTOBUF))
-    return f"protobuf is {version} here; expected {wanted} or newer, in workers too: {extras.install_command(extras.DELAY)}"
+    expected_version = ".".join(map(str, _PROTOBUF))
+    command = extras.install_command(extras.DELAY)
+    return f"protobuf is {version} here; expected {expected_version} or newer, in workers too: {command}"

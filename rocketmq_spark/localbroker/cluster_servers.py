@@ -38,7 +38,7 @@ class Registration:
         self.admin = BaseAdmin(";".join(server.address for server in name_servers))
         # One client for each name server, because a client with several uses the first that answers.
         self._views = [(server, BaseAdmin(server.address)) for server in name_servers]
-        self._calls = RpcClient(Pool(ConnectOptions()))
+        self._rpc_client = RpcClient(Pool(ConnectOptions()))
         self._triggered_at: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:
@@ -66,14 +66,14 @@ class Registration:
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
         """Make a slave serve a topic now, because by itself it copies its master's topics only once a minute."""
         config = self.admin.topic_config(topic, broker_name)
-        self._calls.request(slave.address, put_topic(topic, broker_name, config))
+        self._rpc_client.request(slave.address, put_topic(topic, broker_name, config))
 
     def _trigger(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"
         text = conf.read_text(encoding="utf-8")
         unchanged = {_PERMISSION: bodies.read_config(text.encode()).get(_PERMISSION, "6")}
         try:
-            self._calls.request(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(unchanged)))
+            self._rpc_client.request(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(unchanged)))
         except RocketMQError:
             return
         finally:
@@ -83,7 +83,7 @@ class Registration:
     def close(self) -> None:
         for admin in (self.admin, *(view for _, view in self._views)):
             admin.close()
-        self._calls.pool.close()
+        self._rpc_client.pool.close()
 
 
 def _is_registered(view: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:

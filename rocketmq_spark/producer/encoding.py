@@ -24,7 +24,7 @@ from rocketmq_spark.options.transport import SELECTORS
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, has_key, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
-from rocketmq_spark.wire.compression import smaller
+from rocketmq_spark.wire.compression import compress_if_smaller
 from rocketmq_spark.wire.names import Scope, is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import check_message, encode_properties, message_properties
 
@@ -268,7 +268,7 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
     body, sys_flag = bytes(prepared.message.body), 0
     compression = COMPRESSIONS[settings.compression]
     if compression is not None and len(body) >= settings.compress_above:
-        compressed = smaller(body, compression)
+        compressed = compress_if_smaller(body, compression)
         if compressed is not None:
             body, sys_flag = compressed, int(SysFlag.COMPRESSED | compression)
     return SendRequest(

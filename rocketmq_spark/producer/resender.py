@@ -163,7 +163,7 @@ class EngineResender:
         """Whether a queue belongs to another environment, according to cached routes."""
         if queue is None:
             return False
-        if environment.by_position:
+        if environment.is_by_position:
             return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
         return not environment.owned([queue], may_be_empty=(queue.topic,))
 

@@ -210,7 +210,7 @@ class RouteCache:
     def _has_positions(self, topic: str) -> bool:
         """Whether the environment owns the queues at its positions among all queues."""
         environment = self._settings.environment
-        return environment is not None and environment.by_position and topic != INNER_TOPIC
+        return environment is not None and environment.is_by_position and topic != INNER_TOPIC
 
     def _template_queues(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
         try:
@@ -237,7 +237,7 @@ class RouteCache:
             return queues
         if topic in self.pinned_queues:
             return self.pinned_queues[topic]
-        counted_queues = queues_of_environment(self._sender, environment) if environment.by_position else {}
+        counted_queues = queues_of_environment(self._sender, environment) if environment.is_by_position else {}
         if topic in counted_queues:
             return counted_queues[topic]
         # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.

@@ -1,7 +1,7 @@
 """Answers that were received and not decoded yet: the interface to decoders.
 
 ``ReceivedAnswers`` knows which answers may be decoded, and which part of the buffer is still needed. ``index_ranges`` finds the
-offsets of stored messages in the broker's index; an inner batch also has them in properties that the broker sets.
+offsets of stored messages in the broker's index. The offsets of an inner batch are also in properties that the broker sets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def index_ranges(entries: Iterable[tuple[int, int, bytes]], start: int, end: int
     """Return the offsets ``[first, next)`` of each message of an answer that covers the offsets from ``start`` to ``end``.
 
     ``entries`` are the stored offset, flags and encoded properties of each message. Returns None if the offsets are impossible,
-    or if a batch lacks these properties.
+    or if an inner batch lacks the properties with its offsets.
     """
     ranges: list[tuple[int, int]] = []
     next_offset = start
@@ -65,7 +65,7 @@ class FetchedAnswer(NamedTuple):
 
 
 class FetchedAnswers(NamedTuple):
-    """Answers in one buffer, in the order of ranges and offsets. Valid until the next ones are fetched."""
+    """Answers in one buffer, in the order of ranges and offsets. Valid until the next answers are fetched."""
 
     buffer: npt.NDArray[np.uint8]
     answers: list[FetchedAnswer]
@@ -88,22 +88,26 @@ def is_inner_batch(buffer: npt.NDArray[np.uint8], begin: int) -> bool:
 
 
 class Hole(NamedTuple):
-    """Offsets ``[start, end)`` for which the answer at index ``answer`` has no messages."""
+    """Offsets ``[start, end)`` for which the answer at index ``answer_index`` has no messages."""
 
-    answer: int
+    answer_index: int
     start: int
     end: int
 
 
 class ReceivedAnswers:
-    """``answers`` in any order, and the ``offset_count`` that they cover. The reader adds to both."""
+    """Answers that are not delivered yet, in any order, and the number of offsets that these answers cover. The reader adds to
+    both attributes.
+    """
 
     def __init__(self) -> None:
         self.answers: list[FetchedAnswer] = []
         self.offset_count = 0
-        self.being_decoded: list[FetchedAnswer] = []
-        self._given_back: list[FetchedAnswer] = []  # answers that the decoder did not use
-        self._begin = 0  # where these answers begin in the buffer
+        self.delivered_answers: list[FetchedAnswer] = []
+        # Answers that the decoder did not use.
+        self._unused_answers: list[FetchedAnswer] = []
+        # Where the answers since the last ``retain`` begin in the buffer.
+        self._new_answers_begin = 0
 
     def add(self, answer: FetchedAnswer, count: int) -> None:
         """Add an answer that covers ``count`` offsets."""
@@ -111,10 +115,10 @@ class ReceivedAnswers:
         self.offset_count += count
 
     def split_at(self, position: tuple[int, int]) -> tuple[list[FetchedAnswer], list[FetchedAnswer]]:
-        """Return the answers before a position (range number and offset), in order, and the others."""
+        """Return the answers before a position (range number and offset) and the later answers, both in order."""
         self.answers.sort()
-        split = bisect_left(self.answers, position)
-        return self.answers[:split], self.answers[split:]
+        split_index = bisect_left(self.answers, position)
+        return self.answers[:split_index], self.answers[split_index:]
 
     def remove(self, answers: Collection[FetchedAnswer]) -> None:
         """Remove answers that must not be delivered."""
@@ -124,25 +128,27 @@ class ReceivedAnswers:
 
     def give_back(self, answers: Sequence[FetchedAnswer]) -> None:
         """Return answers that the decoder did not use. They are delivered again."""
-        self._given_back = list(answers)
+        self._unused_answers = list(answers)
 
     def retain(self, rest: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
-        """Keep only ``rest``, which covers ``count`` offsets, and the answers that were given back. The buffer is compacted if as
-        many bytes might not fit again.
+        """Keep only ``rest``, which covers ``count`` offsets, and the answers that were given back. The buffer is compacted if
+        it may lack room for as many bytes as were received since the last call.
         """
-        if self._given_back:
-            rest, self._given_back = self._given_back + rest, []
+        if self._unused_answers:
+            rest, self._unused_answers = self._unused_answers + rest, []
             count = offset_count(rest)
-        self.answers, self.offset_count, self.being_decoded = rest, count, []
-        if stream.full or stream.room < stream.filled - self._begin:
-            moved = stream.compact((answer.begin, answer.end) for answer in self.answers)
+        self.answers, self.offset_count, self.delivered_answers = rest, count, []
+        if stream.full or stream.free_bytes < stream.filled_bytes - self._new_answers_begin:
+            new_begins = stream.compact((answer.begin, answer.end) for answer in self.answers)
             self.answers = [
-                answer._replace(begin=moved[answer.begin], end=moved[answer.begin] + answer.end - answer.begin)
+                answer._replace(
+                    begin=new_begins[answer.begin], end=new_begins[answer.begin] + answer.end - answer.begin
+                )
                 for answer in self.answers
             ]
-        self._begin = stream.filled
+        self._new_answers_begin = stream.filled_bytes
 
     def clear(self) -> list[FetchedAnswer]:
         """Remove all answers, because their stream and buffer are gone. Returns them, so that they are requested again."""
-        lost, self.answers, self.offset_count, self._begin = self.answers, [], 0, 0
-        return lost
+        removed_answers, self.answers, self.offset_count, self._new_answers_begin = self.answers, [], 0, 0
+        return removed_answers

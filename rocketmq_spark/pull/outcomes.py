@@ -1,7 +1,7 @@
 """What an answer to a pull means for a reader that owns its offsets. Pure.
 
-RocketMQ's own clients always continue at ``nextBeginOffset``. A reader that owns its offsets must not: code 21 can mean expired
-data, an index that lags behind an acknowledged send, a topic that was created again, or an operator's reset. Rules:
+RocketMQ's own clients always continue at ``nextBeginOffset``. A reader that owns its offsets must not, because code 21 can mean
+expired data, an index that lags behind an acknowledged send, a topic that was created again, or an operator's reset. Rules:
 docs/guarantees.md.
 """
 
@@ -59,8 +59,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A possible loss, or lag: repeat the pull for the time of grace. Then the messages before ``until`` are lost; None means all
-    remaining ones.
+    """A possible loss, or lag: repeat the pull during the grace period. After it, the messages before ``until`` are lost; None
+    means all remaining messages of the range.
     """
 
     cause: Cause
@@ -157,9 +157,9 @@ def _moved(start: int, answer: EmptyAnswer) -> Decision:
 
 
 def _error_of(answer: EmptyAnswer) -> BrokerError:
-    kind = error_for(answer.code, answer.remark)
+    error_class = error_for(answer.code, answer.remark)
     remedy = None
-    if issubclass(kind, AccessDenied):
+    if issubclass(error_class, AccessDenied):
         remedy = "A reader needs Sub and Get on the topic and Sub on the group (access denied is never retried)"
     elif answer.code in (
         Response.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -169,4 +169,4 @@ def _error_of(answer: EmptyAnswer) -> BrokerError:
         remedy = "Create the consumer group on the broker, or name an existing one with option 'group'"
     elif "SQL92" in answer.remark:
         remedy = "Set enablePropertyFilter=true in the broker's configuration, or filter with option 'tags'"
-    return kind("the broker refused a pull", None, answer.code, None, None, answer.remark, remedy)
+    return error_class("the broker refused a pull", None, answer.code, None, None, answer.remark, remedy)

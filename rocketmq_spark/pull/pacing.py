@@ -1,7 +1,7 @@
 """How many messages a pull requests, and how many pulls are in flight.
 
-``PullPacing`` learns from answers how much to request. A short answer shows the most that the broker gives; now and then one
-pull requests twice as many messages, in case an operator raised the limits or cold data became warm.
+``PullPacing`` learns from answers how much to request. A short answer shows how many messages the broker returns at most. Now
+and then a pull requests twice as many, in case an operator raised the limits or cold data became warm.
 """
 
 from __future__ import annotations
@@ -23,35 +23,38 @@ class PullRequests:
         self._templates = templates
         self._opaque = 0
         # The first opaque number of the requests that are signed with the present keys.
-        self._signed_from = 0
-        self.sent = 0
+        self._first_signed_opaque = 0
+        self.sent_count = 0
 
-    def next_frames(self, pending: PendingOffsets, pacing: PullPacing, pulls: int, count: int) -> list[bytes]:
-        """Return at most ``pulls`` requests of at most ``count`` messages for the lowest pending offsets. They are in flight from
-        now on.
+    def next_frames(
+        self, pending: PendingOffsets, pacing: PullPacing, max_pulls: int, max_messages: int
+    ) -> list[bytes]:
+        """Return at most ``max_pulls`` requests for the lowest pending offsets, of at most ``max_messages`` each. These pulls
+        are in flight from now on.
         """
-        if self._opaque + pulls > _MAX_OPAQUE:
+        if self._opaque + max_pulls > _MAX_OPAQUE:
             self._opaque = 0
         first = self._opaque
-        ranges = pending.start_pulls(first, count, pulls)
+        ranges = pending.start_pulls(first, max_messages, max_pulls)
         self._opaque += len(ranges)
-        self.sent += len(ranges)
+        self.sent_count += len(ranges)
         pacing.pull_sent(max(limit - start for _, start, limit in ranges))
         templates = self._templates
-        # A filtered pull scans as many offsets as it requests, so the count is never less than the range.
+        # For a filtered pull, the broker searches as many offsets as the pull requests messages. So a pull requests as many
+        # messages as its range has offsets.
         return [
-            templates[number].frame(opaque, start, limit - start)
-            for opaque, (number, start, limit) in enumerate(ranges, first)
+            templates[range_number].frame(opaque, start, limit - start)
+            for opaque, (range_number, start, limit) in enumerate(ranges, first)
         ]
 
     def has_newer_keys(self, opaque: int) -> bool:
         """Whether a request that was refused would be signed with other keys now."""
-        if opaque < self._signed_from:
+        if opaque < self._first_signed_opaque:
             return True
-        changed = [template.renew() for template in self._templates]
-        if any(changed):
-            self._signed_from = self._opaque
-        return any(changed)
+        renewals = [template.renew() for template in self._templates]
+        if any(renewals):
+            self._first_signed_opaque = self._opaque
+        return any(renewals)
 
 
 FIRST_PULL_MESSAGES = 8
@@ -59,29 +62,29 @@ FIRST_PULL_MESSAGES = 8
 DEFAULT_ANSWER_MESSAGES, DEFAULT_ANSWER_BYTES = 32, 256 << 10
 MAX_PULL_BYTES = 1 << 20
 MAX_PULL_DEPTH = 256
-# Without option ``pullDepth``, so many bytes are in flight at most, but at least four pulls.
+# Without option ``pullDepth``, at most this many bytes are in flight, but four pulls are always allowed.
 ADAPTIVE_DEPTH_BYTES = 4 << 20
 FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict the bounds that the plan saw, before the difference counts as a loss.
 LOSS_GRACE_S = 15.0
-# After a probe that brought no more messages, so many full answers come before the next probe.
+# After a probe that returned no more messages than other pulls, the next probe waits for this many full answers.
 _ANSWERS_BETWEEN_PROBES = 64
-# The weight of the estimate so far if a new value is smaller.
+# The weight of the previous estimate if a new value is smaller.
 _SMOOTHING = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """Limits of a read. ``depth`` None adapts the number of pulls in flight to the size of the answers. With ``follows_resets``,
-    an operator's reset of the group ends the read (``RangeReader.resets``).
+    """Limits of a read. ``depth`` None adapts the number of pulls in flight to the size of the answers. With
+    ``follows_resets``, an operator's reset of the group ends the read (``RangeReader.resets``).
     """
 
     max_bytes_in_flight: int = 8 << 20
     depth: int | None = None
     batch_size: int = 1024
     read_deadline_s: float = 120.0
-    fetched_offsets: int = 32_768
-    filtered: bool = False
+    offsets_per_fetch: int = 32_768
+    has_filter: bool = False
     grace_s: float = LOSS_GRACE_S
     follows_resets: bool = False
 
@@ -92,28 +95,30 @@ class PullSettings:
 
 
 class PullPacing:
-    """Decides how many messages a pull requests, and how many pulls are in flight. A probe is a pull of twice as many."""
+    """Decides how many messages a pull requests, and how many pulls are in flight. A probe is a pull of twice the usual
+    size.
+    """
 
     def __init__(self, settings: PullSettings) -> None:
         self._settings = settings
-        self.pull_size = settings.batch_size if settings.filtered else min(FIRST_PULL_MESSAGES, settings.batch_size)
+        self.pull_size = settings.batch_size if settings.has_filter else min(FIRST_PULL_MESSAGES, settings.batch_size)
         self._bytes_per_message = 0.0
         self._answer_bytes = 0.0
-        self._full_answers = 0
+        self._full_answer_count = 0
         self._answers_before_probe = 1
         self._probe_in_flight = False
         self._has_answer = False
 
     def next_pull_size(self) -> int:
         """Return how many messages the next pull requests at most."""
-        if self._settings.filtered:
+        if self._settings.has_filter:
             return self.pull_size
-        if self._probe_in_flight or self._full_answers < self._answers_before_probe:
+        if self._probe_in_flight or self._full_answer_count < self._answers_before_probe:
             return min(self.pull_size, self._max_pull_size())
         return min(max(self.pull_size, min(self.pull_size * 2, self._settings.batch_size)), self._max_pull_size())
 
     def pull_sent(self, count: int) -> None:
-        """A pull of ``count`` messages was sent: fewer than proposed at the end of a range."""
+        """A pull of ``count`` messages was sent. At the end of a range, ``count`` is less than ``next_pull_size``."""
         self._probe_in_flight = self._probe_in_flight or count > self.pull_size
 
     def pulls_lost(self) -> None:
@@ -121,12 +126,12 @@ class PullPacing:
         self._probe_in_flight = False
 
     def allowed_pulls(self, count: int, offsets_in_flight: int) -> int:
-        """Return how many more pulls of ``count`` messages the limit of bytes allows, by the estimated size of messages; at most
-        one if ``count`` is a probe.
+        """Return how many more pulls of ``count`` messages the limit of bytes allows, by the estimated size of messages; at
+        most one if such a pull is a probe.
         """
         max_messages = int(self._settings.max_bytes_in_flight / max(1.0, self._bytes_per_message))
-        room = max(0, (max_messages - offsets_in_flight) // count)
-        return min(1, room) if count > self.pull_size else room
+        allowed = max(0, (max_messages - offsets_in_flight) // count)
+        return min(1, allowed) if count > self.pull_size else allowed
 
     def nothing_matched(self) -> None:
         """The broker searched the requested offsets, and no message matched the filter."""
@@ -139,39 +144,43 @@ class PullPacing:
         if not self._has_answer:
             return 1
         # The next filtered answer may be full although the last ones were empty.
-        full_bytes = FILTERED_ANSWER_BYTES if self._settings.filtered else self._bytes_per_message * self.pull_size
+        full_bytes = FILTERED_ANSWER_BYTES if self._settings.has_filter else self._bytes_per_message * self.pull_size
         answer_bytes = max(1.0, self._answer_bytes, full_bytes)
         max_depth = int(self._settings.max_bytes_in_flight / answer_bytes)
         if self._settings.depth:
             return max(1, min(self._settings.depth, max_depth))
         return max(1, min(MAX_PULL_DEPTH, max_depth, max(4, int(ADAPTIVE_DEPTH_BYTES / answer_bytes))))
 
-    def answer_received(self, requested: int, covered: int, size: int, count: int = 1) -> None:
-        """Learn from ``count`` answers with ``covered`` of the ``requested`` offsets each. The largest has ``size`` bytes."""
+    def answer_received(
+        self, requested_count: int, covered_count: int, largest_bytes: int, answer_count: int = 1
+    ) -> None:
+        """Learn from ``answer_count`` answers with ``covered_count`` of the ``requested_count`` offsets each. The largest has
+        ``largest_bytes`` bytes.
+        """
         is_first = not self._bytes_per_message
         self._has_answer = True
-        self._bytes_per_message = _smoothed(self._bytes_per_message, size / max(1, covered))
-        self._answer_bytes = _smoothed(self._answer_bytes, size)
-        if self._settings.filtered:
+        self._bytes_per_message = _smoothed(self._bytes_per_message, largest_bytes / max(1, covered_count))
+        self._answer_bytes = _smoothed(self._answer_bytes, largest_bytes)
+        if self._settings.has_filter:
             return
         if is_first:
-            default = min(
+            default_size = min(
                 DEFAULT_ANSWER_MESSAGES,
                 self._settings.batch_size,
                 int(DEFAULT_ANSWER_BYTES / max(1.0, self._bytes_per_message)),
             )
-            self.pull_size = max(1, covered, default)
+            self.pull_size = max(1, covered_count, default_size)
             return
-        is_probe = requested > self.pull_size
+        is_probe = requested_count > self.pull_size
         if is_probe:
             self._probe_in_flight = False
-        if covered < requested:
-            self.pull_size = max(self.pull_size, covered) if is_probe else max(1, covered)
-            self._full_answers, self._answers_before_probe = 0, _ANSWERS_BETWEEN_PROBES
+        if covered_count < requested_count:
+            self.pull_size = max(self.pull_size, covered_count) if is_probe else max(1, covered_count)
+            self._full_answer_count, self._answers_before_probe = 0, _ANSWERS_BETWEEN_PROBES
         elif is_probe:
-            self.pull_size, self._full_answers, self._answers_before_probe = requested, 1, 1
-        elif requested == self.pull_size:
-            self._full_answers += count
+            self.pull_size, self._full_answer_count, self._answers_before_probe = requested_count, 1, 1
+        elif requested_count == self.pull_size:
+            self._full_answer_count += answer_count
 
     def _max_pull_size(self) -> int:
         max_bytes = min(MAX_PULL_BYTES, self._settings.max_bytes_in_flight)

@@ -27,24 +27,24 @@ class PendingOffsets:
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
         self._range_count = len(ranges)
-        self._unrequested = [PendingRange(i, r.start, r.end) for i, r in enumerate(ranges) if r.size > 0]
+        self._unrequested_ranges = [PendingRange(i, r.start, r.end) for i, r in enumerate(ranges) if r.size > 0]
         # Ranges that are requested again later, each with the time of its next attempt.
-        self._waiting: list[tuple[float, PendingRange]] = []
+        self._waiting_ranges: list[tuple[float, PendingRange]] = []
         # By the opaque number of the pull.
-        self._in_flight: dict[int, PendingRange] = {}
+        self._ranges_in_flight: dict[int, PendingRange] = {}
         self._offsets_in_flight = 0
 
     def __bool__(self) -> bool:
-        return bool(self._unrequested or self._waiting or self._in_flight)
+        return bool(self._unrequested_ranges or self._waiting_ranges or self._ranges_in_flight)
 
     @property
     def has_unrequested(self) -> bool:
         """Whether there are offsets that may be requested at once."""
-        return bool(self._unrequested)
+        return bool(self._unrequested_ranges)
 
     @property
     def pulls_in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self._ranges_in_flight)
 
     @property
     def offsets_in_flight(self) -> int:
@@ -53,114 +53,125 @@ class PendingOffsets:
 
     @property
     def next_retry_at(self) -> float | None:
-        """The time of the first next attempt; None if no range waits for one."""
-        return self._waiting[0][0] if self._waiting else None
+        """The earliest time of a next attempt; None if no range waits for an attempt."""
+        return self._waiting_ranges[0][0] if self._waiting_ranges else None
 
     def start_pulls(self, opaque: int, count: int, max_pulls: int = 1) -> list[PendingRange]:
         """Take the lowest unrequested offsets for at most ``max_pulls`` pulls of at most ``count`` messages. The pulls are in
-        flight from now on, with the numbers from ``opaque`` on.
+        flight from now on. Their opaque numbers start at ``opaque``.
         """
         pulls: list[PendingRange] = []
-        while self._unrequested and len(pulls) < max_pulls:
-            number, start, end = self._unrequested[0]
+        while self._unrequested_ranges and len(pulls) < max_pulls:
+            range_number, start, end = self._unrequested_ranges[0]
             limit = start + count * (max_pulls - len(pulls))
             if limit < end:
-                heapq.heapreplace(self._unrequested, PendingRange(number, limit, end))
+                heapq.heapreplace(self._unrequested_ranges, PendingRange(range_number, limit, end))
             else:
                 limit = end
-                heapq.heappop(self._unrequested)
+                heapq.heappop(self._unrequested_ranges)
             ends = chain(range(start + count, limit, count), (limit,))
-            pulls += map(PendingRange._make, zip(repeat(number), range(start, limit, count), ends, strict=False))
+            pulls += map(PendingRange._make, zip(repeat(range_number), range(start, limit, count), ends, strict=False))
             self._offsets_in_flight += limit - start
-        self._in_flight.update(zip(range(opaque, opaque + len(pulls)), pulls, strict=True))
+        self._ranges_in_flight.update(zip(range(opaque, opaque + len(pulls)), pulls, strict=True))
         return pulls
 
     def finish_pull(self, opaque: int) -> PendingRange | None:
         """Return what the pull with this number requested; None if it is not in flight."""
-        requested = self._in_flight.pop(opaque, None)
-        if requested is not None:
-            self._offsets_in_flight -= requested.end - requested.start
-        return requested
+        requested_range = self._ranges_in_flight.pop(opaque, None)
+        if requested_range is not None:
+            self._offsets_in_flight -= requested_range.end - requested_range.start
+        return requested_range
 
     def add(self, part: PendingRange) -> None:
         """Add offsets that are requested as soon as possible. An empty range adds nothing."""
         if part.start < part.end:
-            heapq.heappush(self._unrequested, part)
+            heapq.heappush(self._unrequested_ranges, part)
 
     def retry_at(self, part: PendingRange, time_s: float) -> None:
         """Add offsets that are requested at ``time_s``."""
-        heapq.heappush(self._waiting, (time_s, part))
+        heapq.heappush(self._waiting_ranges, (time_s, part))
 
     def release_due(self, now: float) -> None:
-        """Make the ranges whose next attempt is due unrequested."""
-        while self._waiting and self._waiting[0][0] <= now:
-            self.add(heapq.heappop(self._waiting)[1])
+        """Move ranges to the unrequested ranges when the time of their next attempt has come."""
+        while self._waiting_ranges and self._waiting_ranges[0][0] <= now:
+            self.add(heapq.heappop(self._waiting_ranges)[1])
 
     def connection_lost(self) -> None:
-        """Make all offsets in flight unrequested: no answer comes any more."""
-        for requested in self._in_flight.values():
-            self.add(requested)
-        self._in_flight.clear()
+        """Move all ranges in flight to the unrequested ranges, because their answers will not come."""
+        for requested_range in self._ranges_in_flight.values():
+            self.add(requested_range)
+        self._ranges_in_flight.clear()
         self._offsets_in_flight = 0
 
-    def remove(self, removed: PendingRange) -> list[PendingRange]:
-        """Remove the pending offsets within ``removed``. Returns them in order, with neighbours joined."""
+    def remove(self, removed_range: PendingRange) -> list[PendingRange]:
+        """Remove the pending offsets within ``removed_range``. Returns them in order, with neighbours joined."""
         removed_parts: list[PendingRange] = []
 
         def remaining(part: PendingRange) -> Iterator[PendingRange]:
-            if part.range_number != removed.range_number or part.end <= removed.start or removed.end <= part.start:
+            if (
+                part.range_number != removed_range.range_number
+                or part.end <= removed_range.start
+                or removed_range.end <= part.start
+            ):
                 yield part
                 return
-            removed_parts.append(part._replace(start=max(part.start, removed.start), end=min(part.end, removed.end)))
-            if part.start < removed.start:
-                yield part._replace(end=removed.start)
-            if removed.end < part.end:
-                yield part._replace(start=removed.end)
+            removed_parts.append(
+                part._replace(start=max(part.start, removed_range.start), end=min(part.end, removed_range.end))
+            )
+            if part.start < removed_range.start:
+                yield part._replace(end=removed_range.start)
+            if removed_range.end < part.end:
+                yield part._replace(start=removed_range.end)
 
-        self._unrequested = [left for part in self._unrequested for left in remaining(part)]
-        self._waiting = [(time_s, left) for time_s, part in self._waiting for left in remaining(part)]
-        for opaque, requested in list(self._in_flight.items()):
-            left_parts = list(remaining(requested))
-            if left_parts != [requested]:
+        self._unrequested_ranges = [left_part for part in self._unrequested_ranges for left_part in remaining(part)]
+        self._waiting_ranges = [
+            (time_s, left_part) for time_s, part in self._waiting_ranges for left_part in remaining(part)
+        ]
+        for opaque, requested_range in list(self._ranges_in_flight.items()):
+            left_parts = list(remaining(requested_range))
+            if left_parts != [requested_range]:
                 self.finish_pull(opaque)
-                self._unrequested += left_parts
-        heapq.heapify(self._unrequested)
-        heapq.heapify(self._waiting)
+                self._unrequested_ranges += left_parts
+        heapq.heapify(self._unrequested_ranges)
+        heapq.heapify(self._waiting_ranges)
         return _joined(removed_parts)
 
-    def extend(self, answered: PendingRange, end: int) -> PendingRange:
-        """Return ``answered`` together with the pending offsets directly after it, up to ``end``. They are no longer pending."""
-        extended_end = answered.end
-        for part in self.remove(PendingRange(answered.range_number, extended_end, end)):
+    def extend(self, answered_range: PendingRange, end: int) -> PendingRange:
+        """Return ``answered_range`` together with the pending offsets directly after it, up to ``end``. These offsets are no
+        longer pending.
+        """
+        extended_end = answered_range.end
+        for part in self.remove(PendingRange(answered_range.range_number, extended_end, end)):
             if part.start == extended_end:
                 extended_end = part.end
             else:
                 self.add(part)
-        return answered._replace(end=extended_end)
+        return answered_range._replace(end=extended_end)
 
     def has_pending_before(self, part: PendingRange) -> bool:
         """Whether offsets of the same range before ``part`` are pending."""
         position = part[:2]
         return any(
-            other[0] == position[0] and other[:2] < position for other in (*self._unrequested, *self._candidates())
+            other[0] == position[0] and other[:2] < position
+            for other in (*self._unrequested_ranges, *self._candidates())
         )
 
     def first_pending(self) -> tuple[int, int]:
-        """Range number and offset of the first pending offset: everything before it was received, or is lost."""
+        """Range number and offset of the first pending offset. Everything before this position was received, or is lost."""
         return min((part[:2] for part in self._candidates()), default=(self._range_count, 0))
 
     def _candidates(self) -> Iterator[PendingRange]:
-        """The ranges among which the first pending one is: of the unrequested ones, the top of the heap is enough."""
-        yield from self._unrequested[:1]
-        yield from self._in_flight.values()
-        yield from (part for _, part in self._waiting)
+        """The ranges that may begin with the first pending offset. Of the unrequested ranges, only the top of the heap may."""
+        yield from self._unrequested_ranges[:1]
+        yield from self._ranges_in_flight.values()
+        yield from (part for _, part in self._waiting_ranges)
 
 
 def _joined(parts: list[PendingRange]) -> list[PendingRange]:
-    joined: list[PendingRange] = []
+    joined_parts: list[PendingRange] = []
     for part in sorted(parts):
-        if joined and joined[-1].end == part.start:
-            joined[-1] = joined[-1]._replace(end=part.end)
+        if joined_parts and joined_parts[-1].end == part.start:
+            joined_parts[-1] = joined_parts[-1]._replace(end=part.end)
         else:
-            joined.append(part)
-    return joined
+            joined_parts.append(part)
+    return joined_parts

@@ -1,6 +1,7 @@
 """How long a read waits for a broker: for the next bytes, for a new connection, and for any progress.
 
-A wait is logged at once if something failed, and every ten seconds; with level INFO in reads that wait for a second at most.
+A wait is logged at once if something failed, and every ten seconds. The level is INFO in reads that wait for at most a second,
+else WARNING.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from rocketmq_spark.errors import CallTimeout, RocketMQError
 
 logger = logging.getLogger(__name__)
 
-# A broker answers these pulls within its queueing time of 5 s. One that sends nothing for so long is down.
+# A broker answers these pulls within its queueing time of 5 s. A broker that sends nothing for this long counts as down.
 BROKER_SILENCE_S = 20.0
-# A wait for bytes ends by then, so that the reader notices what became due meanwhile.
+# A wait for bytes ends after this time, so that the reader notices attempts that became due meanwhile.
 _LONGEST_RECEIVE_S = 1.0
 _SHORTEST_RECEIVE_S = 0.001
 _LOG_INTERVAL_S = 10.0
-# The driver waits no longer for a batch that a task can read as well.
+# The driver waits at most this long for a batch that a task can also read.
 _SHORT_READ_S = 1.0
 
 
@@ -38,11 +39,11 @@ class ProgressTimeout:
         self.restart()
 
     def restart(self) -> None:
-        """Start the time again: messages were delivered, or the caller used the time itself."""
+        """Start the time limit again, because messages were delivered or the caller used the time."""
         self._last_answer_at = self._started_at = self._clock.now()
 
     def record_progress(self) -> None:
-        """The broker sent messages, or showed that there are none: the time, failures and pauses start again."""
+        """The broker sent messages, or showed that there are none: the time limit, failures and pauses start again."""
         if self._logged_at is not None:
             waited_s = self._clock.now() - self._started_at
             is_long = waited_s >= _LOG_INTERVAL_S
@@ -77,8 +78,8 @@ class ProgressTimeout:
         wait_s = min(_LONGEST_RECEIVE_S, self.remaining_s())
         return wait_s if next_due is None else min(wait_s, max(_SHORTEST_RECEIVE_S, next_due - self._clock.now()))
 
-    def pause_or_raise(self, error: RocketMQError, place: Callable[[], str]) -> None:
-        """Sleep before the next connection attempt. ``place`` returns what the read waits for.
+    def pause_or_raise(self, error: RocketMQError, waits_for: Callable[[], str]) -> None:
+        """Sleep before the next connection attempt. ``waits_for`` returns what the read waits for.
 
         Raises ``error`` if it is permanent, and the first failure if the time is over.
         """
@@ -87,25 +88,27 @@ class ProgressTimeout:
         if not error.retriable or is_over:
             self._failures.raise_final(error, self._clock.now())
         if self._logged_at is None:
-            self._log(place, str(error))
-        self.log_wait(place)
+            self._log(waits_for, str(error))
+        self.log_wait(waits_for)
         self._clock.sleep(min(next(self._pauses), self.remaining_s()))
 
-    def log_wait(self, place: Callable[[], str]) -> None:
+    def log_wait(self, waits_for: Callable[[], str]) -> None:
         """Log what the read waits for, if it has waited for ten seconds since the start or since the last such line."""
         since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - since >= _LOG_INTERVAL_S:
-            last = self._failures.last
-            self._log(place, str(last) if last is not None else self._last_refusal or "it does not answer")
+            last_failure = self._failures.last
+            self._log(
+                waits_for, str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer"
+            )
 
-    def _log(self, place: Callable[[], str], reason: str) -> None:
+    def _log(self, waits_for: Callable[[], str], reason: str) -> None:
         self._logged_at = self._clock.now()
         waited_s = self._logged_at - self._started_at
         # The error at the end of a short read is enough.
         logger.log(
             logging.WARNING if self._read_deadline_s > _SHORT_READ_S else logging.INFO,
             "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",
-            place(),
+            waits_for(),
             waited_s,
             self._read_deadline_s,
             reason,

@@ -30,7 +30,7 @@ class Puller:
     """Opens reads with the same group, settings and replica."""
 
     source: PullSource
-    dialling: ConnectOptions
+    connect_options: ConnectOptions
     group: str
     settings: PullSettings
     read_from: str = "master"
@@ -40,12 +40,12 @@ class Puller:
         return Deadline.after(self.settings.read_deadline_s)
 
     def is_compacted(self, queue: MessageQueue) -> bool:
-        """Whether the queue is of a compaction topic, in which offsets may have no message."""
+        """Whether the queue belongs to a compaction topic, in which offsets may have no message."""
         return self.source.is_compacted(queue, self._deadline())
 
     def stores_batches(self, queue: MessageQueue) -> bool:
-        """Whether brokers store the queue's messages in batches, and so cannot filter single messages. True while it is unknown,
-        because the read waits longer for its broker than this request does.
+        """Whether brokers store the queue's messages in batches, and so cannot filter single messages. While the type of the
+        topic is unknown, this returns True, because the read waits longer for its broker than this request does.
         """
         try:
             return self.source.stores_batches(queue, self._deadline())
@@ -55,60 +55,68 @@ class Puller:
             logger.info("cannot determine the type of the topic of %s now: %s", queue, e)
             return True
 
-    def broker_filter(self, queue: MessageQueue, filtered: Filter) -> Filter:
+    def broker_filter(self, queue: MessageQueue, requested_filter: Filter) -> Filter:
         """Return the filter that brokers apply to a queue. Tags that brokers cannot filter are filtered after decoding.
 
-        An SQL expression cannot, so it is sent also while the type of the topic is unknown. Raises ``OptionError`` for an
-        expression about a batch topic.
+        An SQL expression cannot be applied after decoding, so it is sent even while the type of the topic is unknown. Raises
+        ``OptionError`` for an SQL expression about a batch topic.
         """
-        if not filtered or filtered.kind == NO_FILTER.kind:
-            return NO_FILTER if filtered and self.stores_batches(queue) else filtered
+        if not requested_filter or requested_filter.kind == NO_FILTER.kind:
+            return NO_FILTER if requested_filter and self.stores_batches(queue) else requested_filter
         try:
-            batched = self.source.stores_batches(queue, self._deadline())
+            is_batch_topic = self.source.stores_batches(queue, self._deadline())
         except RocketMQError as e:
             if not e.retriable:
                 raise
-            return filtered
-        if batched:
-            raise batch_topic_filter_error(filtered, queue.topic)
-        return filtered
+            return requested_filter
+        if is_batch_topic:
+            raise batch_topic_filter_error(requested_filter, queue.topic)
+        return requested_filter
 
     def reader(
         self,
         ranges: Sequence[OffsetRange],
         on_loss: OnLoss,
-        filtered: Filter = NO_FILTER,
+        broker_filter: Filter = NO_FILTER,
         planned_address: str | None = None,
-        recreated: RecreatedTopics | None = None,
+        recreated_topics: RecreatedTopics | None = None,
     ) -> RangeReader:
         """Return a reader of ranges of one broker, which connects first to ``planned_address``."""
         replica = self.replica(ranges[0].queue, planned_address)
-        by_queue = {queue: self.template(queue, filtered) for queue in {r.queue for r in ranges}}
-        templates = [by_queue[r.queue] for r in ranges]
-        settings = replace(self.settings, filtered=bool(filtered))
-        return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint, recreated=recreated)
-
-    def replica(self, queue: MessageQueue, planned_address: str | None = None) -> Replica:
-        # Three times the limit: answers in flight, answers that wait for an earlier one, and room to compact the buffer.
-        spare = 3 * self.settings.max_bytes_in_flight
-        return Replica(
-            self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, planned_address, spare
+        templates_by_queue = {queue: self.template(queue, broker_filter) for queue in {r.queue for r in ranges}}
+        templates = [templates_by_queue[r.queue] for r in ranges]
+        settings = replace(self.settings, has_filter=bool(broker_filter))
+        return RangeReader(
+            ranges, replica, templates, settings, on_loss, on_hint=replica.hint, recreated_topics=recreated_topics
         )
 
-    def template(self, queue: MessageQueue, filtered: Filter = NO_FILTER) -> PullTemplate:
+    def replica(self, queue: MessageQueue, planned_address: str | None = None) -> Replica:
+        # Three times the limit: for answers in flight, for answers that wait for an earlier answer, and to compact the buffer.
+        spare_bytes = 3 * self.settings.max_bytes_in_flight
+        return Replica(
+            self.source,
+            self.connect_options,
+            queue.broker_name,
+            queue.topic,
+            self.read_from,
+            planned_address,
+            spare_bytes,
+        )
+
+    def template(self, queue: MessageQueue, broker_filter: Filter = NO_FILTER) -> PullTemplate:
         """Return the template of pulls of one queue. They commit no offset, and the broker does not hold them."""
-        pull = rpc.PULL_MESSAGE.request(
+        request = rpc.PULL_MESSAGE.request(
             consumerGroup=self.source.on_wire(self.group),
             topic=self.source.on_wire(queue.topic),
             queueId=queue.queue_id,
             queueOffset=0,
             maxMsgNums=1,
-            subscription=filtered.expression,
-            expressionType=filtered.kind,
+            subscription=broker_filter.expression,
+            expressionType=broker_filter.kind,
             bname=queue.broker_name,
             **rpc.IMMEDIATE_PULL,
         )
-        return PullTemplate(pull, self._keys if self.source.signing_keys() else None)
+        return PullTemplate(request, self._keys if self.source.signing_keys() else None)
 
     def _keys(self) -> Keys:
         keys = self.source.signing_keys()

@@ -1,7 +1,7 @@
 """Reads offset ranges of one broker with pipelined pulls.
 
-The offsets of a range are known, so many pulls are in flight at once. Answers may be short (a broker sends 32 messages or
-256 KiB, 8 messages if the data is cold), empty (filters, compaction), late or out of order. Offsets that an answer did not cover
+The offsets of a range are known, so many pulls are in flight at once. Answers may be short (a broker sends 32 messages or 256
+KiB, 8 messages if the data is cold), empty (filters, compaction), late or out of order. Offsets that an answer did not cover
 are requested again, and answers are delivered up to the first offset that is still pending.
 
 ``outcomes`` decides what an answer means, and so whether a pull is repeated; ``suspicions`` when. ``pending`` has the offsets
@@ -47,24 +47,24 @@ LAST_ANSWERS_S = 1.0
 
 
 class GroupResets:
-    """The offsets to which an operator reset the group, if the read ``follows`` its group. A broker reports a reset to one pull
-    of each queue.
+    """The offsets to which an operator reset the group, if the read follows its group. A broker reports a reset to only one
+    pull of each queue.
     """
 
-    def __init__(self, ranges: Sequence[OffsetRange], follows: bool) -> None:
+    def __init__(self, ranges: Sequence[OffsetRange], follows_group: bool) -> None:
         self._ranges = ranges
-        self._follows = follows
+        self._follows_group = follows_group
         self.by_queue: dict[MessageQueue, int] = {}
 
-    def record(self, requested: PendingRange, offset: int) -> None:
-        if self._follows:
-            self.by_queue[self._ranges[requested.range_number].queue] = offset
+    def record(self, requested_range: PendingRange, offset: int) -> None:
+        if self._follows_group:
+            self.by_queue[self._ranges[requested_range.range_number].queue] = offset
 
     def collect_in_flight(self, stream: BulkStream, pending: PendingOffsets, clock: Clock) -> None:
         """Wait for the answers to the pulls in flight, before the connection is closed. Their offsets become pending."""
-        until = clock.now() + LAST_ANSWERS_S
+        wait_until = clock.now() + LAST_ANSWERS_S
         try:
-            while self._follows and pending.pulls_in_flight and (left_s := until - clock.now()) > 0:
+            while self._follows_group and pending.pulls_in_flight and (left_s := wait_until - clock.now()) > 0:
                 if stream.full:
                     stream.compact(())
                 if stream.receive(left_s):
@@ -73,14 +73,17 @@ class GroupResets:
             logger.info("pulls in flight were not answered: %s", e)
 
     def _collect(self, stream: BulkStream, pending: PendingOffsets) -> None:
-        found, others = stream.scan()
-        answers: list[tuple[int, EmptyAnswer | None]] = [*((opaque, None) for opaque, *_ in found), *others]
+        found_answers, empty_answers = stream.scan()
+        answers: list[tuple[int, EmptyAnswer | None]] = [
+            *((opaque, None) for opaque, *_ in found_answers),
+            *empty_answers,
+        ]
         for opaque, answer in answers:
-            if (requested := pending.finish_pull(opaque)) is None:
+            if (requested_range := pending.finish_pull(opaque)) is None:
                 continue
-            pending.add(requested)
-            if answer is not None and isinstance(decision := judge(requested.start, answer), Reset):
-                self.record(requested, decision.offset)
+            pending.add(requested_range)
+            if answer is not None and isinstance(decision := judge(requested_range.start, answer), Reset):
+                self.record(requested_range, decision.offset)
 
 
 class RangeReader:
@@ -95,10 +98,10 @@ class RangeReader:
         on_loss: OnLoss,
         clock: Clock | None = None,
         on_hint: OnHint | None = None,
-        recreated: RecreatedTopics | None = None,
+        recreated_topics: RecreatedTopics | None = None,
     ) -> None:
         self._ranges = ranges
-        self._recreated = recreated
+        self._recreated_topics = recreated_topics
         self._connect = connect
         self._settings = settings
         self._on_loss = on_loss
@@ -110,7 +113,8 @@ class RangeReader:
         self._suspicions = LossSuspicions(grace_s, self._clock.pauses)
         self._hole_suspicions = HoleSuspicions(grace_s, self._clock.pauses)
         self._hints = ReplicaHints(on_hint)
-        # The earliest time of the next route request. Each rejected pull is a reason for one, and a task has thousands of pulls.
+        # The earliest time of the next route request. Without this limit, each of a task's thousands of pulls might request the
+        # route.
         self._next_route_request_at, self._route_pauses = 0.0, self._clock.pauses()
         self._progress_timeout = ProgressTimeout(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
@@ -135,7 +139,7 @@ class RangeReader:
                     if e.retriable:  # after a permanent error, the offsets of the rejected pull are not pending
                         yield from self._deliver(deliver_all=True)
                     self._disconnect()
-                    if not self._pending:  # the rest was rejected, or is lost
+                    if not self._pending:  # the remaining offsets were rejected, or are lost
                         raise
                     queue = self._ranges[self._pending.first_pending()[0]].queue
                     e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)
@@ -155,19 +159,19 @@ class RangeReader:
     def usable_count(self, holes: Sequence[Hole]) -> int:
         """Return how many of the delivered answers may be used. The others are delivered again.
 
-        ``holes``, in order, are offsets that answers skipped although every offset of their queue has a message. They are
-        requested again, from the master, until they arrive or the time of grace is over: then they are lost.
+        ``holes``, in order, are offsets that answers skipped although every offset of their queue has a message. Holes are
+        requested again, from the master. Those that are not filled during the grace period are lost.
         """
-        answers, now = self._received.being_decoded, self._clock.now()
+        answers, now = self._received.delivered_answers, self._clock.now()
         is_reliable = not self._hints.return_to_master()
         unconfirmed = self._hole_suspicions.unconfirmed(answers, holes, now, is_reliable)
         for range_number, start, end in confirmed_losses(holes, unconfirmed, answers):
             self._on_loss(OffsetRange(self._ranges[range_number].queue, start, end), Cause.TRUNCATED)
         for answer, time_s in self._hole_suspicions.retries(answers, unconfirmed, now):
             self._pending.retry_at(_covered(answer), time_s)
-        usable, others = split_at_unconfirmed(answers, unconfirmed)
-        self._received.give_back(others)
-        return usable
+        usable_count, unused_answers = split_at_unconfirmed(answers, unconfirmed)
+        self._received.give_back(unused_answers)
+        return usable_count
 
     def _step(self) -> None:
         """Send the pulls that are allowed now, then process what the broker sent."""
@@ -176,7 +180,8 @@ class RangeReader:
         if self._stream is None:
             self._stream = self._connect(self._progress_timeout.connect_deadline())
         stream = self._stream
-        if stream.address != self._address:  # what another replica lacked is no evidence any more
+        # What the previous replica lacked is no longer evidence of a loss.
+        if stream.address != self._address:
             self._address = stream.address
             self._suspicions.address_changed()
             self._hole_suspicions.address_changed()
@@ -192,25 +197,25 @@ class RangeReader:
 
     def _waits_for(self) -> str:
         """Return what the read waits for, for errors and logs."""
-        number, offset = self._pending.first_pending()
-        queue = self._ranges[number].queue
+        range_number, offset = self._pending.first_pending()
+        queue = self._ranges[range_number].queue
         return f"broker {queue.broker_name}: {queue} from offset {offset} on"
 
     def _send_pulls(self, stream: BulkStream) -> None:
         if self._hints.reconnect_needed:  # first, the pulls in flight must be answered
             return
         depth = self._pacing.depth()
-        # While the first pending offset is not answered, no more is received after it than may be in flight.
-        if stream.filled > BUFFER_BYTES + self._settings.max_bytes_in_flight:
+        # While the first pending offset has no answer, the answers after it may have at most as many bytes as may be in flight.
+        if stream.filled_bytes > BUFFER_BYTES + self._settings.max_bytes_in_flight:
             depth = 0 if self._pending.next_retry_at is not None else 1
         frames: list[bytes] = []
         pending = self._pending
         while pending.has_unrequested and (free := depth - pending.pulls_in_flight) > 0:
-            count = self._pacing.next_pull_size()
-            pulls = min(free, self._pacing.allowed_pulls(count, pending.offsets_in_flight))
-            if not pulls and pending.pulls_in_flight:
+            pull_size = self._pacing.next_pull_size()
+            pull_count = min(free, self._pacing.allowed_pulls(pull_size, pending.offsets_in_flight))
+            if not pull_count and pending.pulls_in_flight:
                 break
-            frames.extend(self.requests.next_frames(pending, self._pacing, max(1, pulls), count))
+            frames.extend(self.requests.next_frames(pending, self._pacing, max(1, pull_count), pull_size))
         if frames:
             if pending.pulls_in_flight == len(frames):
                 self._progress_timeout.record_answer()
@@ -222,150 +227,160 @@ class RangeReader:
                 raise ConnectionLost(f"the broker sent nothing for {BROKER_SILENCE_S:g} s", stream.address)
             return
         self._progress_timeout.record_answer()
-        found, others = stream.scan()
-        self._accept_all(found)
-        for opaque, answer in others:
-            self._handle_other_answer(opaque, answer, stream.address)
+        found_answers, empty_answers = stream.scan()
+        self._accept_all(found_answers)
+        for opaque, answer in empty_answers:
+            self._handle_empty_answer(opaque, answer, stream.address)
 
-    def _accept_all(self, found: list[FoundAnswer]) -> None:
-        """Accept answers with messages. Most answers are full, and these must cost little: a million messages have 30,000
-        answers.
+    def _accept_all(self, found_answers: list[FoundAnswer]) -> None:
+        """Accept answers with messages. Most answers are full, and a full answer must cost little, because a million messages
+        have 30,000 answers.
         """
         finish_pull, answers, suspicions = (
             self._pending.finish_pull,
             self._received.answers,
             self._suspicions.by_position,
         )
-        hinted, count = self._hints.last_suggested, self._pacing.pull_size
-        full = largest = 0
-        make = FetchedAnswer._make
-        for answer in found:
-            opaque, next_offset, suggested, begin, end, _ = answer
-            requested = finish_pull(opaque)
-            if requested is None:
+        last_suggested, pull_size = self._hints.last_suggested, self._pacing.pull_size
+        full_count = largest_bytes = 0
+        make_answer = FetchedAnswer._make
+        for answer in found_answers:
+            opaque, next_offset, suggested_broker, begin, end, _ = answer
+            requested_range = finish_pull(opaque)
+            if requested_range is None:
                 continue
-            number, start, limit = requested
+            range_number, start, limit = requested_range
             size = end - begin
-            if next_offset != limit or limit - start != count or suggested != hinted or not size or suspicions:
-                self._accept(requested, answer)
+            if (
+                next_offset != limit
+                or limit - start != pull_size
+                or suggested_broker != last_suggested
+                or not size
+                or suspicions
+            ):
+                self._accept(requested_range, answer)
                 continue
-            answers.append(make((number, start, limit, next_offset, begin, end)))
-            full += 1
-            if size > largest:
-                largest = size
-        if full:
-            self._received.offset_count += full * count
+            answers.append(make_answer((range_number, start, limit, next_offset, begin, end)))
+            full_count += 1
+            if size > largest_bytes:
+                largest_bytes = size
+        if full_count:
+            self._received.offset_count += full_count * pull_size
             self._progress_timeout.record_progress()
-            self._pacing.answer_received(count, count, largest, full)
+            self._pacing.answer_received(pull_size, pull_size, largest_bytes, full_count)
 
-    def _accept(self, requested: PendingRange, answer: FoundAnswer) -> None:
-        _, next_offset, suggested, begin, end, min_offset = answer
-        if suggested != self._hints.last_suggested:
-            self._hints.follow(suggested, self._suspicions)
-        number, start, limit = requested
+    def _accept(self, requested_range: PendingRange, answer: FoundAnswer) -> None:
+        _, next_offset, suggested_broker, begin, end, min_offset = answer
+        if suggested_broker != self._hints.last_suggested:
+            self._hints.follow(suggested_broker, self._suspicions)
+        range_number, start, limit = requested_range
         if next_offset <= start:
-            self._retry_later(requested)
+            self._retry_later(requested_range)
             return
-        if self._settings.filtered and int(min_offset) > start:  # a filter hides which of the skipped offsets existed
-            self._lose_at_master(requested, int(min_offset), Cause.TRUNCATED, from_range_start=True)
+        if self._settings.has_filter and int(min_offset) > start:  # a filter hides which of the skipped offsets existed
+            self._lose_at_master(requested_range, int(min_offset), Cause.TRUNCATED, from_range_start=True)
             return
-        self._record_progress(requested)
-        if end > begin and not self._settings.filtered:
-            number, start, limit = self._with_rest_of_batch(requested, next_offset, begin)
+        self._record_progress(requested_range)
+        if end > begin and not self._settings.has_filter:
+            range_number, start, limit = self._with_rest_of_batch(requested_range, next_offset, begin)
         count = min(next_offset, limit) - start
         if end > begin:
-            self._received.add(FetchedAnswer(number, start, limit, next_offset, begin, end), count)
+            self._received.add(FetchedAnswer(range_number, start, limit, next_offset, begin, end), count)
         self._pacing.answer_received(limit - start, count, end - begin)
-        self._pending.add(PendingRange(number, next_offset, limit))
+        self._pending.add(PendingRange(range_number, next_offset, limit))
 
-    def _with_rest_of_batch(self, requested: PendingRange, next_offset: int, begin: int) -> PendingRange:
+    def _with_rest_of_batch(self, requested_range: PendingRange, next_offset: int, begin: int) -> PendingRange:
         """Return the offsets that an answer covers. A broker returns an inner batch whole, however few of its offsets were
-        requested, so the pending offsets up to ``next_offset`` are covered, too. Those before ``requested`` are requested again:
-        only an answer to them shows where the batch begins.
+        requested, so the pending offsets up to ``next_offset`` are covered, too. Pending offsets before ``requested_range`` are
+        requested again, because only an answer to them shows where the batch begins.
         """
         assert self._stream is not None
         if not is_inner_batch(self._stream.buffer, begin):
-            return requested
-        return self._pending.extend(requested, max(requested.end, next_offset))
+            return requested_range
+        return self._pending.extend(requested_range, max(requested_range.end, next_offset))
 
-    def _handle_other_answer(self, opaque: int, answer: EmptyAnswer, address: str) -> None:
-        requested = self._pending.finish_pull(opaque)
-        if requested is None:
+    def _handle_empty_answer(self, opaque: int, answer: EmptyAnswer, address: str) -> None:
+        requested_range = self._pending.finish_pull(opaque)
+        if requested_range is None:
             return
         if answer.suggested_broker is not None and answer.suggested_broker != self._hints.last_suggested:
             self._hints.follow(answer.suggested_broker, self._suspicions)
         self._progress_timeout.record_refusal(f"{answer.code} {answer.remark}".strip())
-        match judge(requested.start, answer):
+        match judge(requested_range.start, answer):
             case AccessDenied() if self.requests.has_newer_keys(opaque):
-                self._retry_later(requested)  # the keys expired, and there are newer ones
+                self._retry_later(requested_range)  # the keys expired, and there are newer ones
             case BrokerError() as error:
-                queue = self._ranges[requested.range_number].queue
+                queue = self._ranges[requested_range.range_number].queue
                 error.addr, error.topic, error.queue = address, queue.topic, str(queue)
                 raise error
             case Continue(offset):
-                self._record_progress(requested)
+                self._record_progress(requested_range)
                 self._pacing.nothing_matched()
-                self._pending.add(requested._replace(start=offset))
+                self._pending.add(requested_range._replace(start=offset))
             case RepeatPull(reroute):
                 if reroute:
                     self._request_route()
                     self._hints.return_to_master()
-                self._retry_later(requested)
+                self._retry_later(requested_range)
             case Reset(offset):
-                self._resets.record(requested, offset)
-                self._retry_later(requested)
+                self._resets.record(requested_range, offset)
+                self._retry_later(requested_range)
             case Reconnect():
-                self._pending.add(requested)
+                self._pending.add(requested_range)
                 raise ConnectionLost("the broker is shutting down", address, remark=answer.remark)
             case Lost(until, cause):
-                # Below the minimum nothing is left, so this is one loss, whichever offset was requested first.
-                self._lose_at_master(requested, until, cause, from_range_start=until == answer.min_offset)
+                # No message is left below the minimum offset, so this is one loss, whichever offset was requested first.
+                self._lose_at_master(requested_range, until, cause, from_range_start=until == answer.min_offset)
             case Suspect(cause, until):
-                self._suspect(requested, until, cause)
+                self._suspect(requested_range, until, cause)
 
-    def _suspect(self, requested: PendingRange, until: int | None, cause: Cause) -> None:
+    def _suspect(self, requested_range: PendingRange, until: int | None, cause: Cause) -> None:
         asks_master = self._hints.return_to_master()
-        is_confirmed = self._suspicions.suspect_loss(requested[:2], self._clock.now(), is_reliable=not asks_master)
+        is_confirmed = self._suspicions.suspect_loss(
+            requested_range[:2], self._clock.now(), is_reliable=not asks_master
+        )
         if asks_master:
-            self._retry_later(requested)
+            self._retry_later(requested_range)
             return
-        # Offsets before it in the same range are decided first, so that a loss is reported once and as a whole.
-        if is_confirmed and not self._pending.has_pending_before(requested):
-            self._lose(requested, until, cause)
+        # Earlier offsets of the same range are decided first, so that a loss is reported once and as a whole.
+        if is_confirmed and not self._pending.has_pending_before(requested_range):
+            self._lose(requested_range, until, cause)
             return
         if cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE):
             self._request_route()
-        self._retry_later(requested)
+        self._retry_later(requested_range)
 
-    def _lose_at_master(self, requested: PendingRange, until: int, cause: Cause, from_range_start: bool) -> None:
-        """Report a loss that the master answered; after the answer of a slave, ask the master."""
+    def _lose_at_master(self, requested_range: PendingRange, until: int, cause: Cause, from_range_start: bool) -> None:
+        """Report a loss if the master answered; after the answer of a slave, ask the master first."""
         if self._hints.return_to_master():
-            self._retry_later(requested)
+            self._retry_later(requested_range)
         else:
-            self._lose(requested, until, cause, from_range_start)
+            self._lose(requested_range, until, cause, from_range_start)
 
-    def _lose(self, requested: PendingRange, until: int | None, cause: Cause, from_range_start: bool = False) -> None:
-        """Report the pending offsets from the start of ``requested``, or of its range, to ``until``, or to the end of the range,
-        as lost.
+    def _lose(
+        self, requested_range: PendingRange, until: int | None, cause: Cause, from_range_start: bool = False
+    ) -> None:
+        """Report pending offsets as lost: from the start of ``requested_range``, or with ``from_range_start`` of the whole
+        range, up to ``until``, or without it to the end of the range.
         """
-        whole = self._ranges[requested.range_number]
-        self._record_progress(requested)
-        self._pending.add(requested)
+        whole_range = self._ranges[requested_range.range_number]
+        self._record_progress(requested_range)
+        self._pending.add(requested_range)
         self._pacing.pulls_lost()
-        start = whole.start if from_range_start else requested.start
-        end = whole.end if until is None else until
-        for part in self._pending.remove(PendingRange(requested.range_number, start, end)):
-            self._on_loss(OffsetRange(whole.queue, part.start, part.end), cause)
+        start = whole_range.start if from_range_start else requested_range.start
+        end = whole_range.end if until is None else until
+        for part in self._pending.remove(PendingRange(requested_range.range_number, start, end)):
+            self._on_loss(OffsetRange(whole_range.queue, part.start, part.end), cause)
 
-    def _retry_later(self, requested: PendingRange) -> None:
-        self._pending.retry_at(requested, self._suspicions.next_retry_at(requested[:2], self._clock.now()))
+    def _retry_later(self, requested_range: PendingRange) -> None:
+        self._pending.retry_at(requested_range, self._suspicions.next_retry_at(requested_range[:2], self._clock.now()))
 
-    def _record_progress(self, requested: PendingRange) -> None:
-        self._suspicions.clear(requested[:2])
+    def _record_progress(self, requested_range: PendingRange) -> None:
+        self._suspicions.clear(requested_range[:2])
         self._progress_timeout.record_progress()
 
     def _request_route(self) -> None:
-        """Request the route in the next step, unless it was requested a moment ago."""
+        """Request the route in the next step, unless the route was requested a moment ago."""
         now = self._clock.now()
         if now >= self._next_route_request_at:
             self._hints.reconnect_needed = True
@@ -397,28 +412,31 @@ class RangeReader:
         self._pacing.pulls_lost()
 
     def _deliver(self, deliver_all: bool = False) -> Iterator[FetchedAnswers]:
-        """Yield the answers before the first pending offset, if they are many enough or no offset is pending.
+        """Yield the answers before the first pending offset, if these are enough or no offset is pending.
 
-        With ``deliver_all``, and before a reconnect, yield them in any case: otherwise a read that needs more answers than one
-        connection delivers would never end.
+        With ``deliver_all``, and before a reconnect, yield these answers in any case. Otherwise a read that needs more answers
+        than one connection delivers would never end.
         """
-        stream, enough = self._stream, self._settings.fetched_offsets
+        stream, enough_offsets = self._stream, self._settings.offsets_per_fetch
         reconnects = self._hints.reconnect_needed and not self._pending.pulls_in_flight
         is_urgent = deliver_all or reconnects or not self._pending or (stream is not None and stream.full)
-        if stream is None or not (is_urgent or self._received.offset_count >= enough):
+        if stream is None or not (is_urgent or self._received.offset_count >= enough_offsets):
             return
-        ready, rest = self._received.split_at(self._pending.first_pending())
-        while self._recreated is not None and (recreated := self._recreated.find(stream.buffer, ready)):
-            self._lose_recreated(recreated)
-            ready, rest = self._received.split_at(self._pending.first_pending())  # fewer offsets are pending now
-        rest_count = offset_count(rest)
-        if not is_urgent and self._received.offset_count - rest_count < enough // 2:
+        ready_answers, rest_answers = self._received.split_at(self._pending.first_pending())
+        while self._recreated_topics is not None and (
+            recreated_answers := self._recreated_topics.find(stream.buffer, ready_answers)
+        ):
+            self._lose_recreated(recreated_answers)
+            # Fewer offsets are pending now.
+            ready_answers, rest_answers = self._received.split_at(self._pending.first_pending())
+        rest_count = offset_count(rest_answers)
+        if not is_urgent and self._received.offset_count - rest_count < enough_offsets // 2:
             return
-        if ready:
-            self._received.being_decoded = ready
-            yield FetchedAnswers(stream.buffer, ready)
+        if ready_answers:
+            self._received.delivered_answers = ready_answers
+            yield FetchedAnswers(stream.buffer, ready_answers)
             self._progress_timeout.restart()
-        self._received.retain(rest, rest_count, stream)
+        self._received.retain(rest_answers, rest_count, stream)
 
     def _lose_recreated(self, answers: Sequence[FetchedAnswer]) -> None:
         """Report as lost ``answers``, whose topics were created again, and the pending offsets of their ranges."""
@@ -426,9 +444,9 @@ class RangeReader:
         for answer in answers:
             self._pending.add(_covered(answer))
         for range_number in sorted({answer.range_number for answer in answers}):
-            whole = self._ranges[range_number]
-            for part in self._pending.remove(PendingRange(range_number, whole.start, whole.end)):
-                self._on_loss(OffsetRange(whole.queue, part.start, part.end), Cause.WENT_BACK)
+            whole_range = self._ranges[range_number]
+            for part in self._pending.remove(PendingRange(range_number, whole_range.start, whole_range.end)):
+                self._on_loss(OffsetRange(whole_range.queue, part.start, part.end), Cause.WENT_BACK)
 
 
 def _covered(answer: FetchedAnswer) -> PendingRange:

@@ -1,8 +1,8 @@
 """Copies answers for a consumer that reads ahead.
 
 ``PlainRead`` ends before an answer that is not plain: lost, illegal or skipped offsets, or messages beyond the requested end. A
-long poll from there gets the broker's answer. An operator's reset of the group ends it, too. Only one pull of each queue
-receives the reset, so it is recorded, and the read waits for the answers to all pulls in flight before it ends.
+long poll at the next offset then gets the broker's answer. An operator's reset of the group also ends the read. Only one pull
+of each queue receives the reset, so the read records it, and waits for the answers to all pulls in flight before it ends.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ class PlainAnswers(NamedTuple):
 class PlainRead:
     """A read of ``ranges`` of one broker, in their order. The ranges of a queue must be consecutive.
 
-    ``offsets`` and ``size`` (bytes) limit the pulls in flight, and what ``fetch`` yields at once.
+    ``max_offsets`` and ``max_bytes`` limit the pulls in flight, and what ``fetch`` yields at once.
     """
 
-    def __init__(self, puller: Puller, ranges: Sequence[OffsetRange], offsets: int, size: int) -> None:
+    def __init__(self, puller: Puller, ranges: Sequence[OffsetRange], max_offsets: int, max_bytes: int) -> None:
         settings = replace(
             puller.settings,
-            depth=min(MAX_PULL_DEPTH, max(1, offsets // puller.settings.batch_size)),
-            max_bytes_in_flight=min(_MAX_BYTES, max(_MIN_BYTES, size)),
-            fetched_offsets=max(1, offsets // 2),
+            depth=min(MAX_PULL_DEPTH, max(1, max_offsets // puller.settings.batch_size)),
+            max_bytes_in_flight=min(_MAX_BYTES, max(_MIN_BYTES, max_bytes)),
+            offsets_per_fetch=max(1, max_offsets // 2),
             grace_s=0.0,
             read_deadline_s=_READ_DEADLINE_S,
             follows_resets=True,
         )
         self._ranges = ranges
-        self._reading = reading.read(replace(puller, settings=settings), ranges, self._lost)
+        self._reading = reading.read(replace(puller, settings=settings), ranges, self._record_loss)
         self._next_offsets = {r.queue: r.start for r in reversed(ranges)}
         self._met_other_answer = False
 
     @property
-    def whole(self) -> bool:
-        """Whether all answers were plain: the read ended at its end, or was stopped."""
+    def had_only_plain_answers(self) -> bool:
+        """Whether all answers were plain. If so, the read reached the end of its ranges, or was stopped."""
         return not self._met_other_answer and not self.resets
 
     @property
@@ -69,13 +69,14 @@ class PlainRead:
         return self._reading.resets
 
     def fetch(self) -> Generator[list[PlainAnswers], None, None]:
-        """Yield answers until all are read, ``stop`` is called, or an answer is not plain. Then ``whole`` is False.
+        """Yield answers until all are read or ``stop`` is called. If an answer is not plain, the read ends before it, and
+        ``had_only_plain_answers`` is False.
 
         Raises permanent errors of a broker, and temporary ones that lasted too long.
         """
         with closing(self._reading.fetch()) as fetching:
             for fetched in fetching:
-                yield self._copies(fetched)
+                yield self._plain_answers(fetched)
                 if self._met_other_answer:
                     return
 
@@ -83,29 +84,29 @@ class PlainRead:
         """Make ``fetch`` end soon, also while it waits for a broker."""
         self._reading.stop()
 
-    def _copies(self, fetched: FetchedAnswers) -> list[PlainAnswers]:
+    def _plain_answers(self, fetched: FetchedAnswers) -> list[PlainAnswers]:
         """Return copies of the answers before the first one that is not plain."""
-        copies = []
+        plain_answers = []
         view = fetched.buffer.data
-        for number, of_range in groupby(fetched.answers, key=_range_number):
-            queue = self._ranges[number].queue
+        for range_number, range_answers in groupby(fetched.answers, key=_range_number):
+            queue = self._ranges[range_number].queue
             start = next_start = self._next_offsets[queue]
-            ends, parts, size = [], [], 0
-            for _, answer_start, limit, next_offset, begin, end in of_range:
+            ends, answer_bytes, size = [], [], 0
+            for _, answer_start, limit, next_offset, begin, end in range_answers:
                 if answer_start != next_start or next_offset > limit:
                     self._met_other_answer = True
                     break
                 next_start = next_offset
                 size += end - begin
                 ends.append((next_start, size))
-                parts.append(view[begin:end])
+                answer_bytes.append(view[begin:end])
             self._next_offsets[queue] = next_start
             if ends:
-                copies.append(PlainAnswers(queue, start, ends, b"".join(parts)))
+                plain_answers.append(PlainAnswers(queue, start, ends, b"".join(answer_bytes)))
             if self._met_other_answer:
                 break
-        return copies
+        return plain_answers
 
-    def _lost(self, part: OffsetRange, cause: Cause) -> None:
+    def _record_loss(self, part: OffsetRange, cause: Cause) -> None:
         self._met_other_answer = True
         self.stop()

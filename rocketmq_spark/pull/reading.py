@@ -1,13 +1,13 @@
 """Reads ranges for tasks, commands, and consumers that read ahead.
 
-All of them agree which messages belong to an answer, because this module decides it. A decoder sees which offsets an answer
-skips, and which it has beyond its end; ``RangesReading`` decides what that means.
+This module decides for all of them which messages belong to an answer. A decoder sees which offsets an answer skips, and which
+messages it has beyond the requested end. ``RangesReading`` decides what these mean.
 
 ``SingleMessageReader`` reads single messages without the filter of the read, to learn two facts that filtered answers do not
 show. First: a broker that searches beyond the requested end sends messages of the next read; if a damaged message shifted the
-index of the queue, only the message *at* the end shows which. Second: a broker skips index entries whose part of the commit log
-was removed, as if the filter had skipped them. Logs are removed from their front: while the first message of a read exists, so
-do all later ones.
+index of the queue, only the message *at* the end shows which messages these are. Second: a broker skips index entries whose
+part of the commit log was removed, as if the filter had skipped them. Logs are removed from their front: while the first
+message of a read exists, so do all later ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _CHECK_INTERVAL_S = 1.0
 class SingleMessageReader:
     """Reads single messages of queues of one broker, with the time limits of every read.
 
-    ``is_compacted``: whether a queue is of a compaction topic, where a broker returns the next message instead of a missing one.
+    ``is_compacted`` returns whether a queue belongs to a compaction topic. There, a broker returns the next message instead of
+    a missing message.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class SingleMessageReader:
     def __call__(self, positions: Sequence[tuple[MessageQueue, int]]) -> list[int | None]:
         """Return the offset stored in the message at each position; None if the message is lost."""
         ranges = [OffsetRange(queue, offset, offset + 1) for queue, offset in positions]
-        lost: set[OffsetRange] = set()
+        lost_ranges: set[OffsetRange] = set()
         stored_offsets: dict[int, int] = {}
-        reader = self._open_reader(ranges, lambda part, _: lost.add(part))
+        reader = self._open_reader(ranges, lambda part, _: lost_ranges.add(part))
         for fetched in reader.fetch():
             offsets = [first_offset(fetched.buffer, answer.begin) for answer in fetched.answers]
             holes = [
@@ -60,26 +61,27 @@ class SingleMessageReader:
                 and offset > answer.start  # an inner batch may begin before the requested offset
                 and not self._is_compacted(ranges[answer.range_number].queue)
             ]
-            usable = reader.usable_count(holes) if holes else len(offsets)
-            stored_offsets.update((fetched.answers[i].range_number, offsets[i]) for i in range(usable))
-        return [None if part in lost else stored_offsets.get(i) for i, part in enumerate(ranges)]
+            usable_count = reader.usable_count(holes) if holes else len(offsets)
+            stored_offsets.update((fetched.answers[i].range_number, offsets[i]) for i in range(usable_count))
+        return [None if part in lost_ranges else stored_offsets.get(i) for i, part in enumerate(ranges)]
 
 
 def with_true_ends(
-    answers: Sequence[FetchedAnswer], queues: Sequence[MessageQueue], single_messages: SingleMessageReader
+    answers: Sequence[FetchedAnswer], queues: Sequence[MessageQueue], single_message_reader: SingleMessageReader
 ) -> list[FetchedAnswer]:
-    """Return answers that went beyond their ends, with ends that match the offsets inside of their messages.
-
-    An index stays shifted: if the message at an end has the offset of this end, so do all earlier messages of the range.
+    """Return answers that went beyond their ends, with ends that match the offsets inside of their messages. An index stays
+    shifted. So if the message at an end has the right offset, all earlier messages of the range have the right offsets, too.
     """
-    last = {answer.range_number: answer for answer in answers}
-    ends = [(queues[range_number], answer.limit) for range_number, answer in last.items()]
-    true_ends = dict(zip(last.values(), single_messages(ends), strict=True))
-    shifted = {answer.range_number for answer, end in true_ends.items() if end is not None and end > answer.limit}
-    others = [answer for answer in answers if answer.range_number in shifted and answer not in true_ends]
-    if others:
-        ends = [(queues[answer.range_number], answer.limit) for answer in others]
-        true_ends |= zip(others, single_messages(ends), strict=True)
+    last_answers = {answer.range_number: answer for answer in answers}
+    end_positions = [(queues[range_number], answer.limit) for range_number, answer in last_answers.items()]
+    true_ends = dict(zip(last_answers.values(), single_message_reader(end_positions), strict=True))
+    shifted_ranges = {
+        answer.range_number for answer, end in true_ends.items() if end is not None and end > answer.limit
+    }
+    other_answers = [answer for answer in answers if answer.range_number in shifted_ranges and answer not in true_ends]
+    if other_answers:
+        end_positions = [(queues[answer.range_number], answer.limit) for answer in other_answers]
+        true_ends |= zip(other_answers, single_message_reader(end_positions), strict=True)
     return [_with_true_end(answer, true_ends.get(answer)) for answer in answers]
 
 
@@ -95,19 +97,19 @@ class FilteredReadCheck:
     def __init__(
         self,
         ranges: Sequence[OffsetRange],
-        single_messages: SingleMessageReader,
+        single_message_reader: SingleMessageReader,
         on_loss: OnLoss,
         clock: Clock | None = None,
     ) -> None:
         self._ranges = ranges
-        self._single_messages = single_messages
+        self._single_message_reader = single_message_reader
         self._on_loss = on_loss
         self._clock = clock or Clock()
         self._checked_at = self._clock.now()
-        # By range: the offsets before this one existed, or are reported as lost.
+        # By range: the offsets before this offset existed, or are reported as lost.
         self._verified_until = [r.start for r in ranges]
-        # By range: the first message that was found from there on.
-        self._first_found: dict[int, int] = {}
+        # By range: the offset of the first message that was found at or after ``_verified_until``.
+        self._first_found_offsets: dict[int, int] = {}
 
     def record_loss(self, part: OffsetRange, cause: Cause) -> None:
         """Report a loss that the read itself noticed. The checks do not report it again."""
@@ -118,16 +120,16 @@ class FilteredReadCheck:
                 self._verified_until[i] = r.end
             elif part.start <= self._verified_until[i]:
                 self._verified_until[i] = max(self._verified_until[i], part.end)
-            if self._first_found.get(i, r.end) < self._verified_until[i]:
-                del self._first_found[i]
+            if self._first_found_offsets.get(i, r.end) < self._verified_until[i]:
+                del self._first_found_offsets[i]
         self._on_loss(part, cause)
 
     def record_answers(self, fetched: FetchedAnswers) -> None:
-        """Record answers: the broker has searched everything before the last of them."""
+        """Record answers. The broker has searched all offsets before the last answer."""
         for answer in fetched.answers:
             offset = first_offset(fetched.buffer, answer.begin)
             if offset >= self._verified_until[answer.range_number]:
-                self._first_found.setdefault(answer.range_number, offset)
+                self._first_found_offsets.setdefault(answer.range_number, offset)
         if fetched.answers and self._clock.now() - self._checked_at >= _CHECK_INTERVAL_S:
             last = fetched.answers[-1]
             self._check([r.end for r in self._ranges[: last.range_number]] + [min(last.limit, last.next_offset)])
@@ -140,14 +142,14 @@ class FilteredReadCheck:
         """Report the offsets that were lost before they were searched. ``searched_ends``: how far each range was searched."""
         unverified = [i for i, end in enumerate(searched_ends) if self._verified_until[i] < end]
         positions = [(self._ranges[i].queue, self._verified_until[i]) for i in unverified]
-        stored_offsets = self._single_messages(positions) if positions else []
+        stored_offsets = self._single_message_reader(positions) if positions else []
         for i, offset in zip(unverified, stored_offsets, strict=True):
             start, self._verified_until[i] = self._verified_until[i], searched_ends[i]
-            first_found = self._first_found.pop(i, searched_ends[i])
-            # A message that was found existed, and so did all after it.
+            first_found = self._first_found_offsets.pop(i, searched_ends[i])
+            # A message that was found existed, and so did all later messages.
             if offset is None and start < first_found:
-                lost = OffsetRange(self._ranges[i].queue, start, min(first_found, searched_ends[i]))
-                self._on_loss(lost, Cause.TRUNCATED)
+                lost_range = OffsetRange(self._ranges[i].queue, start, min(first_found, searched_ends[i]))
+                self._on_loss(lost_range, Cause.TRUNCATED)
         self._checked_at = self._clock.now()
 
 
@@ -155,9 +157,9 @@ def read(
     puller: Puller,
     ranges: Sequence[OffsetRange],
     on_loss: OnLoss,
-    filtered: Filter = NO_FILTER,
+    broker_filter: Filter = NO_FILTER,
     planned_address: str | None = None,
-    recreated: RecreatedTopics | None = None,
+    recreated_topics: RecreatedTopics | None = None,
 ) -> RangesReading:
     """Return a read of ``ranges`` of one broker, in their order.
 
@@ -165,12 +167,12 @@ def read(
         puller: Opens the read.
         ranges: What to read.
         on_loss: Receives offsets that cannot be read any more. It may raise.
-        filtered: The filter of the brokers, the same for all queues: ``Puller.broker_filter``. In batch topics, brokers filter
-            whole batches by the tags of the batch.
+        filtered: The filter that the brokers apply, the same for all queues; see ``Puller.broker_filter``. In batch topics,
+            brokers filter whole batches by the tags of the batch.
         planned_address: The address of the broker when the read was planned.
-        recreated: Finds messages of topics that were created again since then. They count as lost.
+        recreated: Finds messages of topics that were created again after the read was planned. These messages count as lost.
     """
-    return RangesReading(puller, ranges, on_loss, filtered, planned_address, recreated)
+    return RangesReading(puller, ranges, on_loss, broker_filter, planned_address, recreated_topics)
 
 
 class RangesReading:
@@ -181,21 +183,21 @@ class RangesReading:
         puller: Puller,
         ranges: Sequence[OffsetRange],
         on_loss: OnLoss,
-        filtered: Filter,
+        broker_filter: Filter,
         planned_address: str | None,
-        recreated: RecreatedTopics | None,
+        recreated_topics: RecreatedTopics | None,
     ) -> None:
         self.queues = [r.queue for r in ranges]
         self._is_compacted = puller.is_compacted
-        # Both only for a filtered read.
-        self._single_messages: SingleMessageReader | None = None
+        # Both are set only for a filtered read.
+        self._single_message_reader: SingleMessageReader | None = None
         self._filtered_read_check: FilteredReadCheck | None = None
-        if filtered:
+        if broker_filter:
             open_reader = functools.partial(puller.reader, planned_address=planned_address)
-            self._single_messages = SingleMessageReader(open_reader, puller.is_compacted)
-            self._filtered_read_check = FilteredReadCheck(ranges, self._single_messages, on_loss)
+            self._single_message_reader = SingleMessageReader(open_reader, puller.is_compacted)
+            self._filtered_read_check = FilteredReadCheck(ranges, self._single_message_reader, on_loss)
             on_loss = self._filtered_read_check.record_loss
-        self._reader = puller.reader(ranges, on_loss, filtered, planned_address, recreated)
+        self._reader = puller.reader(ranges, on_loss, broker_filter, planned_address, recreated_topics)
 
     def fetch(self) -> Generator[FetchedAnswers, None, None]:
         """Yield all messages of the ranges, buffer by buffer. Closing the iterator closes the connection."""
@@ -218,17 +220,20 @@ class RangesReading:
 
     @property
     def on_holes(self) -> Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int] | None:
-        """``usable_count`` if holes matter for this read, else None."""
-        return self.usable_count if self._single_messages is None else None
+        """``usable_count``, or None if holes do not matter for this read."""
+        return self.usable_count if self._single_message_reader is None else None
 
     def usable_count(self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole]) -> int:
-        """Return how many answers may be used if some skip offsets. The others are delivered again.
+        """Return how many of ``answers``, which skip the offsets ``holes``, may be used. The other answers are delivered again.
 
-        Filters and compaction cause holes. Other holes are requested again for the time of grace, and then count as lost.
+        Holes that filters or compaction cause are no losses. Other holes are requested again during the grace period, and then
+        count as lost.
         """
-        if self._single_messages is not None:
+        if self._single_message_reader is not None:
             return len(answers)
-        unexpected = [hole for hole in holes if not self._is_compacted(self.queues[answers[hole.answer].range_number])]
+        unexpected = [
+            hole for hole in holes if not self._is_compacted(self.queues[answers[hole.answer_index].range_number])
+        ]
         return self._reader.usable_count(unexpected) if unexpected else len(answers)
 
     def with_true_ends(self, answers: Sequence[FetchedAnswer]) -> Sequence[FetchedAnswer]:
@@ -236,4 +241,8 @@ class RangesReading:
 
         Without a filter the ends are right.
         """
-        return answers if self._single_messages is None else with_true_ends(answers, self.queues, self._single_messages)
+        return (
+            answers
+            if self._single_message_reader is None
+            else with_true_ends(answers, self.queues, self._single_message_reader)
+        )

@@ -1,11 +1,11 @@
-"""Messages of a topic that was deleted and created again after a read was planned.
+"""Finds messages of a topic that was deleted and created again after a read was planned.
 
 The queues of the new topic begin at offset 0, so they may have messages at the planned offsets. The plan of the next batch
-notices the new topic and reads it from its start; a message that was read in place of an old one would come twice.
+notices the new topic and reads it from its start. So a message that was read in place of an old message would come twice.
 
-Every message of the new topic is younger than all messages of the old one. So an answer whose first message is younger than
-the newest message that the plan saw is suspicious, and a request to the broker decides: after a broker's clock was set back,
-messages of the same topic may be younger, too. For all other answers, the check is one comparison of numbers.
+Every message of the new topic is younger than all messages of the old one. So an answer is suspicious if its first message is
+younger than the newest message that the plan saw. Then a request to the broker decides, because after a broker's clock was set
+back, messages of the same topic may be younger, too. For all other answers, the check is one comparison of numbers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.fetched import FetchedAnswer
 
 # Positions in a stored message: the flags, and the store time, which follows the host of the sender.
-_FLAGS_AT, _STORED_AT, _MORE_OF_IPV6 = 36, 56, 12
-_SMALLEST = _STORED_AT + _MORE_OF_IPV6 + 8
+_FLAGS_AT, _STORE_TIME_AT, _IPV6_EXTRA_BYTES = 36, 56, 12
+_MIN_READABLE_BYTES = _STORE_TIME_AT + _IPV6_EXTRA_BYTES + 8
 _BORN_IPV6 = int(SysFlag.BORNHOST_V6)
-_BYTES = np.arange(8)
+_BYTE_OFFSETS = np.arange(8)
 _NEVER = np.iinfo(np.int64).max
 
 Buffer = npt.NDArray[np.uint8]
@@ -32,12 +32,12 @@ Buffer = npt.NDArray[np.uint8]
 
 def store_times_ms(buffer: Buffer, begins: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
     """Return the store times of the messages that begin at the positions ``begins``."""
-    ipv6 = (_numbers(buffer, begins + _FLAGS_AT, 4) & _BORN_IPV6) != 0
-    return _numbers(buffer, begins + (_STORED_AT + ipv6 * _MORE_OF_IPV6), 8)
+    is_ipv6 = (_numbers(buffer, begins + _FLAGS_AT, 4) & _BORN_IPV6) != 0
+    return _numbers(buffer, begins + (_STORE_TIME_AT + is_ipv6 * _IPV6_EXTRA_BYTES), 8)
 
 
-def _numbers(buffer: Buffer, at: npt.NDArray[np.intp], size: int) -> npt.NDArray[Any]:
-    numbers: npt.NDArray[Any] = buffer[at[:, None] + _BYTES[:size]].view(f">i{size}")[:, 0]
+def _numbers(buffer: Buffer, positions: npt.NDArray[np.intp], size: int) -> npt.NDArray[Any]:
+    numbers: npt.NDArray[Any] = buffer[positions[:, None] + _BYTE_OFFSETS[:size]].view(f">i{size}")[:, 0]
     return numbers
 
 
@@ -52,9 +52,9 @@ class RecreatedTopics:
         self, ranges: Sequence[OffsetRange], newest_ms: Sequence[int], confirm: Callable[[MessageQueue], bool]
     ) -> None:
         self._ranges = ranges
-        self._newest = np.array([ms or _NEVER for ms in newest_ms], np.int64)
+        self._newest_ms = np.array([ms or _NEVER for ms in newest_ms], np.int64)
         self._confirm = confirm
-        self._recreated: dict[MessageQueue, bool] = {}
+        self._recreated_by_queue: dict[MessageQueue, bool] = {}
 
     def find(self, buffer: Buffer, answers: Sequence[FetchedAnswer]) -> list[FetchedAnswer]:
         """Return those of ``answers`` that have messages of recreated topics."""
@@ -63,14 +63,15 @@ class RecreatedTopics:
         # By columns, because there may be 30,000 answers in a million messages.
         range_numbers, _, _, _, begin, end = zip(*answers, strict=True)
         begins = np.array(begin, np.intp)
-        readable = np.array(end, np.intp) - begins >= _SMALLEST  # the decoder reports answers that are too short
-        if not readable.all():
-            return self.find(buffer, [answers[i] for i in np.flatnonzero(readable).tolist()])
-        younger = store_times_ms(buffer, begins) > self._newest[np.array(range_numbers, np.intp)]
-        suspicious = [answers[i] for i in np.flatnonzero(younger).tolist()]
-        return [answer for answer in suspicious if self._is_recreated(self._ranges[answer.range_number].queue)]
+        # The decoder reports answers that are too short.
+        is_readable = np.array(end, np.intp) - begins >= _MIN_READABLE_BYTES
+        if not is_readable.all():
+            return self.find(buffer, [answers[i] for i in np.flatnonzero(is_readable).tolist()])
+        is_younger = store_times_ms(buffer, begins) > self._newest_ms[np.array(range_numbers, np.intp)]
+        suspicious_answers = [answers[i] for i in np.flatnonzero(is_younger).tolist()]
+        return [answer for answer in suspicious_answers if self._is_recreated(self._ranges[answer.range_number].queue)]
 
     def _is_recreated(self, queue: MessageQueue) -> bool:
-        if queue not in self._recreated:
-            self._recreated[queue] = self._confirm(queue)
-        return self._recreated[queue]
+        if queue not in self._recreated_by_queue:
+            self._recreated_by_queue[queue] = self._confirm(queue)
+        return self._recreated_by_queue[queue]

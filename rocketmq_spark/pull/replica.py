@@ -23,23 +23,29 @@ OnHint = Callable[[int | None], bool]
 
 
 class ReplicaHints:
-    """What brokers suggest. ``reconnect_needed``: the address may have changed; connect again when no pull is in flight."""
+    """Suggestions of brokers. ``reconnect_needed`` means that the address may have changed, so that the reader connects again
+    when no pull is in flight.
+    """
 
     def __init__(self, on_hint: OnHint | None) -> None:
         self._on_hint = on_hint
         self.last_suggested: int | None = None
         self.reconnect_needed = False
 
-    def follow(self, suggested: int, suspicions: LossSuspicions) -> None:
-        """Use the replica that the broker suggests. While anything looks lost, only the master: it knows what is lost."""
-        if suggested != MASTER_ID and suspicions.any_suspected:
+    def follow(self, suggested_broker: int, suspicions: LossSuspicions) -> None:
+        """Use the replica that the broker suggests. While an offset looks lost, use only the master, which knows whether it is
+        lost.
+        """
+        if suggested_broker != MASTER_ID and suspicions.any_suspected:
             return
-        self.last_suggested = suggested
-        if self._on_hint is not None and self._on_hint(suggested):
+        self.last_suggested = suggested_broker
+        if self._on_hint is not None and self._on_hint(suggested_broker):
             self.reconnect_needed = True
 
     def return_to_master(self) -> bool:
-        """Ask the master before anything counts as lost, because a slave may only lag. Returns False at the master."""
+        """Use the master before an offset counts as lost, because a slave may only lag. Returns False if the read is at the
+        master already.
+        """
         if self._on_hint is None or not self._on_hint(None):
             return False
         self.last_suggested, self.reconnect_needed = MASTER_ID, True
@@ -51,11 +57,12 @@ class Replica:
     """Opens streams to a replica of a broker. Follows what brokers suggest if ``read_from`` is "hint".
 
     ``planned_address`` was the master's when the read was planned; it is tried once. ``at_master`` is None until a route shows
-    whether the address still is the master's. ``spare_bytes`` is what the user's options let a stream keep besides its buffer.
+    whether the address still is the master's. ``spare_bytes`` is how many bytes the user's options let a stream keep besides
+    its buffer.
     """
 
     source: PullSource
-    dialling: ConnectOptions
+    connect_options: ConnectOptions
     broker_name: str
     topic: str
     read_from: str = "master"
@@ -73,15 +80,15 @@ class Replica:
             address, at_master = self._from_route(deadline)
         try:
             stream = BulkStream(
-                self.dialling.reachable(address),
-                deadline.within(self.dialling.connect_timeout_s),
-                self.dialling.tls,
+                self.connect_options.reachable(address),
+                deadline.within(self.connect_options.connect_timeout_s),
+                self.connect_options.tls,
                 spare_bytes=self.spare_bytes,
-                arriving=self.dialling.arriving,
+                receive_budget=self.connect_options.receive_budget,
             )
         except RocketMQError as e:
-            # The remedy assumes that the name server answers. That is known only if the address came from a route just now.
-            if at_master is not None and not self.has_connected and not self.dialling.at_name_server:
+            # The remedy assumes that the name server answers, which is known only if the address just came from a route.
+            if at_master is not None and not self.has_connected and not self.connect_options.at_name_server:
                 with_advertised_remedy(e, [address])
             raise
         self.at_master, self.has_connected = at_master, True
@@ -106,10 +113,10 @@ class Replica:
         except RouteNotFound:
             self.at_master = self.at_master is not False  # the topic was deleted: no route contradicts the plan
             raise
-        data = route.brokers.get(self.broker_name)
-        address = data.replica(self.read_from, self.suggested) if data is not None else None
-        if data is None or address is None:
+        broker_data = route.brokers.get(self.broker_name)
+        address = broker_data.replica(self.read_from, self.suggested) if broker_data is not None else None
+        if broker_data is None or address is None:
             raise BrokerNotFound(f"no address of broker {self.broker_name!r} is registered", topic=self.topic)
-        if self.is_doubted and data.master is not None:
-            address = data.master
-        return address, address == data.own_master
+        if self.is_doubted and broker_data.master is not None:
+            address = broker_data.master
+        return address, address == broker_data.own_master

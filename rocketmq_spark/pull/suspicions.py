@@ -1,7 +1,7 @@
 """How long an offset has looked lost, and when to request it again. Pure.
 
 A broker skips index entries whose part of the commit log is gone: the answer says "found", and only the number of its messages
-shows the gap. Decoders report such holes, and ``HoleSuspicions`` says for how long they are requested again.
+shows the gap. Decoders report such holes, and ``HoleSuspicions`` decides for how long holes are requested again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ class LossSuspicion:
         self.suspected_at: float | None = None
 
     def suspected_for_s(self, now: float) -> float:
-        """Return for how long it has looked like a loss."""
+        """Return for how long the position has looked lost."""
         self.suspected_at = now if self.suspected_at is None else min(self.suspected_at, now)
         return now - self.suspected_at
 
 
 class LossSuspicions:
-    """The suspicions by position, each with its own pauses, until a message arrives. ``by_position`` is read-only for others."""
+    """The suspicions by position, each with its own pauses. A suspicion ends when a message arrives. ``by_position`` is
+    read-only for others.
+    """
 
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
         self._grace_s = grace_s
@@ -38,9 +40,9 @@ class LossSuspicions:
         self.by_position: dict[Position, LossSuspicion] = {}
 
     def suspect_loss(self, position: Position, now: float, is_reliable: bool = True) -> bool:
-        """Record an answer that looks like a loss. Returns whether all answers have for the time of grace.
+        """Record an answer that looks like a loss. Returns whether the position has looked lost for the whole grace period.
 
-        ``is_reliable``: the broker that answered knows it. Otherwise the time of grace starts again.
+        ``is_reliable`` means that the broker that answered knows what is lost. Otherwise the grace period starts again.
         """
         suspicion = self._suspicion(position)
         if not is_reliable:
@@ -48,7 +50,7 @@ class LossSuspicions:
         return suspicion.suspected_for_s(now) >= self._grace_s
 
     def address_changed(self) -> None:
-        """The next answers come from another address: suspected losses remain, but their time of grace starts again."""
+        """The next answers come from another address: suspected losses remain, but their grace period starts again."""
         for suspicion in self.by_position.values():
             if suspicion.suspected_at is not None:
                 suspicion.suspected_at = math.inf
@@ -59,7 +61,7 @@ class LossSuspicions:
         return any(suspicion.suspected_at is not None for suspicion in self.by_position.values())
 
     def next_retry_at(self, position: Position, now: float) -> float:
-        """The time of the next attempt. The pause grows with each one."""
+        """Return the time of the next attempt. The pause grows with each attempt."""
         return now + next(self._suspicion(position).pauses)
 
     def clear(self, position: Position) -> None:
@@ -71,7 +73,7 @@ class LossSuspicions:
 
 
 class HoleSuspicions:
-    """The suspicions for holes, by range number and first offset, until the broker fills them or the time of grace is over."""
+    """The suspicions for holes, by range number and first offset, until the broker fills the hole or the grace period is over."""
 
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
         self._suspicions = LossSuspicions(grace_s, pauses)
@@ -83,44 +85,48 @@ class HoleSuspicions:
         return [
             hole
             for hole in holes
-            if not self._suspicions.suspect_loss((answers[hole.answer].range_number, hole.start), now, is_reliable)
+            if not self._suspicions.suspect_loss(
+                (answers[hole.answer_index].range_number, hole.start), now, is_reliable
+            )
         ]
 
     def address_changed(self) -> None:
-        """The next answers come from another address: the time of grace starts again."""
+        """The next answers come from another address: the grace period starts again."""
         self._suspicions.address_changed()
 
     def retries(
         self, answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole], now: float
     ) -> Iterator[tuple[FetchedAnswer, float]]:
         """Yield each answer with unconfirmed holes once, with the time at which to request it again."""
-        for i, hole in {hole.answer: hole for hole in reversed(unconfirmed)}.items():
+        for i, hole in {hole.answer_index: hole for hole in reversed(unconfirmed)}.items():
             yield answers[i], self._suspicions.next_retry_at((answers[i].range_number, hole.start), now)
 
 
 def confirmed_losses(
     holes: Sequence[Hole], unconfirmed: Sequence[Hole], answers: Sequence[FetchedAnswer]
 ) -> list[tuple[int, int, int]]:
-    """Return range number, start and end of what is lost before the first answer with an unconfirmed hole, neighbours joined."""
-    usable_count = unconfirmed[0].answer if unconfirmed else len(answers)
-    lost: list[tuple[int, int, int]] = []
+    """Return range number, start and end of the confirmed holes before the first answer with an unconfirmed hole. Adjacent
+    holes are joined.
+    """
+    usable_count = unconfirmed[0].answer_index if unconfirmed else len(answers)
+    losses: list[tuple[int, int, int]] = []
     for hole in holes:
-        if hole.answer >= usable_count:
+        if hole.answer_index >= usable_count:
             break
-        range_number = answers[hole.answer].range_number
-        if lost and lost[-1][0] == range_number and lost[-1][2] == hole.start:
-            lost[-1] = (range_number, lost[-1][1], hole.end)
+        range_number = answers[hole.answer_index].range_number
+        if losses and losses[-1][0] == range_number and losses[-1][2] == hole.start:
+            losses[-1] = (range_number, losses[-1][1], hole.end)
         else:
-            lost.append((range_number, hole.start, hole.end))
-    return lost
+            losses.append((range_number, hole.start, hole.end))
+    return losses
 
 
 def split_at_unconfirmed(
     answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole]
 ) -> tuple[int, list[FetchedAnswer]]:
     """Return how many answers precede the first one with an unconfirmed hole, and the later answers without such holes."""
-    with_holes = {hole.answer for hole in unconfirmed}
-    usable_count = min(with_holes, default=len(answers))
+    answers_with_holes = {hole.answer_index for hole in unconfirmed}
+    usable_count = min(answers_with_holes, default=len(answers))
     return usable_count, [
-        answer for i, answer in enumerate(answers[usable_count:], usable_count) if i not in with_holes
+        answer for i, answer in enumerate(answers[usable_count:], usable_count) if i not in answers_with_holes
     ]

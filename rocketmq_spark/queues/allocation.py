@@ -1,15 +1,15 @@
 """A consumer's share of all queues of a topic, by the name of a strategy or by a callable.
 
 Mirrors ``AllocateMessageQueueStrategy`` and its classes: members of a group compute the same result independently, because all
-of them sort the same lists and apply the same function. Where a strategy differs from its Java class, its docstring says how.
+of them sort the same lists and apply the same function. The docstring of a strategy says how it differs from its Java class.
 
 A callable is called as ``strategy(consumer, queues, consumers, **config)``, with sorted lists, and returns the queues of
 ``consumer``. A strategy in this module is called once for all consumers, so that it does the common work once. It returns a
 function from a consumer to its queues.
 
-``allocationConfig`` fixes queues by hand. Accepted, in Python or as JSON text: a list of queues (``MessageQueue`` or
-``"topic/broker/0"``), the form of the option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from consumer to
-one of these.
+``allocationConfig`` fixes queues by hand. Its value, a Python value or JSON text, is a list of queues (``MessageQueue`` or
+``"topic/broker/0"``), the form of the option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from a consumer to
+one of these two forms.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
 
 
 def fixed_queues(config: Any) -> Callable[[str], list[MessageQueue]]:
-    """Return a function from a consumer to the list of queues that ``config`` fixes for it, in their order."""
+    """Return a function from a consumer to the queues that ``config`` fixes for this consumer, in the order of ``config``."""
     value = _parsed(config)
     if isinstance(value, Mapping) and not _is_assignment(value):
-        by_consumer = {str(name): _queues_from(owns, config) for name, owns in value.items()}
+        by_consumer = {str(consumer): _queues_from(queues, config) for consumer, queues in value.items()}
         return lambda consumer: by_consumer.get(consumer, [])
     for_all = _queues_from(value, config)
     return lambda consumer: for_all
@@ -142,7 +142,7 @@ def allocate_all(
 
 def _allocations(
     strategy: str | Callable[..., Sequence[MessageQueue]],
-    requested: Iterable[str],
+    requested_consumers: Iterable[str],
     queues: Sequence[MessageQueue],
     consumers: Sequence[str],
     config: Config,
@@ -150,8 +150,8 @@ def _allocations(
     for name in config:
         if name not in CONFIG_NAMES and isinstance(strategy, str) and ":" not in strategy:
             raise OptionError(unknown_value("allocation configuration", name, CONFIG_NAMES))
-    share = _allocation(strategy, queues, consumers, config)
-    return {consumer: share(consumer) for consumer in requested}
+    queues_of = _allocation(strategy, queues, consumers, config)
+    return {consumer: queues_of(consumer) for consumer in requested_consumers}
 
 
 def _allocation(
@@ -160,23 +160,25 @@ def _allocation(
     consumers: Sequence[str],
     config: Config,
 ) -> QueuesOf:
-    """Call ``strategy`` with sorted lists, after the checks that all strategies but ``config`` make (Java's, in its order)."""
-    by_name = {name.lower(): f for name, f in STRATEGIES.items()}
-    ordered, ids = sorted_queues(queues or ()), sorted_texts(consumers or ())
+    """Call ``strategy`` with sorted lists. All strategies except ``config`` make the checks of the Java classes first, in the
+    same order.
+    """
+    strategies_by_name = {name.lower(): f for name, f in STRATEGIES.items()}
+    queue_list, client_ids = sorted_queues(queues or ()), sorted_texts(consumers or ())
     if isinstance(strategy, str) and strategy.lower() == "config":
-        return _configured(ordered, ids, config)
-    if isinstance(strategy, str) and strategy.lower() in by_name:
-        return _checked(by_name[strategy.lower()], ordered, ids, config)
+        return _configured(queue_list, client_ids, config)
+    if isinstance(strategy, str) and strategy.lower() in strategies_by_name:
+        return _checked(strategies_by_name[strategy.lower()], queue_list, client_ids, config)
     if isinstance(strategy, str) and ":" not in strategy:
         raise OptionError(unknown_value("allocationStrategy", strategy, (*STRATEGIES, "config", "module:callable")))
-    return _checked(_from_callable(resolve(strategy, "allocationStrategy")), ordered, ids, config)
+    return _checked(_from_callable(resolve(strategy, "allocationStrategy")), queue_list, client_ids, config)
 
 
 def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    planned: list[QueuesOf] = []
+    cached_queues_of: list[QueuesOf] = []
     members = set(consumers)
 
-    def share(consumer: str) -> Queues:
+    def queues_of(consumer: str) -> Queues:
         if not consumer:
             raise OptionError("currentCID is empty: a consumer needs an id to get its share")
         if not queues:
@@ -185,30 +187,30 @@ def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: C
             raise OptionError("cidAll is null or cidAll empty: there are no consumers to share the queues")
         if consumer not in members:
             return []
-        if not planned:
-            planned.append(strategy(queues, consumers, config))
-        return planned[0](consumer)
+        if not cached_queues_of:
+            cached_queues_of.append(strategy(queues, consumers, config))
+        return cached_queues_of[0](consumer)
 
-    return share
+    return queues_of
 
 
 def _averagely(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Contiguous blocks, the first ones larger by one (``AllocateMessageQueueAveragely``)."""
-    size, larger = divmod(len(queues), len(consumers))
-    position = _positions(consumers)
+    block_size, larger_count = divmod(len(queues), len(consumers))
+    positions = _positions(consumers)
 
-    def share(consumer: str) -> Queues:
-        i = position[consumer]
-        start = i * size + min(i, larger)
-        return queues[start : start + size + (i < larger)]
+    def queues_of(consumer: str) -> Queues:
+        i = positions[consumer]
+        start = i * block_size + min(i, larger_count)
+        return queues[start : start + block_size + (i < larger_count)]
 
-    return share
+    return queues_of
 
 
 def _by_circle(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Dealt out one by one (``AllocateMessageQueueAveragelyByCircle``)."""
-    position = _positions(consumers)
-    return lambda consumer: queues[position[consumer] :: len(consumers)]
+    positions = _positions(consumers)
+    return lambda consumer: queues[positions[consumer] :: len(consumers)]
 
 
 def _positions(consumers: list[str]) -> dict[str, int]:
@@ -228,11 +230,12 @@ class Ring:
     def __init__(self, consumers: Sequence[str], virtual_nodes: int, hash_of: Callable[[str], int]) -> None:
         self.hash_of = hash_of
         ring: dict[int, str] = {}
-        times = Counter(consumers)
+        occurrences = Counter(consumers)
         for consumer in consumers:
-            # A consumer that is listed twice continues its numbering, and a later place takes over an equal hash.
-            placed = sum(owner == consumer for owner in ring.values()) if times[consumer] > 1 else 0
-            for k in range(placed, placed + virtual_nodes):
+            # The second entry of a consumer continues the numbers of the consumer's places. If two places have the same hash,
+            # the later place replaces the earlier one.
+            place_count = sum(owner == consumer for owner in ring.values()) if occurrences[consumer] > 1 else 0
+            for k in range(place_count, place_count + virtual_nodes):
                 ring[hash_of(f"{consumer}-{k}")] = consumer
         self.places = sorted(ring)
         self.owners = [ring[place] for place in self.places]
@@ -250,12 +253,12 @@ def queue_key(queue: MessageQueue) -> str:
 def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places per consumer and an optional ``hash``.
 
-    Java hashes the topic's name with its namespace, as brokers know it: ``onWire`` converts the user's name to it.
+    Java hashes the topic's name on the wire, which includes the namespace. ``onWire`` converts the user's name to this name.
     """
-    nodes = config.get("virtualNodes", 10)
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0:
-        raise OptionError(f"illegal virtualNodeCnt :{nodes}: expected a whole number of at least 0")
-    ring, on_wire = Ring(consumers, nodes, config.get("hash") or md5_hash), config.get("onWire") or str
+    virtual_nodes = config.get("virtualNodes", 10)
+    if not isinstance(virtual_nodes, int) or isinstance(virtual_nodes, bool) or virtual_nodes < 0:
+        raise OptionError(f"illegal virtualNodeCnt :{virtual_nodes}: expected a whole number of at least 0")
+    ring, on_wire = Ring(consumers, virtual_nodes, config.get("hash") or md5_hash), config.get("onWire") or str
     shares: dict[str | None, Queues] = {}
     for queue in queues:
         key = queue_key(queue._replace(topic=on_wire(queue.topic)))
@@ -266,57 +269,62 @@ def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Qu
 def _machine_room(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Queues of brokers named ``room@name`` in ``machineRooms``; the remainder is dealt from the tail.
 
-    ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so ``room@`` is no room. Copies of failed
-    messages may lie in any room: the other queues of a retry topic are shared averagely, as nothing else would read them.
+    ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so a broker named ``room@`` is in no room.
+    Copies of failed messages may be in any room. So the queues of a retry topic outside the rooms are shared averagely, because
+    otherwise no consumer would read them.
     """
     rooms_option = config.get("machineRooms")
     rooms = set(rooms_option.split(",") if isinstance(rooms_option, str) else rooms_option or ())
     if not rooms:
         raise OptionError("option 'machineRooms' is missing; expected the rooms whose queues are shared")
-    inside = [q for q in queues if _java_parts(q.broker_name) == 2 and room_of(q.broker_name) in rooms]
-    retries = sorted_queues({q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)} - set(inside))
-    outside = _averagely(retries, consumers, config)
-    size, rest = divmod(len(inside), len(consumers))
-    position = _positions(consumers)
+    queues_in_rooms = [q for q in queues if _java_part_count(q.broker_name) == 2 and room_of(q.broker_name) in rooms]
+    retry_queues = sorted_queues({q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)} - set(queues_in_rooms))
+    retry_queues_of = _averagely(retry_queues, consumers, config)
+    block_size, rest_count = divmod(len(queues_in_rooms), len(consumers))
+    positions = _positions(consumers)
 
-    def share(consumer: str) -> Queues:
-        i = position[consumer]
-        tail = size * len(consumers) + i
-        return inside[i * size : (i + 1) * size] + (inside[tail : tail + 1] if i < rest else []) + outside(consumer)
+    def queues_of(consumer: str) -> Queues:
+        i = positions[consumer]
+        tail_index = block_size * len(consumers) + i
+        return (
+            queues_in_rooms[i * block_size : (i + 1) * block_size]
+            + (queues_in_rooms[tail_index : tail_index + 1] if i < rest_count else [])
+            + retry_queues_of(consumer)
+        )
 
-    return share
+    return queues_of
 
 
-def _java_parts(broker_name: str) -> int:
+def _java_part_count(broker_name: str) -> int:
     return len(broker_name.rstrip(ROOM_SEPARATOR).split(ROOM_SEPARATOR))
 
 
 def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    """The ``inner`` strategy within each room; rooms without consumers are shared by all.
+    """The strategy ``inner`` within each room; all consumers share the queues of rooms without consumers.
 
-    ``AllocateMachineRoomNearby``. ``room`` returns the room of a broker name or of a consumer; ``partitionRooms`` maps
-    consumers to rooms instead, and brokers are then named ``room@name``.
+    ``AllocateMachineRoomNearby``. ``room`` returns the room of a broker name or of a consumer; without ``room``,
+    ``partitionRooms`` maps consumers to rooms, and brokers are named ``room@name``.
     """
-    room = _room_resolver(config)
+    resolve_room = _room_resolver(config)
     queues_in: dict[str, Queues] = {}
     for queue in queues:
-        queues_in.setdefault(_room(room, queue.broker_name, f"mq {queue}"), []).append(queue)
+        queues_in.setdefault(_room(resolve_room, queue.broker_name, f"mq {queue}"), []).append(queue)
     consumers_in: dict[str, list[str]] = {}
     for consumer in consumers:
-        consumers_in.setdefault(_room(room, consumer, f"consumer id {consumer}"), []).append(consumer)
-    inner = config.get("inner", "averagely")
+        consumers_in.setdefault(_room(resolve_room, consumer, f"consumer id {consumer}"), []).append(consumer)
+    inner_strategy = config.get("inner", "averagely")
     inner_config = {name: value for name, value in config.items() if name != "inner"}
-    shares = {
-        name: _allocation(inner, queues_in[name], consumers_in.get(name, consumers), inner_config)
-        for name in sorted_texts(queues_in)
+    allocations = {
+        room: _allocation(inner_strategy, queues_in[room], consumers_in.get(room, consumers), inner_config)
+        for room in sorted_texts(queues_in)
     }
 
-    def share(consumer: str) -> Queues:
-        own = room(consumer)
-        own_queues = shares[own](consumer) if own in shares else []
-        return own_queues + [q for name in shares if name not in consumers_in for q in shares[name](consumer)]
+    def queues_of(consumer: str) -> Queues:
+        own_room = resolve_room(consumer)
+        own_queues = allocations[own_room](consumer) if own_room in allocations else []
+        return own_queues + [q for room in allocations if room not in consumers_in for q in allocations[room](consumer)]
 
-    return share
+    return queues_of
 
 
 def _room_resolver(config: Config) -> Callable[[str], str]:
@@ -328,10 +336,10 @@ def _room_resolver(config: Config) -> Callable[[str], str]:
     return lambda name: rooms[name] if name in rooms else room_of(name) if ROOM_SEPARATOR in name else ""
 
 
-def _room(room: Callable[[str], str], name: str, what: str) -> str:
-    if not (found := room(name)):
+def _room(resolve_room: Callable[[str], str], name: str, what: str) -> str:
+    if not (room := resolve_room(name)):
         raise OptionError(f"Machine room is null for {what}: expected every broker and consumer to have a room")
-    return found
+    return room
 
 
 def _environment(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
@@ -339,65 +347,66 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Queues
 
     If every consumer of the environment had all of its queues, each would read every message. So the strategy ``inner``
     (averagely by default) shares them. If ``consumers`` lists those of all environments, ``environmentOf`` returns the
-    environment of a consumer. Retry topics have none: their queues are shared by all, as nothing else would read them.
+    environment of a consumer. A retry topic belongs to no environment. All consumers share its queues, because otherwise no
+    consumer would read them.
     """
-    inner = config.get("inner", "averagely")
+    inner_strategy = config.get("inner", "averagely")
     inner_config = {name: value for name, value in config.items() if name != "inner"}
     environment_of = config.get("environmentOf")
     environment = Environment.of(config.get("environment"), config.get("environments"))
-    retries = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
-    owned = environment.owned(q for q in queues if not q.topic.startswith(codes.RETRY_PREFIX))
+    retry_queues = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
+    owned_queues = environment.owned(q for q in queues if not q.topic.startswith(codes.RETRY_PREFIX))
     members = [c for c in consumers if environment_of is None or str(environment_of(c)) == environment.name]
-    parts = [
-        _allocation(inner, part, who, inner_config)
-        for part, who in ((owned, members), (retries, consumers))
-        if part and who
+    allocations = [
+        _allocation(inner_strategy, part, part_members, inner_config)
+        for part, part_members in ((owned_queues, members), (retry_queues, consumers))
+        if part and part_members
     ]
-    return lambda consumer: [queue for part in parts for queue in part(consumer)]
+    return lambda consumer: [queue for queues_of in allocations for queue in queues_of(consumer)]
 
 
 def _configured(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Queues fixed by ``allocationConfig``, for every consumer or by consumer.
 
-    ``AllocateMessageQueueByConfig`` returns its list for every topic, whether its queues exist or not. Here only queues
-    that exist are given, and a retry topic, which no configuration lists, is shared averagely.
+    ``AllocateMessageQueueByConfig`` returns its list for every topic, whether its queues exist or not. This strategy returns
+    only queues that exist. No configuration lists retry topics, so their queues are shared averagely.
     """
     if config.get("allocationConfig") is None:
         raise OptionError("option 'allocationConfig' is missing; expected the queues that a consumer gets")
-    fixed = fixed_queues(config["allocationConfig"])
-    existing = set(queues)
-    retries = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
+    fixed_queues_of = fixed_queues(config["allocationConfig"])
+    all_queues = set(queues)
+    retry_queues = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
 
-    def share(consumer: str) -> Queues:
-        fixed_for_consumer = fixed(consumer)
-        existing_queues = [queue for queue in fixed_for_consumer if queue in existing]
-        missing = [queue for queue in retries if queue not in fixed_for_consumer]
+    def queues_of(consumer: str) -> Queues:
+        fixed_for_consumer = fixed_queues_of(consumer)
+        existing_queues = [queue for queue in fixed_for_consumer if queue in all_queues]
+        other_retry_queues = [queue for queue in retry_queues if queue not in fixed_for_consumer]
         return (
-            existing_queues + _averagely(missing, consumers, config)(consumer)
-            if missing and consumer in consumers
+            existing_queues + _averagely(other_retry_queues, consumers, config)(consumer)
+            if other_retry_queues and consumer in consumers
             else existing_queues
         )
 
-    return share
+    return queues_of
 
 
 def _from_callable(strategy: Callable[..., Sequence[MessageQueue]]) -> Strategy:
-    """A user's own strategy: called as ``strategy(consumer, queues, consumers, **config)`` with copies of the lists."""
+    """A user's own strategy. It is called as ``strategy(consumer, queues, consumers, **config)``, with copies of the lists."""
 
-    def planned(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-        existing = set(queues)
+    def checked_strategy(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
+        all_queues = set(queues)
 
-        def share(consumer: str) -> Queues:
-            chosen = list(strategy(consumer, list(queues), list(consumers), **config))
-            if unknown_queue := next((queue for queue in chosen if queue not in existing), None):
+        def queues_of(consumer: str) -> Queues:
+            chosen_queues = list(strategy(consumer, list(queues), list(consumers), **config))
+            if unknown_queue := next((queue for queue in chosen_queues if queue not in all_queues), None):
                 raise OptionError(
                     f"allocation strategy {strategy!r} gave {unknown_queue!r}, which is not among the queues"
                 )
-            return chosen
+            return chosen_queues
 
-        return share
+        return queues_of
 
-    return planned
+    return checked_strategy
 
 
 STRATEGIES: dict[str, Strategy] = {

@@ -23,31 +23,32 @@ Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
 SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")
 ROOM_SEPARATOR = "@"
 
-_SYSTEM_RANDOM = random.SystemRandom()  # without state: threads and forked processes may share it
+# It has no state, so threads and forked processes may share it.
+_SYSTEM_RANDOM = random.SystemRandom()
 
 
 class RoundRobin:
-    """The index of round robin into a list of queues, as in Java: starts at random, counts up, wraps at 32 bits.
+    """The index of round robin into a list of queues. As in Java, it starts at random, counts up, and wraps at 32 bits.
 
-    Starting at random lets single sends of many fresh threads spread evenly.
+    Because of the random start, single sends of many new threads spread evenly.
     """
 
-    __slots__ = ("rng", "stored")
+    __slots__ = ("counter", "rng")
 
-    def __init__(self, rng: random.Random | None = None, stored: int | None = None) -> None:
+    def __init__(self, rng: random.Random | None = None, counter: int | None = None) -> None:
         self.rng = rng or _SYSTEM_RANDOM
-        self.stored = stored
+        self.counter = counter
 
     def next(self) -> int:
         """The next index; callers take it modulo the length of their list."""
-        stored = self.rng.getrandbits(32) if self.stored is None else self.stored
-        stored = (stored + 1) & 0xFFFFFFFF
-        self.stored = stored - (1 << 32) if stored >> 31 else stored
-        return stored & 0x7FFFFFFF
+        counter = self.rng.getrandbits(32) if self.counter is None else self.counter
+        counter = (counter + 1) & 0xFFFFFFFF
+        self.counter = counter - (1 << 32) if counter >> 31 else counter
+        return counter & 0x7FFFFFFF
 
     def reset(self) -> None:
         """Continue at a random index. Retries call this, so that threads do not all try the queues in the same order."""
-        self.stored = self.rng.randrange((1 << 31) - 1)
+        self.counter = self.rng.randrange((1 << 31) - 1)
 
     def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
         """The next queue that is not on ``last_broker``, or the next one if there is no other broker."""
@@ -108,7 +109,7 @@ def is_built_in(selector: str) -> bool:
 
 
 def selector_name(selector: str) -> str:
-    """The option name of a built-in selector given in upper or lower case; "" for the name of a callable."""
+    """Return the option name of a built-in selector, which is given in upper or lower case; "" for the name of a callable."""
     for name in SELECTORS:
         if selector.lower() == name.lower():
             return name
@@ -144,33 +145,35 @@ def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
 def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
     """A random queue on the brokers of room ``arg``, or of several rooms. Brokers are named ``room@name``.
 
-    Java's class of this name always returns null, so every send with it fails. This function fails only if no room is named, or
-    no broker is in one.
+    Java's class of this name always returns null, so every send with it fails. This function fails only if ``arg`` names no
+    room, or if no broker is in a named room.
     """
     return rng.choice(in_rooms(queues, rooms_of(arg)))
 
 
 def rooms_of(arg: object) -> Collection[str]:
-    """Return the rooms that ``arg`` names. Raises ``SelectorError`` if there are none."""
+    """Return the rooms that ``arg`` names. Raises ``SelectorError`` if ``arg`` names no room."""
     rooms = {arg} if isinstance(arg, str) else set(arg) if isinstance(arg, Collection) else set()
     if not rooms - {""}:
         raise SelectorError(
-            "queue selector 'machineRoom' chose no queue: pass a room, or several, as arg; without one it chooses "
-            "none, as Java's SelectMessageQueueByMachineRoom always does"
+            "queue selector 'machineRoom' chose no queue: pass a room, or several rooms, as arg; without a room it chooses "
+            "no queue, as Java's SelectMessageQueueByMachineRoom always does"
         )
     return rooms - {""}
 
 
 def in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[MessageQueue]:
-    """Return the queues on brokers of ``rooms``. Raises ``SelectorError`` if there are none."""
-    inside = [queue for queue in queues if ROOM_SEPARATOR in queue.broker_name and room_of(queue.broker_name) in rooms]
-    if not inside:
+    """Return the queues on brokers of ``rooms``. Raises ``SelectorError`` if no broker is in a room."""
+    queues_in_rooms = [
+        queue for queue in queues if ROOM_SEPARATOR in queue.broker_name and room_of(queue.broker_name) in rooms
+    ]
+    if not queues_in_rooms:
         rooms_of_topic = sorted({room_of(q.broker_name) for q in queues if ROOM_SEPARATOR in q.broker_name})
         raise SelectorError(
             f"queue selector 'machineRoom' chose no queue: no broker is in {', '.join(sorted(map(str, rooms)))}; "
             f"rooms of topic {queues[0].topic!r} are {', '.join(rooms_of_topic) or 'none (brokers are named room@name)'}"
         )
-    return inside
+    return queues_in_rooms
 
 
 def room_of(broker_name: str) -> str:
@@ -201,33 +204,33 @@ def environment_named(arg: object) -> Environment:
 def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
     """The queue that a row names: ``(brokerName, queueId)``, or the queue id alone if only one broker has it."""
     broker, queue_id = arg if isinstance(arg, tuple) and len(arg) == 2 else (None, arg)
-    matching = [q for q in queues if q.queue_id == queue_id and broker in (None, q.broker_name)]
-    if isinstance(queue_id, bool) or not matching:
+    matching_queues = [q for q in queues if q.queue_id == queue_id and broker in (None, q.broker_name)]
+    if isinstance(queue_id, bool) or not matching_queues:
         raise SelectorError(f"queue selector 'column': no queue of topic {queues[0].topic!r} is {arg!r}")
-    if len(matching) > 1:
+    if len(matching_queues) > 1:
         raise SelectorError(
             f"queue selector 'column': queue {queue_id} of topic {queues[0].topic!r} is on brokers "
-            f"{', '.join(q.broker_name for q in matching)}; name the broker too"
+            f"{', '.join(q.broker_name for q in matching_queues)}; name the broker too"
         )
-    return matching[0]
+    return matching_queues[0]
 
 
 def by_callable(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
-    """Call a user's own selector with a copy of the list, and check its answer. Its errors become ``SelectorError``, except a
-    ``RocketMQError``, which is raised as it is.
+    """Call a user's own selector with a copy of the list, and check the chosen queue. Errors of the selector become
+    ``SelectorError``. A ``RocketMQError`` is raised as it is.
     """
-    chosen = capture(selector, list(queues), message, arg)
-    if isinstance(chosen, Failure):
-        if isinstance(chosen.error, RocketMQError):
-            raise chosen.error
-        raise SelectorError(f"select message queue threw exception: {chosen}") from chosen.error
-    if chosen is None:
+    chosen_queue = capture(selector, list(queues), message, arg)
+    if isinstance(chosen_queue, Failure):
+        if isinstance(chosen_queue.error, RocketMQError):
+            raise chosen_queue.error
+        raise SelectorError(f"select message queue threw exception: {chosen_queue}") from chosen_queue.error
+    if chosen_queue is None:
         raise SelectorError(f"select message queue return null: {_selector_text(selector)} chose no queue")
-    if not isinstance(chosen, MessageQueue) or chosen not in queues:
+    if not isinstance(chosen_queue, MessageQueue) or chosen_queue not in queues:
         raise SelectorError(
-            f"{_selector_text(selector)} chose {chosen!r}; expected one of the {len(queues)} queues it was given"
+            f"{_selector_text(selector)} chose {chosen_queue!r}; expected one of the {len(queues)} queues it was given"
         )
-    return chosen
+    return chosen_queue
 
 
 def _thread_index(topic: str) -> RoundRobin:

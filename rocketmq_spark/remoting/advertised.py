@@ -25,19 +25,19 @@ _BROKER_REMEDY = (
 
 def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
     """Return the remedy if no advertised address can be connected to. ``peer`` is the kind of server that reported them."""
-    listed = ", ".join(sorted(addresses)[:_MAX_LISTED])
-    more = f" and {len(addresses) - _MAX_LISTED} more" if len(addresses) > _MAX_LISTED else ""
-    server, ways = "name server", _BROKER_REMEDY
+    listed_addresses = ", ".join(sorted(addresses)[:_MAX_LISTED])
+    more_text = f" and {len(addresses) - _MAX_LISTED} more" if len(addresses) > _MAX_LISTED else ""
+    server, remedies = "name server", _BROKER_REMEDY
     if peer is Peer.PROXY:
-        server, ways = "Proxy", _PROXY_REMEDY[0].upper() + _PROXY_REMEDY[1:]
-    return f"The {server} answers, but what it advertises cannot be reached from here: {listed}{more}. {ways}"
+        server, remedies = "Proxy", _PROXY_REMEDY[0].upper() + _PROXY_REMEDY[1:]
+    return f"The {server} answers, but what it advertises cannot be reached from here: {listed_addresses}{more_text}. {remedies}"
 
 
 def with_advertised_remedy(
     error: RocketMQError, addresses: Collection[str], peer: Peer = Peer.UNKNOWN
 ) -> RocketMQError:
     """Return ``error``, with the remedy added if an advertised address cannot be connected to."""
-    unreached = isinstance(error, ConnectionLost | CallTimeout) and error.message.startswith(CANNOT_CONNECT)
-    if unreached and error.remedy is None:
+    is_unreached = isinstance(error, ConnectionLost | CallTimeout) and error.message.startswith(CANNOT_CONNECT)
+    if is_unreached and error.remedy is None:
         error.remedy = remedy(addresses, peer)
     return error

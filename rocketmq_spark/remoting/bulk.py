@@ -90,16 +90,16 @@ class PullTemplate:
             if credentials[2]:
                 ext["SecurityToken"] = credentials[2]
             self._secret = credentials[1].encode()
-        fixed = {name: value for name, value in ext.items() if name not in ("queueOffset", "maxMsgNums")}
-        fields = json.dumps(fixed).encode()[1:-1].replace(b"%", b"%%")
+        fixed_fields = {name: value for name, value in ext.items() if name not in ("queueOffset", "maxMsgNums")}
+        fields = json.dumps(fixed_fields).encode()[1:-1].replace(b"%", b"%%")
         self._signature = b',"Signature":"%s"' if credentials else b""
         # Java sorts the fields by name and signs only the values.
         placeholders = {"queueOffset": "%(offset)d", "maxMsgNums": "%(count)d"}
-        signed = "".join(
+        signed_content = "".join(
             placeholders.get(name) or value.replace("%", "%%")
             for name, value in sorted({**ext, **placeholders}.items())
         )
-        self._content = signed.encode()
+        self._signed_content = signed_content.encode()
         self._header = (
             b'{"code":%d,"flag":0,"language":"PYTHON","version":%d,' % (pull.code, pull.version)
             + b'"serializeTypeCurrentRPC":"JSON","opaque":%d,"extFields":{"queueOffset":"%d","maxMsgNums":"%d",'
@@ -110,12 +110,12 @@ class PullTemplate:
 
     def frame(self, opaque: int, offset: int, count: int) -> bytes:
         if self._signature:
-            content = self._content % {b"offset": offset, b"count": count}
-            mac = base64.b64encode(hmac.digest(self._secret, content, "sha1"))
-            text = self._header % (opaque, offset, count, mac)
+            signed_content = self._signed_content % {b"offset": offset, b"count": count}
+            signature = base64.b64encode(hmac.digest(self._secret, signed_content, "sha1"))
+            header_text = self._header % (opaque, offset, count, signature)
         else:
-            text = self._header % (opaque, offset, count)
-        return _LENGTHS.pack(len(text) + 4, len(text)) + text
+            header_text = self._header % (opaque, offset, count)
+        return _LENGTHS.pack(len(header_text) + 4, len(header_text)) + header_text
 
 
 # An answer with messages: (request number, next offset, suggested broker, start of body, end of body, minimum offset of the
@@ -130,10 +130,10 @@ def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
 
 
 class BulkStream:
-    """The connection with its receive buffer. ``received`` is the number of bytes received so far.
+    """The connection with its receive buffer. ``received_bytes`` is the number of bytes received so far.
 
     The buffer grows with the bytes that arrive, not with the announced size of a frame. Bytes beyond its first size and
-    ``spare_bytes`` count against ``arriving``, the budget of the client.
+    ``spare_bytes`` count against ``receive_budget``, the budget of the client.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class BulkStream:
         tls: TlsSettings | None,
         buffer_bytes: int = BUFFER_BYTES,
         spare_bytes: int = 0,
-        arriving: ReceiveBudget | None = None,
+        receive_budget: ReceiveBudget | None = None,
     ) -> None:
         self.address = address
         self._sock: socket.socket = connect(address, deadline, tls)
@@ -153,26 +153,26 @@ class BulkStream:
         self._buffer_bytes = buffer_bytes
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
-        self._spare_bytes = spare_bytes  # may be used without asking ``arriving``
-        self._account = (arriving or ReceiveBudget()).account(address)
+        self._spare_bytes = spare_bytes  # may be used without asking ``receive_budget``
+        self._account = (receive_budget or ReceiveBudget()).account(address)
         self._growth_refused = False  # whether the buffer may not grow
-        self._filled = 0  # bytes in the buffer
-        self._scanned = 0  # bytes of them in complete frames that ``scan`` has returned
-        self.received = 0
+        self._filled_bytes = 0  # bytes in the buffer
+        self._scanned_bytes = 0  # bytes of them in complete frames that ``scan`` has returned
+        self.received_bytes = 0
 
     @property
-    def filled(self) -> int:
-        return self._filled
+    def filled_bytes(self) -> int:
+        return self._filled_bytes
 
     @property
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Free bytes at the end of the buffer."""
-        return len(self.buffer) - SLACK_BYTES - self._filled
+        return len(self.buffer) - SLACK_BYTES - self._filled_bytes
 
     @property
     def full(self) -> bool:
         """Whether the buffer is full, and ``compact`` must make room. Without memory for it, ``receive`` raises instead."""
-        return self.room == 0 and not self._out_of_memory
+        return self.free_bytes == 0 and not self._out_of_memory
 
     @property
     def _out_of_memory(self) -> bool:
@@ -187,30 +187,30 @@ class BulkStream:
                 with self._waiting(timeout_s):
                     self._sock.sendall(memoryview(data)[sent:])
         except OSError as e:
-            raise to_rocketmq_error(e, self.address, "pulls cannot be sent", first=self.received == 0) from e
+            raise to_rocketmq_error(e, self.address, "pulls cannot be sent", is_first=self.received_bytes == 0) from e
 
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
         if self._out_of_memory:
-            problem = f"an answer to a pull was dropped after {self._filled - self._scanned} bytes"
+            problem = f"an answer to a pull was dropped after {self._filled_bytes - self._scanned_bytes} bytes"
             raise ConnectionLost(f"{problem}: other arriving frames fill the memory limit", self.address)
-        room = self._view[self._filled : len(self.buffer) - SLACK_BYTES]
+        free_view = self._view[self._filled_bytes : len(self.buffer) - SLACK_BYTES]
         try:
-            count = self._try_nonblocking(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
+            count = self._try_nonblocking(lambda: self._sock.recv_into(free_view, 0, _NO_WAIT))
             if count is None:
                 # A stream that uses the shared budget checks often whether others need it.
                 with self._waiting(min(timeout_s, _ACCOUNT_CHECK_S) if self._account.size else timeout_s):
-                    count = self._sock.recv_into(room)
+                    count = self._sock.recv_into(free_view)
         except TimeoutError:
             return False
         except OSError as e:
             raise to_rocketmq_error(
-                e, self.address, "the connection broke while pulling", first=self.received == 0
+                e, self.address, "the connection broke while pulling", is_first=self.received_bytes == 0
             ) from e
         if count == 0:
-            raise closed_by_peer(self.address, first=self.received == 0)
-        self._filled += count
-        self.received += count
+            raise closed_by_peer(self.address, is_first=self.received_bytes == 0)
+        self._filled_bytes += count
+        self.received_bytes += count
         return True
 
     def _try_nonblocking(self, call: Callable[[], int]) -> int | None:
@@ -233,30 +233,38 @@ class BulkStream:
     def scan(self) -> tuple[list[FoundAnswer], list[tuple[int, EmptyAnswer]]]:
         """Return the newly completed answers: those with messages, and the others with their request numbers."""
         found_answers: list[FoundAnswer] = []
-        others: list[tuple[int, EmptyAnswer]] = []
-        view, position, filled = self._view, self._scanned, self._filled
-        unpack, match = _LENGTHS.unpack_from, _FOUND_HEADER.match
-        while filled - position >= _PREFIX_BYTES:
-            length, kind_and_header = unpack(view, position)
+        other_answers: list[tuple[int, EmptyAnswer]] = []
+        view, position, filled_bytes = self._view, self._scanned_bytes, self._filled_bytes
+        unpack, match_header = _LENGTHS.unpack_from, _FOUND_HEADER.match
+        while filled_bytes - position >= _PREFIX_BYTES:
+            length, kind_and_header_bytes = unpack(view, position)
             end = position + 4 + length
             if length > _MAX_FRAME:
                 raise RemoteProtocolError(f"the server announced a frame of {length} bytes", self.address)
-            if end > filled:
+            if end > filled_bytes:
                 break
             start = position + _PREFIX_BYTES
-            body = start + kind_and_header  # the encoding byte is 0 (JSON), so the word is the header's length
-            matched = match(view, start, body) if body <= end else None
-            if matched is not None:
-                opaque, next_offset, suggested, min_offset = matched.group(5, 2, 1, 4)
-                found_answers.append((int(opaque), int(next_offset), int(suggested), body, end, min_offset))
+            body_start = (
+                start + kind_and_header_bytes
+            )  # the encoding byte is 0 (JSON), so the word is the header's length
+            header_match = match_header(view, start, body_start) if body_start <= end else None
+            if header_match is not None:
+                opaque, next_offset, suggested_broker, min_offset = header_match.group(5, 2, 1, 4)
+                found_answers.append(
+                    (int(opaque), int(next_offset), int(suggested_broker), body_start, end, min_offset)
+                )
             else:
-                self._parse_frame(view[position + 4 : end], end, found_answers, others)
+                self._parse_frame(view[position + 4 : end], end, found_answers, other_answers)
             position = end
-        self._scanned = position
-        return found_answers, others
+        self._scanned_bytes = position
+        return found_answers, other_answers
 
     def _parse_frame(
-        self, frame: memoryview, end: int, found_answers: list[FoundAnswer], others: list[tuple[int, EmptyAnswer]]
+        self,
+        frame: memoryview,
+        end: int,
+        found_answers: list[FoundAnswer],
+        other_answers: list[tuple[int, EmptyAnswer]],
     ) -> None:
         try:
             command = header.decode(frame)
@@ -267,48 +275,48 @@ class BulkStream:
         if not command.is_response:
             return  # a broker sends requests only to registered clients, and this connection is not registered
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
-            suggested = answer.suggested_broker or 0
+            suggested_broker = answer.suggested_broker or 0
             min_offset = b"%d" % (answer.min_offset or 0)
             found_answers.append(
-                (command.opaque, answer.next_offset, suggested, end - len(command.body), end, min_offset)
+                (command.opaque, answer.next_offset, suggested_broker, end - len(command.body), end, min_offset)
             )
         else:
-            others.append((command.opaque, answer))
+            other_answers.append((command.opaque, answer))
 
     def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
         """Move the bodies in ``keep``, and the incomplete last frame, to the beginning of the buffer, and free the rest.
 
         Returns the new start of each body by its old start.
         """
-        kept = sorted(keep)
-        incomplete_bytes = self._filled - self._scanned
-        kept_bytes = sum(end - start for start, end in kept) + incomplete_bytes
+        kept_bodies = sorted(keep)
+        incomplete_bytes = self._filled_bytes - self._scanned_bytes
+        kept_bytes = sum(end - start for start, end in kept_bodies) + incomplete_bytes
         # The incomplete frame may double.
         size = max(self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2))
         self._growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
         if self._growth_refused:
             size = max(self._buffer_bytes, kept_bytes)
-        old = self._view
-        if len(old) != size + SLACK_BYTES:  # larger for one large frame, or back to the usual size
+        old_view = self._view
+        if len(old_view) != size + SLACK_BYTES:  # larger for one large frame, or back to the usual size
             self.buffer = _uninitialised(size + SLACK_BYTES)
             self._view = memoryview(self.buffer.data)
-        new = self._view
+        new_view = self._view
         position = 0
-        moved = {}
-        for start, end in kept:  # in the order of their positions, because moves within one buffer may overlap
-            new[position : position + end - start] = old[start:end]
-            moved[start] = position
+        new_starts = {}
+        for start, end in kept_bodies:  # in the order of their positions, because moves within one buffer may overlap
+            new_view[position : position + end - start] = old_view[start:end]
+            new_starts[start] = position
             position += end - start
-        new[position : position + incomplete_bytes] = old[self._scanned : self._filled]
-        self._scanned, self._filled = position, position + incomplete_bytes
-        return moved
+        new_view[position : position + incomplete_bytes] = old_view[self._scanned_bytes : self._filled_bytes]
+        self._scanned_bytes, self._filled_bytes = position, position + incomplete_bytes
+        return new_starts
 
     def close(self) -> None:
         self._sock.close()
         # Errors may refer to the stream, so free its memory now.
         self.buffer = _uninitialised(SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
-        self._filled = self._scanned = 0
+        self._filled_bytes = self._scanned_bytes = 0
         self._account.resize(0)
 
 

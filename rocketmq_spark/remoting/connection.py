@@ -71,21 +71,21 @@ class _DelayedWrites(threading.local):
     connections: dict[Connection, Deadline] | None = None
 
 
-_delayed = _DelayedWrites()
+_delayed_writes = _DelayedWrites()
 
 
 @contextlib.contextmanager
 def batch_writes() -> Iterator[None]:
     """Delay this thread's asynchronous requests to the end of the block, and send them in as few writes as possible."""
-    if _delayed.connections is not None:
+    if _delayed_writes.connections is not None:
         yield
         return
-    _delayed.connections = delayed = {}  # type: ignore[var-annotated]
+    _delayed_writes.connections = deadlines = {}  # type: ignore[var-annotated]
     try:
         yield
     finally:
-        _delayed.connections = None
-        for connection, deadline in delayed.items():
+        _delayed_writes.connections = None
+        for connection, deadline in deadlines.items():
             connection._flush(deadline)
 
 
@@ -146,8 +146,8 @@ class _ReaderThread(threading.Thread):
 class Connection:
     """An open connection. Thread-safe; ``close`` fails all waiting requests.
 
-    ``peer`` is the kind of server, from the caller or from answers; each answer gets it as ``Command.peer``. ``arriving`` and
-    ``waiting`` are the client's memory budgets for arriving frames, and for requests of servers that wait.
+    ``peer`` is the kind of server, from the caller or from answers; each answer gets it as ``Command.peer``. ``receive_budget``
+    and ``waiting_count`` are the client's memory budgets for arriving frames, and for requests of servers that wait.
     """
 
     def __init__(
@@ -157,29 +157,29 @@ class Connection:
         tls: TlsSettings | None = None,
         on_request: OnRequest | None = None,
         max_frame: int = MAX_FRAME,
-        undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED,
+        undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED,
         peer: Peer = Peer.UNKNOWN,
         max_pushed_bytes: int = PUSHED_BYTES,
-        arriving: ReceiveBudget | None = None,
-        waiting: Budget | None = None,
+        receive_budget: ReceiveBudget | None = None,
+        waiting_budget: Budget | None = None,
     ) -> None:
         self.address = address
         self.peer = peer
-        self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
-        self._drops = undelivered.drop_unsent is not DropUnsent.NEVER
+        self._channel = SocketChannel(connect(address, deadline, tls, undelivered_policy))
+        self._drops_unsent = undelivered_policy.drop_unsent is not DropUnsent.NEVER
         self._may_have_unsent = False  # whether a request timed out before all its bytes were surely sent
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
-        account = (arriving or ReceiveBudget()).account(address)
+        account = (receive_budget or ReceiveBudget()).account(address)
         self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
         self._error: RocketMQError | None = None  # why the connection is closed; None while it is open
-        self._has_answered = False  # whether the server has answered a request
+        self._server_has_answered = False  # whether the server has answered a request
         # While requests wait: when the server last sent bytes, or when the first of them was sent.
         self._silent_since: float | None = None
-        self._next_tick = 0.0
+        self._next_tick_s = 0.0
         self._log_limit = RateLimit(LOG_PAUSE_S)
-        self._waiting_budget = waiting or Budget(MAX_WAITING_BYTES)
+        self._waiting_budget = waiting_budget or Budget(MAX_WAITING_BYTES)
         self._unread_bytes = 0  # answers of this client since the server last accepted bytes
         self._reader = _ReaderThread(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
@@ -193,14 +193,14 @@ class Connection:
         return self._error is not None
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """The number of requests without an answer."""
-        return self._protocol.waiting
+        return self._protocol.waiting_count
 
     @property
     def busy(self) -> bool:
         """Whether a request waits for its answer, or bytes wait to be sent."""
-        return bool(self.waiting or self._protocol.has_outgoing or self._channel.has_unsent)
+        return bool(self.waiting_count or self._protocol.has_outgoing or self._channel.has_unsent)
 
     def call(self, command: Command, deadline: Deadline) -> Command:
         """Send a request and return its answer, with any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
@@ -217,9 +217,9 @@ class Connection:
         self._flush(deadline)
         if not arrived.acquire(timeout=deadline.remaining()):
             with self._lock:
-                canceled = self._protocol.cancel(waiter.opaque)
-                self._may_have_unsent = self._may_have_unsent or canceled is not None
-            if canceled is not None:
+                canceled_waiter = self._protocol.cancel(waiter.opaque)
+                self._may_have_unsent = self._may_have_unsent or canceled_waiter is not None
+            if canceled_waiter is not None:
                 self._check_silence()
                 raise self._timed_out(f"no answer to request {command.code} in time")
             arrived.acquire()  # the answer arrived at the same moment and is being delivered
@@ -232,18 +232,18 @@ class Connection:
 
         Each ``done`` gets the answer or the error, once: on the reader's thread, or before this returns if nothing was sent.
         """
-        failed: list[tuple[OnResponse, RocketMQError]] = []
+        failures: list[tuple[OnResponse, RocketMQError]] = []
         with self._lock:
             for command, done in calls:
                 try:
                     self._queue(command, deadline, done)
                 except RocketMQError as e:
-                    failed.append((done, e))
-        if _delayed.connections is None:
+                    failures.append((done, e))
+        if _delayed_writes.connections is None:
             self._flush(deadline)
         else:
-            _delayed.connections[self] = deadline
-        for done, error in failed:
+            _delayed_writes.connections[self] = deadline
+        for done, error in failures:
             done(error)
 
     def send_oneway(self, command: Command, deadline: Deadline) -> None:
@@ -284,20 +284,21 @@ class Connection:
             deadline = _NO_WAIT  # the reader writes the rest
         if self._write_lock._is_owned():  # type: ignore[attr-defined]
             return  # called by a signal handler during a write, which includes these bytes
-        writing = False
+        is_writing = False
         try:
             # Otherwise the current writer, or the reader, writes these bytes.
             if self._write_lock.acquire(timeout=deadline.remaining()):
-                writing = True
+                is_writing = True
                 while self._error is None and self._fill_channel() and self._channel.write(deadline):
                     pass
         except OSError as e:
             self._fail(
-                to_rocketmq_error(e, self.address, "the connection broke while writing", not self._has_answered), e
+                to_rocketmq_error(e, self.address, "the connection broke while writing", not self._server_has_answered),
+                e,
             )
         except BaseException as e:
             # Ctrl-C: a part of a frame may have been sent, and the server would read the next bytes as its rest.
-            if writing:
+            if is_writing:
                 self._fail(ConnectionLost("a write was interrupted", self.address), e)
             raise
         finally:
@@ -319,12 +320,12 @@ class Connection:
                 if self._await_bytes():
                     count = self._channel.receive(view)
                     if count == 0:
-                        self._fail(closed_by_peer(self.address, first=not self._has_answered))
+                        self._fail(closed_by_peer(self.address, is_first=not self._server_has_answered))
                     elif count > 0:
                         self._handle(view[:count])
                 self._tick()
         except OSError as e:
-            self._fail(to_rocketmq_error(e, self.address, "the connection broke", not self._has_answered), e)
+            self._fail(to_rocketmq_error(e, self.address, "the connection broke", not self._server_has_answered), e)
         except RemoteProtocolError as e:
             e.addr = self.address
             self._fail(e)
@@ -343,7 +344,7 @@ class Connection:
     def _handle(self, data: memoryview) -> None:
         with self._lock:
             events = self._protocol.receive(data)
-            self._silent_since = time.monotonic() if self._protocol.waiting else None
+            self._silent_since = time.monotonic() if self._protocol.waiting_count else None
         self._dispatch(events)
 
     def _dispatch(
@@ -351,7 +352,7 @@ class Connection:
     ) -> None:
         for event in events:
             if isinstance(event, ResponseReceived):
-                self._has_answered = True
+                self._server_has_answered = True
                 self.peer = peer_after(self.peer, event.waiter.code, event.command)
                 event.command.peer = self.peer
                 event.waiter.set_result(event.command)
@@ -399,14 +400,14 @@ class Connection:
     def _tick(self) -> None:
         """Expire requests and check for stalls, every ``TICK_S``."""
         now = time.monotonic()
-        if now < self._next_tick:
+        if now < self._next_tick_s:
             return
-        self._next_tick = now + TICK_S
-        if self.waiting:
+        self._next_tick_s = now + TICK_S
+        if self.waiting_count:
             self._expire()
         with self._lock:
-            dropped = self._protocol.tick()
-        self._dispatch(dropped)
+            drop_events = self._protocol.tick()
+        self._dispatch(drop_events)
         if self._protocol.has_outgoing:  # the writer timed out while another one was writing
             self._flush(_NO_WAIT)
         blocked_since = self._channel.blocked_since
@@ -415,11 +416,11 @@ class Connection:
 
     def _expire(self) -> None:
         with self._lock:
-            expired = self._protocol.remove_expired(lambda waiter: waiter.deadline.expired)
-            self._may_have_unsent = self._may_have_unsent or bool(expired)
-        for waiter in expired:
+            expired_waiters = self._protocol.remove_expired(lambda waiter: waiter.deadline.expired)
+            self._may_have_unsent = self._may_have_unsent or bool(expired_waiters)
+        for waiter in expired_waiters:
             waiter.set_result(self._timed_out("no answer in time"))
-        if expired:
+        if expired_waiters:
             self._check_silence()
 
     def _timed_out(self, message: str) -> CallTimeout:
@@ -439,12 +440,12 @@ class Connection:
             if self._error is not None:
                 return
             self._error = copy_error(error)
-            lost = self._protocol.connection_lost(error)
+            lost_waiters = self._protocol.connection_lost(error)
         try:
-            if self._drops and (lost or self._may_have_unsent):
+            if self._drops_unsent and (lost_waiters or self._may_have_unsent):
                 self._channel.drop_unsent()
             self._channel.shutdown()  # the reader wakes and closes it
         except OSError:
             logger.debug("%s was closed already", self.address)
-        for waiter, own_error in lost:
+        for waiter, own_error in lost_waiters:
             waiter.set_result(own_error)

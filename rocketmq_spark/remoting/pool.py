@@ -51,7 +51,7 @@ class _Slot:
 
     connect_lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
-    last_used: float = 0.0
+    last_used_s: float = 0.0
     attempts: int = 0  # to connect, with and without success
     failure: RocketMQError | None = None  # of the last attempt; None after a success
     backoffs: Iterator[float] | None = None  # the pauses after the next failures
@@ -59,7 +59,7 @@ class _Slot:
     was_connected: bool = False  # at any time before
 
     @property
-    def live(self) -> Connection | None:
+    def live_connection(self) -> Connection | None:
         connection = self.connection
         return None if connection is None or connection.closed else connection
 
@@ -80,13 +80,13 @@ class ConnectOptions:
     tls: TlsSettings | None = None
     address_map: Mapping[str, str] = field(default_factory=dict)
     at_name_server: bool = False
-    undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED
+    undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED
     allow_plain_text: bool = False
     max_pushed_bytes: int = PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
     # Budgets of this client alone: servers of other clients in the process cannot use them up.
-    arriving: ReceiveBudget = field(default_factory=ReceiveBudget, compare=False, repr=False)
-    waiting: Budget = field(default_factory=lambda: Budget(MAX_WAITING_BYTES), compare=False, repr=False)
+    receive_budget: ReceiveBudget = field(default_factory=ReceiveBudget, compare=False, repr=False)
+    waiting_budget: Budget = field(default_factory=lambda: Budget(MAX_WAITING_BYTES), compare=False, repr=False)
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
@@ -103,11 +103,11 @@ class Pool:
         self.connect_options = connect_options
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
-        self._advertised: dict[str, Peer] = {}  # addresses in routes, with the kind of their server
-        self._advertised_reachable: set[str] = set()  # advertised addresses after ``address_map`` was applied
+        self._advertised_peers: dict[str, Peer] = {}  # addresses in routes, with the kind of their server
+        self._reachable_addresses: set[str] = set()  # advertised addresses after ``address_map`` was applied
         self._name_servers: frozenset[str] = frozenset()
-        self._retired: list[Connection] = []  # closed when their last request is answered
-        self._connecting = 0  # connections that are being opened
+        self._retired_connections: list[Connection] = []  # closed when their last request is answered
+        self._connecting_count = 0  # connections that are being opened
         self._limit_reported = False  # whether the limit of connections was reached, and logged
         self._idle_checked_s = 0.0  # when idle connections were last looked for
         self._lock = threading.Lock()
@@ -122,11 +122,11 @@ class Pool:
         with self._lock:
             self._check_open(address)
             slot = self._slots.setdefault(address, _Slot())
-            idle = self._remove_idle_locked(time.monotonic())
-            connection, attempts = slot.live, slot.attempts
-            slot.last_used = time.monotonic()
-        for old in idle:
-            old.close()
+            idle_connections = self._remove_idle_locked(time.monotonic())
+            connection, attempts = slot.live_connection, slot.attempts
+            slot.last_used_s = time.monotonic()
+        for idle_connection in idle_connections:
+            idle_connection.close()
         _close_idle_of_all()
         if connection is not None:
             return connection
@@ -135,7 +135,7 @@ class Pool:
         if not slot.connect_lock.acquire(timeout=deadline.remaining()):
             raise CallTimeout("the connection was not established in time", address)
         try:
-            connection = slot.live
+            connection = slot.live_connection
             if connection is None and slot.attempts != attempts and slot.failure is not None:
                 raise copy_error(slot.failure)
             if connection is None:
@@ -149,28 +149,28 @@ class Pool:
         """Whether the address has an open connection, so that ``get`` returns at once."""
         with self._lock:
             slot = self._slots.get(address)
-            return slot is not None and slot.live is not None
+            return slot is not None and slot.live_connection is not None
 
     def is_proxy(self, address: str) -> bool:
         """Whether a Proxy answers at the address, according to its answers or to a Proxy's route that has the address."""
         with self._lock:
             slot = self._slots.get(address)
-            connected = slot is not None and slot.connection is not None and slot.connection.peer is Peer.PROXY
-            return connected or self._advertised.get(address) is Peer.PROXY
+            is_connected_proxy = slot is not None and slot.connection is not None and slot.connection.peer is Peer.PROXY
+            return is_connected_proxy or self._advertised_peers.get(address) is Peer.PROXY
 
     def advertise(self, addresses: Iterable[str], peer: Peer) -> None:
         """Record the addresses of a route that a server of the kind ``peer`` returned. Routes of a Proxy lead only to Proxies."""
-        kind = peer if peer is Peer.PROXY else Peer.UNKNOWN
+        advertised_peer = peer if peer is Peer.PROXY else Peer.UNKNOWN
         with self._lock:
-            if len(self._advertised) > _MAX_ADVERTISED:
-                self._advertised.clear()
-                self._advertised_reachable.clear()
+            if len(self._advertised_peers) > _MAX_ADVERTISED:
+                self._advertised_peers.clear()
+                self._reachable_addresses.clear()
             for address in addresses:
-                self._advertised[address] = kind
-                self._advertised_reachable.add(self.connect_options.reachable(address))
+                self._advertised_peers[address] = advertised_peer
+                self._reachable_addresses.add(self.connect_options.reachable(address))
                 slot = self._slots.get(address)
-                if kind is Peer.PROXY and slot is not None and slot.connection is not None:
-                    slot.connection.peer = kind
+                if advertised_peer is Peer.PROXY and slot is not None and slot.connection is not None:
+                    slot.connection.peer = advertised_peer
 
     def note_name_servers(self, addresses: Iterable[str]) -> None:
         """Record the addresses of name servers, which may not send requests to group members."""
@@ -184,7 +184,7 @@ class Pool:
         with self._lock:
             if address not in self._name_servers or self.connect_options.at_name_server:
                 return True
-            return self.connect_options.reachable(address) in self._advertised_reachable
+            return self.connect_options.reachable(address) in self._reachable_addresses
 
     def attempts(self, address: str) -> int:
         """The number of attempts to connect to the address. While it is unchanged, so is the connection."""
@@ -198,7 +198,7 @@ class Pool:
             slot = self._slots.get(address)
             if slot is not None and slot.connection is connection:
                 slot.connection = None
-                self._retired.append(connection)
+                self._retired_connections.append(connection)
 
     def _connect(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
         self._reserve(address, deadline.within(self.connect_options.connect_timeout_s))
@@ -206,7 +206,7 @@ class Pool:
             return self._open_connection(address, slot, deadline)
         finally:
             with self._lock:
-                self._connecting -= 1
+                self._connecting_count -= 1
 
     def _reserve(self, address: str, deadline: Deadline) -> None:
         """Count one more connection. At the limit, close the connection that has been idle for longest, or wait for one."""
@@ -214,21 +214,23 @@ class Pool:
         while True:
             with self._lock:
                 self._check_open(address)
-                slots = [slot for slot in self._slots.values() if slot.live is not None]
-                self._retired = [connection for connection in self._retired if not connection.closed]
-                if len(slots) + len(self._retired) + self._connecting < max_connections:
-                    self._connecting += 1
+                slots = [slot for slot in self._slots.values() if slot.live_connection is not None]
+                self._retired_connections = [
+                    connection for connection in self._retired_connections if not connection.closed
+                ]
+                if len(slots) + len(self._retired_connections) + self._connecting_count < max_connections:
+                    self._connecting_count += 1
                     return
                 is_first, self._limit_reported = not self._limit_reported, True
-                idle = self._remove_longest_idle_locked(slots, time.monotonic() - MIN_IDLE_S)
+                idle_connection = self._remove_longest_idle_locked(slots, time.monotonic() - MIN_IDLE_S)
             if is_first:
                 logger.warning(
                     "this client has %d connections, which is its limit (option 'maxConnections'): idle ones are closed for "
                     "new ones, and requests wait while all are in use",
                     max_connections,
                 )
-            if idle is not None:
-                idle.close()
+            if idle_connection is not None:
+                idle_connection.close()
             elif deadline.expired:
                 raise CallTimeout(
                     f"all {max_connections} connections of this client are in use",
@@ -242,12 +244,14 @@ class Pool:
         """Remove and return a retired connection without requests, or else the connection that has been idle for longest; None if
         all were used after ``idle_since``.
         """
-        for retired in self._retired:
-            if not retired.busy:
-                self._retired.remove(retired)
-                return retired
-        idle = (slot for slot in slots if slot.connection and not slot.connection.busy and slot.last_used < idle_since)
-        slot = min(idle, key=lambda slot: slot.last_used, default=None)
+        for retired_connection in self._retired_connections:
+            if not retired_connection.busy:
+                self._retired_connections.remove(retired_connection)
+                return retired_connection
+        idle_slots = (
+            slot for slot in slots if slot.connection and not slot.connection.busy and slot.last_used_s < idle_since
+        )
+        slot = min(idle_slots, key=lambda slot: slot.last_used_s, default=None)
         if slot is None:
             return None
         connection, slot.connection = slot.connection, None
@@ -262,11 +266,11 @@ class Pool:
                 None
                 if self._on_request is None
                 else functools.partial(self._on_server_request, self._on_request, address),
-                undelivered=self.connect_options.undelivered,
-                peer=self._advertised.get(address, Peer.UNKNOWN),
+                undelivered_policy=self.connect_options.undelivered_policy,
+                peer=self._advertised_peers.get(address, Peer.UNKNOWN),
                 max_pushed_bytes=self.connect_options.max_pushed_bytes,
-                arriving=self.connect_options.arriving,
-                waiting=self.connect_options.waiting,
+                receive_budget=self.connect_options.receive_budget,
+                waiting_budget=self.connect_options.waiting_budget,
             )
         except RocketMQError as e:
             self._add_remedy(e, address, slot)
@@ -278,7 +282,7 @@ class Pool:
         slot.backoffs, slot.backoff_until, slot.failure, slot.was_connected = None, 0.0, None, True
         with self._lock:
             if not self._closed:
-                slot.connection, slot.last_used = connection, time.monotonic()
+                slot.connection, slot.last_used_s = connection, time.monotonic()
                 return connection
         connection.close()
         raise _closed(address)
@@ -290,12 +294,16 @@ class Pool:
     def _add_remedy(self, error: RocketMQError, address: str, slot: _Slot) -> None:
         """Add the remedy for advertised addresses, unless one of them is or this one was connected: then the server is down."""
         with self._lock:
-            peer = self._advertised.get(address)
+            peer = self._advertised_peers.get(address)
             if peer is None or slot.was_connected:
                 return
-            live = (a for a in self._advertised if (other := self._slots.get(a)) is not None and other.live is not None)
-            if next(live, None) is None:
-                with_advertised_remedy(error, self._advertised, peer)
+            live_connections = (
+                a
+                for a in self._advertised_peers
+                if (other := self._slots.get(a)) is not None and other.live_connection is not None
+            )
+            if next(live_connections, None) is None:
+                with_advertised_remedy(error, self._advertised_peers, peer)
 
     def _wait_for_backoff(self, slot: _Slot, deadline: Deadline, wait_for_backoff: bool) -> None:
         """Wait until the backoff is over. If the deadline is earlier, raise the error of the last attempt."""
@@ -307,23 +315,23 @@ class Pool:
         time.sleep(remaining_s)
 
     def _remove_idle_locked(self, now: float) -> list[Connection]:
-        if now - self._idle_checked_s < IDLE_S / 100 and not self._retired:
+        if now - self._idle_checked_s < IDLE_S / 100 and not self._retired_connections:
             return []
         self._idle_checked_s = now
         if len(self._slots) > _MAX_SLOTS:
             self._slots = {
                 address: slot
                 for address, slot in self._slots.items()
-                if slot.connection is not None or slot.connect_lock.locked() or now - slot.last_used < IDLE_S
+                if slot.connection is not None or slot.connect_lock.locked() or now - slot.last_used_s < IDLE_S
             }
-        removed = [connection for connection in self._retired if not connection.waiting]
-        self._retired = [connection for connection in self._retired if connection.waiting]
+        removed_connections = [connection for connection in self._retired_connections if not connection.waiting_count]
+        self._retired_connections = [connection for connection in self._retired_connections if connection.waiting_count]
         for slot in self._slots.values():
             connection = slot.connection
-            if connection is not None and now - slot.last_used > IDLE_S and not connection.waiting:
+            if connection is not None and now - slot.last_used_s > IDLE_S and not connection.waiting_count:
                 slot.connection = None
-                removed.append(connection)
-        return removed
+                removed_connections.append(connection)
+        return removed_connections
 
     def close_idle(self) -> None:
         """Close the connections that have been idle for ``IDLE_S``, as ``get`` does. Does not wait for the lock or for sockets,
@@ -332,10 +340,10 @@ class Pool:
         if not self._lock.acquire(blocking=False):
             return  # another thread uses the pool, and closes them
         try:
-            idle = self._remove_idle_locked(time.monotonic())
+            idle_connections = self._remove_idle_locked(time.monotonic())
         finally:
             self._lock.release()
-        for connection in idle:
+        for connection in idle_connections:
             connection.close_nowait()
 
     def _check_open(self, address: str) -> None:
@@ -345,17 +353,21 @@ class Pool:
     def close_connections(self) -> None:
         """Close all connections. Later calls of ``get`` open new ones."""
         with self._lock:
-            connections = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
-            self._retired = []
+            connections = self._retired_connections + [
+                slot.connection for slot in self._slots.values() if slot.connection
+            ]
+            self._retired_connections = []
         for connection in connections:
             connection.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            connections = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
+            connections = self._retired_connections + [
+                slot.connection for slot in self._slots.values() if slot.connection
+            ]
             self._slots.clear()
-            self._retired = []
+            self._retired_connections = []
         for connection in connections:
             connection.close()
 

@@ -56,7 +56,7 @@ _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 # period of ``QUIET_TICKS`` ticks.
 LARGE_BYTES = 1 << 20
 QUIET_TICKS = 150
-SMALL_BODY = 16 << 10
+SMALL_BODY_BYTES = 16 << 10
 # Small requests that are queued together are written together, up to this many bytes.
 WRITE_BYTES = 64 << 10
 
@@ -125,7 +125,7 @@ class RemotingProtocol(Generic[W]):
         self._splitter = FrameSplitter(max_frame)
         self._max_pushed_bytes = max_pushed_bytes
         self._account = account or ReceiveBudget().account(None)
-        self._large: _LargeFrame | None = None
+        self._large_frame: _LargeFrame | None = None
         self._first_bytes = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
         self._max_body_bytes: dict[int, int | None] = {}  # limits of the answers' bodies, by number of the request
@@ -151,18 +151,18 @@ class RemotingProtocol(Generic[W]):
 
     def _queue(self, command: Command) -> None:
         head = header.encode_header(command)
-        if len(command.body) < SMALL_BODY:  # one write is cheaper than not copying
-            last = self._outgoing[-1] if self._outgoing else None
-            if isinstance(last, bytearray) and len(last) < WRITE_BYTES:
-                last += head + command.body
+        if len(command.body) < SMALL_BODY_BYTES:  # one write is cheaper than not copying
+            last_write = self._outgoing[-1] if self._outgoing else None
+            if isinstance(last_write, bytearray) and len(last_write) < WRITE_BYTES:
+                last_write += head + command.body
             else:
                 self._outgoing.append(bytearray(head + command.body))
         else:
             self._outgoing += (head, command.body)
 
     def take_outgoing(self) -> list[bytes | bytearray | memoryview]:
-        taken, self._outgoing = self._outgoing, []
-        return taken
+        outgoing, self._outgoing = self._outgoing, []
+        return outgoing
 
     def receive(self, data: bytes | memoryview) -> list[ResponseReceived[W] | RequestReceived | ResponseDropped[W]]:
         """Return the events in ``data``. After a ``RemoteProtocolError`` the connection cannot be used any more."""
@@ -188,24 +188,24 @@ class RemotingProtocol(Generic[W]):
                     )
             else:
                 size = len(frame)
-                fits = size <= self._max_pushed_bytes
+                is_small_enough = size <= self._max_pushed_bytes
                 events.append(
                     _request_event(command, _held_bytes(command, size))
-                    if fits
+                    if is_small_enough
                     else _request_event(command, None, _TOO_LARGE)
                 )
         if frames:
             self._release_large()
         if (
-            self._large is None
+            self._large_frame is None
             and (large_header := self._splitter.partial_header(min(LARGE_BYTES, self._max_pushed_bytes))) is not None
         ):
-            self._large = _LargeFrame(header.decode(large_header), self._splitter.incomplete_bytes)
+            self._large_frame = _LargeFrame(header.decode(large_header), self._splitter.incomplete_bytes)
             self._drop_large_without_waiter()
-            if (large := self._large) is not None:
-                events += self._drop_too_large(large, large.size - len(large_header))
-        if self._large is not None and not self._account.resize(self._splitter.buffered):
-            events += self._drop_large(self._large, _NO_ROOM)
+            if (large_frame := self._large_frame) is not None:
+                events += self._drop_too_large(large_frame, large_frame.size - len(large_header))
+        if self._large_frame is not None and not self._account.resize(self._splitter.buffered_bytes):
+            events += self._drop_large(self._large_frame, _NO_ROOM)
         return events
 
     def tick(self) -> list[RequestReceived | ResponseDropped[W]]:
@@ -213,24 +213,24 @@ class RemotingProtocol(Generic[W]):
 
         Calls are counted instead of seconds, because a suspended process reads nothing while time passes.
         """
-        large = self._large
-        if large is None:
+        large_frame = self._large_frame
+        if large_frame is None:
             return []
-        large.quiet_ticks += 1
-        if self._splitter.buffered - large.progress_bytes >= LARGE_BYTES:
-            large.progress_bytes, large.quiet_ticks = self._splitter.buffered, 0
+        large_frame.quiet_ticks += 1
+        if self._splitter.buffered_bytes - large_frame.progress_bytes >= LARGE_BYTES:
+            large_frame.progress_bytes, large_frame.quiet_ticks = self._splitter.buffered_bytes, 0
         if self._account.revoked:
-            return self._drop_large(large, _NO_ROOM)
-        return self._drop_large(large, _TOO_SLOW) if large.quiet_ticks > QUIET_TICKS else []
+            return self._drop_large(large_frame, _NO_ROOM)
+        return self._drop_large(large_frame, _TOO_SLOW) if large_frame.quiet_ticks > QUIET_TICKS else []
 
-    def _drop_too_large(self, large: _LargeFrame, body_bytes: int) -> list[RequestReceived | ResponseDropped[W]]:
-        if large.answered_opaque is None:
-            return self._drop_large(large, _TOO_LARGE) if large.size > self._max_pushed_bytes else []
-        max_bytes = self._max_body_bytes.get(large.answered_opaque)
+    def _drop_too_large(self, large_frame: _LargeFrame, body_bytes: int) -> list[RequestReceived | ResponseDropped[W]]:
+        if large_frame.answered_opaque is None:
+            return self._drop_large(large_frame, _TOO_LARGE) if large_frame.size > self._max_pushed_bytes else []
+        max_bytes = self._max_body_bytes.get(large_frame.answered_opaque)
         if max_bytes is None or body_bytes <= max_bytes:
             return []
-        waiter = self._remove_waiter(large.answered_opaque)
-        self._drop_large(large, "")
+        waiter = self._remove_waiter(large_frame.answered_opaque)
+        self._drop_large(large_frame, "")
         return [] if waiter is None else [ResponseDropped(waiter, _answer_too_long(body_bytes, max_bytes))]
 
     def _remove_waiter(self, opaque: int) -> W | None:
@@ -238,21 +238,21 @@ class RemotingProtocol(Generic[W]):
         self._max_body_bytes.pop(opaque, None)
         return self._waiters.pop(opaque, None)
 
-    def _drop_large(self, large: _LargeFrame, reason: str) -> list[RequestReceived | ResponseDropped[W]]:
+    def _drop_large(self, large_frame: _LargeFrame, reason: str) -> list[RequestReceived | ResponseDropped[W]]:
         """Discard the received bytes of a large frame, and skip the rest."""
         self._splitter.skip()
         self._release_large()
-        if large.answered_opaque is None:
-            return [_request_event(large.command, None, reason)]
-        waiter = self._remove_waiter(large.answered_opaque)
+        if large_frame.answered_opaque is None:
+            return [_request_event(large_frame.command, None, reason)]
+        waiter = self._remove_waiter(large_frame.answered_opaque)
         if waiter is None:
             return []
-        return [ResponseDropped(waiter, ConnectionLost(f"an answer of {large.size} bytes was dropped: {reason}"))]
+        return [ResponseDropped(waiter, ConnectionLost(f"an answer of {large_frame.size} bytes was dropped: {reason}"))]
 
     def _release_large(self) -> None:
         """Forget the large frame and release its memory."""
-        if self._large is not None:
-            self._large = None
+        if self._large_frame is not None:
+            self._large_frame = None
             self._account.resize(0)
 
     def cancel(self, opaque: int) -> W | None:
@@ -263,19 +263,23 @@ class RemotingProtocol(Generic[W]):
 
     def remove_expired(self, is_expired: Callable[[W], bool]) -> list[W]:
         """Remove and return all waiters that have expired."""
-        expired = [opaque for opaque, waiter in self._waiters.items() if is_expired(waiter)]
-        removed = [waiter for opaque in expired if (waiter := self._remove_waiter(opaque)) is not None]
+        expired_opaques = [opaque for opaque, waiter in self._waiters.items() if is_expired(waiter)]
+        removed_waiters = [waiter for opaque in expired_opaques if (waiter := self._remove_waiter(opaque)) is not None]
         self._drop_large_without_waiter()
-        return removed
+        return removed_waiters
 
     def _drop_large_without_waiter(self) -> None:
         """Drop the large frame if it answers a request that no longer waits."""
-        large = self._large
-        if large is not None and large.answered_opaque is not None and large.answered_opaque not in self._waiters:
-            self._drop_large(large, "")
+        large_frame = self._large_frame
+        if (
+            large_frame is not None
+            and large_frame.answered_opaque is not None
+            and large_frame.answered_opaque not in self._waiters
+        ):
+            self._drop_large(large_frame, "")
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         return len(self._waiters)
 
     @property
@@ -284,12 +288,12 @@ class RemotingProtocol(Generic[W]):
 
     def connection_lost(self, error: RocketMQError) -> list[tuple[W, RocketMQError]]:
         """Remove and return all waiters, each with its own copy of ``error``: a shared exception would collect all tracebacks."""
-        lost = [(waiter, copy_error(error)) for waiter in self._waiters.values()]
+        lost_waiters = [(waiter, copy_error(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
         self._max_body_bytes.clear()
-        if self._large is not None:
-            self._drop_large(self._large, "")
-        return lost
+        if self._large_frame is not None:
+            self._drop_large(self._large_frame, "")
+        return lost_waiters
 
 
 def _answer_too_long(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
@@ -298,16 +302,16 @@ def _answer_too_long(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
 
 def is_grpc(first_bytes: bytes) -> bool:
     """Whether the first bytes of a server are those of HTTP/2."""
-    prefix, after = _HTTP2_SETTINGS
-    return first_bytes.startswith(prefix) and first_bytes[3:].startswith(after)
+    before_length, after_length = _HTTP2_SETTINGS
+    return first_bytes.startswith(before_length) and first_bytes[3:].startswith(after_length)
 
 
-def peer_after(known: Peer, request_code: int, answer: Command) -> Peer:
+def peer_after(known_peer: Peer, request_code: int, answer: Command) -> Peer:
     """The kind of server according to this answer and earlier ones. The first answer of a Proxy may not show that it is one."""
-    if known is Peer.PROXY or (request_code not in _SEND_REQUESTS and answer.ext.keys() >= _PROXY_FIELDS):
+    if known_peer is Peer.PROXY or (request_code not in _SEND_REQUESTS and answer.ext.keys() >= _PROXY_FIELDS):
         return Peer.PROXY
     is_name_server = request_code in _NAME_SERVER_REQUESTS and answer.code in _NAME_SERVER_ANSWERS
-    return Peer.NAME_SERVER if is_name_server else known
+    return Peer.NAME_SERVER if is_name_server else known_peer
 
 
 def _request_event(command: Command, held_bytes: int | None, drop_reason: str = "") -> RequestReceived:

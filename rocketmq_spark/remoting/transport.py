@@ -131,9 +131,9 @@ def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def _context(tls: TlsSettings) -> ssl.SSLContext:
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as exit_stack:
         ca, cert, key = (
-            None if path is None else stack.enter_context(paths.pem_copy(paths.expand_home(path, option), option))
+            None if path is None else exit_stack.enter_context(paths.pem_copy(paths.expand_home(path, option), option))
             for option, path in tls.files().items()
         )
         context = ssl.create_default_context(cafile=ca)
@@ -145,11 +145,14 @@ def _context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def connect(
-    address: str, deadline: Deadline, tls: TlsSettings | None, undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED
+    address: str,
+    deadline: Deadline,
+    tls: TlsSettings | None,
+    undelivered_policy: UndeliveredPolicy = DEFAULT_UNDELIVERED,
 ) -> socket.socket:
     """Return a connected blocking socket, encrypted if ``tls`` is given.
 
-    On Linux, bytes are dropped if the peer's machine has confirmed none for the time in ``undelivered``, even after this
+    On Linux, bytes are dropped if the peer's machine has confirmed none for the time in ``undelivered_policy``, even after this
     process has ended.
 
     Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
@@ -165,18 +168,18 @@ def connect(
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * undelivered.unconfirmed_s))
-        if undelivered.drop_unsent is DropUnsent.ON_EXIT:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * undelivered_policy.unconfirmed_s))
+        if undelivered_policy.drop_unsent is DropUnsent.ON_EXIT:
             _drop_unsent(sock)
         if context:
             sock.settimeout(max(0.001, deadline.remaining()))
             sock = context.wrap_socket(sock, server_hostname=host)
     except OSError as e:
         sock.close()
-        refused = to_rocketmq_error(e, address, "the TLS handshake failed")
+        handshake_error = to_rocketmq_error(e, address, "the TLS handshake failed")
         if tls is not None and isinstance(e, ssl.SSLCertVerificationError) and e.verify_code in _NAME_MISMATCH:
-            refused.remedy = _remedy_for_name(address, deadline, tls)
-        raise refused from e
+            handshake_error.remedy = _remedy_for_name(address, deadline, tls)
+        raise handshake_error from e
     return sock
 
 
@@ -189,19 +192,19 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
     """
     addresses = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     failures: list[OSError] = []
-    for remaining, (family, kind, protocol, _, socket_address) in zip(
+    for remaining_count, (family, socket_type, protocol, _, socket_address) in zip(
         range(len(addresses), 0, -1), addresses, strict=True
     ):
-        if remaining < len(addresses) and deadline.expired:
+        if remaining_count < len(addresses) and deadline.expired:
             failures.append(TimeoutError())
             break
         try:
-            sock = socket.socket(family, kind, protocol)
+            sock = socket.socket(family, socket_type, protocol)
         except OSError as e:  # the machine may lack this family
             failures.append(e)
             continue
         try:
-            sock.settimeout(max(0.001, deadline.remaining() / remaining))
+            sock.settimeout(max(0.001, deadline.remaining() / remaining_count))
             sock.connect(socket_address)
         except OSError as e:
             sock.close()
@@ -248,25 +251,25 @@ def _drop_unsent(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def to_rocketmq_error(error: OSError, address: str, what: str, first: bool = False) -> RocketMQError:
-    """Return the ``RocketMQError`` for an ``OSError``. ``first`` says that the connection has not received an answer yet."""
+def to_rocketmq_error(error: OSError, address: str, problem: str, is_first: bool = False) -> RocketMQError:
+    """Return the ``RocketMQError`` for an ``OSError``. ``is_first`` says that the connection has not received an answer yet."""
     if isinstance(error, TimeoutError):
-        return CallTimeout(f"{what}: no progress in time", address)
+        return CallTimeout(f"{problem}: no progress in time", address)
     if isinstance(error, ssl.SSLCertVerificationError):
         return CertificateRefused(
-            f"{what}: {error.verify_message}",
+            f"{problem}: {error.verify_message}",
             address,
             remedy="Name the authority of the certificate with option 'tlsCaFile'",
         )
-    if first and isinstance(error, ConnectionResetError | BrokenPipeError):
-        return closed_by_peer(address, first)
+    if is_first and isinstance(error, ConnectionResetError | BrokenPipeError):
+        return closed_by_peer(address, is_first)
     reason = error.strerror or str(error) or type(error).__name__
-    return ConnectionLost(f"{what}: {reason}", address)
+    return ConnectionLost(f"{problem}: {reason}", address)
 
 
-def closed_by_peer(address: str, first: bool) -> ConnectionLost:
+def closed_by_peer(address: str, is_first: bool) -> ConnectionLost:
     """The error if the server closes the connection. At the first request, usually only one of the two sides uses TLS."""
-    remedy = "If the server demands TLS or a client certificate, set option 'tls' and its files" if first else None
+    remedy = "If the server demands TLS or a client certificate, set option 'tls' and its files" if is_first else None
     return ConnectionLost("the server closed the connection without an answer", address, remedy=remedy)
 
 
@@ -296,29 +299,29 @@ class SocketChannel:
 
     def write(self, deadline: Deadline) -> bool:
         """Write the bytes that the socket accepts now. Returns False if the deadline passes first. Raises ``OSError``."""
-        data = self._unsent[0]
+        first_unsent = self._unsent[0]
         try:
             with self._lock:
-                sent = self._sock.send(data)
+                sent_bytes = self._sock.send(first_unsent)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as e:
             if self.blocked_since is None:
                 self.blocked_since = time.monotonic()
             event = select.POLLIN if isinstance(e, ssl.SSLWantReadError) else select.POLLOUT
             return bool(_wait(self._sock, event, min(TICK_S, deadline.remaining()))) or not deadline.expired
         self.blocked_since = None
-        if sent == len(data):
+        if sent_bytes == len(first_unsent):
             self._unsent.popleft()
         else:
-            self._unsent[0] = data[sent:]
+            self._unsent[0] = first_unsent[sent_bytes:]
         return True
 
     def wait(self, timeout_s: float) -> tuple[bool, bool]:
         """Wait until bytes can be read, or blocked bytes can be written. Returns whether they can be read, and written."""
         if self._pending():
             return True, False
-        blocked = self.blocked_since is not None
-        ready = _wait(self._sock, select.POLLIN | (select.POLLOUT if blocked else 0), timeout_s)
-        return bool(ready & ~select.POLLOUT), blocked and bool(ready & select.POLLOUT)
+        is_blocked = self.blocked_since is not None
+        ready_bits = _wait(self._sock, select.POLLIN | (select.POLLOUT if is_blocked else 0), timeout_s)
+        return bool(ready_bits & ~select.POLLOUT), is_blocked and bool(ready_bits & select.POLLOUT)
 
     def _pending(self) -> bool:
         if not isinstance(self._sock, ssl.SSLSocket):

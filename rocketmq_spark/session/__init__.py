@@ -209,7 +209,7 @@ def _connect_options(options: Options) -> ConnectOptions:
         _allows_plain_text(options),
         max_pushed := pushed_limit(options.max_message_size),
         options.max_connections,
-        waiting=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
+        waiting_budget=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
     )
 
 
@@ -281,7 +281,7 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 
     settings = PullSettings.of(options)
     client_ = client(options)
-    # Reads and answers of a client share one budget of memory, ``ConnectOptions.arriving``.
+    # Reads and answers of a client share one budget of memory, ``ConnectOptions.receive_budget``.
     connect_options = client_.rpc_client.pool.connect_options
     return Puller(client_.pulls, connect_options, options.group, settings, read_from or options.read_from)
 

@@ -335,10 +335,10 @@ def open_store(
     )
     try:
         environment, noted_queues = environment_of(options), _noted_queues(store)
-        if environment is not None and not environment.by_position:
+        if environment is not None and not environment.is_by_position:
             _check_noted_queues(store, noted_queues, environment)  # before these options become the store's owner
         store.set_owner(owner_of(options), keep_owner=keep_owner)
-        if environment is not None and environment.by_position:
+        if environment is not None and environment.is_by_position:
             _use_noted_queues(store, noted_queues, queues_of_environment(sender(options), environment))
     except BaseException:
         store.close()
@@ -429,7 +429,7 @@ def open_send_spool(
         timer_name = f"rocketmq-{settings.group}-spool"
         resender = EngineResender(sender_, settings, Timer(f"{timer_name}-send"), batch_writes)
         policy, environment = policy or SEND_POLICY, settings.environment
-        if environment is not None and not environment.by_position:
+        if environment is not None and not environment.is_by_position:
             resender.pin(_noted_queues(store))
         elif environment is not None:
             policy = policy._replace(

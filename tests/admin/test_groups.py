@@ -72,7 +72,7 @@ def test_brokers_that_answer_tell_ages_although_another_is_away(broker: MockBrok
             raise CallTimeout("no answer in time")
         return 1_000 * offset
 
-    group.brokers.store_time_ms = stored  # type: ignore[method-assign]
+    group.offset_reader.store_time_ms = stored  # type: ignore[method-assign]
     look = groups.queue_lags(group, {here: 5, away: 3})
     assert [(row.lag, row.next_stored_ms) for row in look.rows] == [(4, 5_000), (None, None)]
     assert len(look.errors) == 1

@@ -382,7 +382,7 @@ def test_closing_loop_refuses_pending_coroutine_and_frees_thread(when: str) -> N
         loop = EventLoop()
         loop.running_loop()
         asked = in_a_thread(loop, never)
-        while not loop._ready:  # the event loop has no turn meanwhile
+        while not loop._ready_calls:  # the event loop has no turn meanwhile
             time.sleep(0.001)
         if when == "before its task begins":
             loop._drain()
@@ -410,7 +410,7 @@ def test_a_coroutine_runs_in_the_context_of_its_thread() -> None:
             return loop.run(listener, number)
 
         calls = [in_a_thread(loop, call_of) for call_of in [lambda n=n: call(n) for n in range(5)]]
-        while len(loop._ready) < 5:  # all wait for one turn of the event loop
+        while len(loop._ready_calls) < 5:  # all wait for one turn of the event loop
             time.sleep(0.001)
         await until(lambda: all(each.done() for each in calls))
         assert [each.result() for each in calls] == [True] * 5

@@ -184,5 +184,5 @@ def test_work_scheduled_as_the_last_turn_ends_still_runs() -> None:
         loop.close()
 
     loop = EventLoop()
-    loop._ready = Line()
+    loop._ready_calls = Line()
     run(body)

@@ -377,7 +377,7 @@ class Blocking:
     """Stands for a consumer for threads: its calls wait until they are let go."""
 
     settings = ConsumerSettings(group="g")
-    _polls = SimpleNamespace(returned=False, returned_up_to=None)
+    _polls = SimpleNamespace(has_returned_all=False, returned_up_to=None)
 
     def __init__(self, *names: object, **options: object) -> None:
         self.calls: list[str] = []

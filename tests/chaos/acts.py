@@ -137,7 +137,7 @@ class Acts:
 
     def retention(self) -> str:
         name = self.rng.choice([*self.mq.brokers, *self.mq.slaves])
-        self.mq.admin.brokers.calls.request(self.mq.address(name), Command(DELETE_EXPIRED_COMMITLOG))
+        self.mq.admin.offset_reader.rpc_client.request(self.mq.address(name), Command(DELETE_EXPIRED_COMMITLOG))
         self._deletes_until = time.monotonic() + DELETES_S
         return f"{name} deletes old files"
 

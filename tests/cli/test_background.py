@@ -45,7 +45,7 @@ def write_state(folder):
 
 
 def test_nothing_runs_without_a_lock(no_broker):
-    assert background.running() is None
+    assert background.running_broker() is None
     with pytest.raises(LocalBrokerError, match=r"No local broker is running\. Start one with: rocketmq-spark broker"):
         background.stop()
 
@@ -53,18 +53,18 @@ def test_nothing_runs_without_a_lock(no_broker):
 def test_a_lock_of_another_user_is_no_running_broker(folder, monkeypatch):
     write_state(folder)
     monkeypatch.setattr("rocketmq_spark.base.folders.open_private", raising(PermissionError(13, "Permission denied")))
-    assert background.running() is None
+    assert background.running_broker() is None
 
 
 def test_a_state_without_a_living_process_is_old(folder):
     write_state(folder)
     (folder / "lock").touch()
-    assert background.running() is None
+    assert background.running_broker() is None
 
 
 def test_the_state_of_a_living_process(held):
     write_state(held)
-    assert background.running() == STATE
+    assert background.running_broker() == STATE
     assert not STATE.is_up(NAME_SERVER)
 
 
@@ -74,7 +74,7 @@ def test_files_that_another_user_left_are_not_used(folder, name, monkeypatch):
     monkeypatch.setattr(background.distribution, "cache_folder", lambda: folder.parent)
     give_away(monkeypatch, folder / name)
     with pytest.raises(LocalBrokerError, match=rf"does not use files of another user: .*{name}.*\. Remove "):
-        (background.running(), background._state_path(), background.log_path())
+        (background.running_broker(), background._state_path(), background.log_path())
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_state_that_others_may_write_is_not_believed(held):
     with pytest.raises(
         LocalBrokerError, match=r"Others may write to .*state\.json\. Stop the local broker, and remove"
     ):
-        background.running()
+        background.running_broker()
 
 
 def test_nothing_starts_beside_files_of_another_user(folder, monkeypatch):
@@ -123,7 +123,7 @@ def test_nothing_starts_beside_files_of_another_user(folder, monkeypatch):
 
 
 def test_a_process_that_is_still_starting_is_not_running_yet(held):
-    assert background.running() is None
+    assert background.running_broker() is None
     with pytest.raises(LocalBrokerError, match="running already and is starting or stopping"):
         background.start(StartRequest(1, 0, str(held / "data"), {}, None))
 
@@ -139,7 +139,7 @@ def test_a_broker_started_during_the_download_keeps_its_state(folder, monkeypatc
         monkeypatch.setattr(background.distribution, "fetch", fetch)
         with pytest.raises(LocalBrokerError, match="running already: 127"):
             background.start(StartRequest(1, 0, str(folder / "data"), {}, None))
-        assert background.running() == STATE
+        assert background.running_broker() == STATE
 
 
 def test_stop_gives_up_on_a_process_that_does_not_end(held, monkeypatch):
@@ -201,7 +201,7 @@ def test_a_start_without_a_broker_of_the_folder_is_refused(no_broker, tmp_path, 
 def test_a_server_that_is_down_is_started_again_as_it_was(no_broker, monkeypatch, data, conf, command):
     folder = str(background.default_data()) if data == "default" else data
     there = dataclasses.replace(STATE, data=folder, conf=conf)
-    monkeypatch.setattr(background, "running", lambda: there)
+    monkeypatch.setattr(background, "running_broker", lambda: there)
     done = broker("status")
     assert done.exit_code == 1
     assert done.stderr.endswith(

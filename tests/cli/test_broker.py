@@ -21,7 +21,7 @@ def cli(own_cache):
         return CliRunner().invoke(app, arguments, **kwargs)
 
     yield invoke
-    left = background.running()
+    left = background.running_broker()
     if left is not None:
         os.kill(left.pid, signal.SIGKILL)
 
@@ -70,7 +70,7 @@ def test_a_life_in_the_background(cli, own_cache):
 def test_a_killed_process_leaves_nothing_that_disturbs(cli):
     (first,) = documents(cli("broker", "start", "--json").stdout)
     os.kill(first["pid"], signal.SIGKILL)
-    awaited(background.running, lambda found: found is None)
+    awaited(background.running_broker, lambda found: found is None)
     assert cli("broker", "status", "--json").stdout == '{"running": false}\n'
     assert cli("broker", "start").exit_code == 0
 
@@ -98,7 +98,7 @@ def test_a_failing_start_downloads_nothing_and_leaves_nothing(cli, monkeypatch):
     assert done.exit_code == 1
     assert f"namesrv cannot listen: port {port} is in use. Stop what uses it" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert background.running() is None
+    assert background.running_broker() is None
 
 
 def test_settings_reach_the_broker(cli, tmp_path):
@@ -109,7 +109,7 @@ def test_settings_reach_the_broker(cli, tmp_path):
     assert [server["name"] for server in started["servers"]] == ["namesrv", "broker-a", "broker-b"]
     assert "fileReservedTime=7" in (data / "broker-b" / "broker.conf").read_text().replace(" ", "")
     assert background.stored_brokers(data) == {"broker-a": 0, "broker-b": 0}
-    assert background.running().conf == ["fileReservedTime"]
+    assert background.running_broker().conf == ["fileReservedTime"]
     seen = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(started["pid"])], capture_output=True, text=True)
     assert "rocketmq_spark.cli.background" in seen.stdout
     assert "fileReservedTime" not in seen.stdout, "other users see it, and a setting may be a secret"

@@ -116,7 +116,7 @@ def test_without_a_name_server_an_unsafe_cache_is_no_other_error(no_broker):
 
 def test_a_local_broker_is_the_default(no_broker, monkeypatch):
     found = background.RunningBroker(1, "127.0.0.1:9876", "/data", 0, {})
-    monkeypatch.setattr(background, "running", lambda: found)
+    monkeypatch.setattr(background, "running_broker", lambda: found)
     assert "(('127.0.0.1:9876',)" in shown()
     assert "(('127.0.0.1:9876',), 'me'," in shown("--access-key", "me", "--secret-key", "hush"), (
         "what else is given stays"
@@ -142,7 +142,7 @@ SHOP, SUFFIXED = {"namespace": "shop"}, {"namespace": "", "environment": "dev", 
     ],
 )
 def test_a_checkpoint_says_where_its_query_reads(given, reads, expected):
-    assert Target(given).in_checkpoint_scope(reads).given == expected
+    assert Target(given).in_checkpoint_scope(reads).given_options == expected
 
 
 def test_the_producer_has_a_group_of_its_own():

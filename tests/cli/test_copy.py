@@ -158,7 +158,7 @@ def test_queues_keep_order_and_commits_follow_acknowledgements(cluster: Cluster)
     assert copier.send(cluster.polled(*(message(n, 1) for n in range(3, 6))), 2) == 2
     copier.commit()
     assert cluster.log[3:] == [(1, 3, 4), ("commit", {SOURCE[1]: 5})]
-    assert copier.copied == 7
+    assert copier.copied_count == 7
 
 
 def test_unsent_messages_of_revoked_queue_are_left_to_next_owner(cluster: Cluster) -> None:
@@ -252,7 +252,7 @@ def test_copy_ends_despite_unmatched_queue_and_busy_queue(cluster: Cluster, monk
 
     monkeypatch.setattr(copying, "_has_reached", lambda *asked: cluster.log[-1][0] == "commit")
     running(cluster, monkeypatch, copier, poll)
-    assert 0 < copier.copied < 100
+    assert 0 < copier.copied_count < 100
 
 
 def test_what_fails_is_not_committed(cluster: Cluster) -> None:
@@ -273,7 +273,7 @@ def test_bad_message_of_refused_batch_is_named_or_skipped(cluster: Cluster, kind
     cluster.log.clear()
     copier = cluster.copier(skip_bad=True)
     copier.send(cluster.polled(*(message(n) for n in range(3))))
-    assert (cluster.log, copier.copied, copier.skipped) == ([(0, 0), (0, 2)], 2, 1)
+    assert (cluster.log, copier.copied_count, copier.skipped_count) == ([(0, 0), (0, 2)], 2, 1)
 
 
 def test_copies_that_went_to_the_spool_are_counted_and_told(
@@ -297,7 +297,7 @@ def test_undecodable_message_is_error_or_skipped(cluster: Cluster) -> None:
         cluster.copier().send(cluster.polled(message(0), bad))
     copier = cluster.copier(skip_bad=True)
     copier.send(cluster.polled(bad))
-    assert copier.skipped == 1
+    assert copier.skipped_count == 1
 
 
 def test_messages_of_sharding_key_go_to_hashed_queue_in_order(cluster: Cluster) -> None:
@@ -309,7 +309,7 @@ def test_messages_of_sharding_key_go_to_hashed_queue_in_order(cluster: Cluster) 
     assert (even, odd) == (1, 0)
     assert cluster.log == [(0, 0, 1, 3, 5, 6), (1, 2, 4)]
     copier.commit()
-    assert copier.copied == 7
+    assert copier.copied_count == 7
 
 
 def test_failed_message_with_sharding_key_is_not_committed(cluster: Cluster) -> None:
@@ -417,7 +417,7 @@ def test_copies_stay_in_the_environment(
 ) -> None:
     """Others share the queues of the destination."""
     how = {"to_name_server": to_name_server, "to_options": to_options}
-    assert copying._destination_target(Target({"name_server": "here:9876", **given}), how).given == destination
+    assert copying._destination_target(Target({"name_server": "here:9876", **given}), how).given_options == destination
 
 
 @pytest.mark.parametrize("tls", ["tls", "TLS"])
@@ -427,8 +427,8 @@ def test_tls_source_is_not_copied_in_plain_text_unless_requested(tls: str) -> No
         copying._destination_target(here, {"to_name_server": "there:9876", "to_options": {}})
     for said in ("true", "false"):
         to = copying._destination_target(here, {"to_name_server": "there:9876", "to_options": {"tls": said}})
-        assert to.given == {"name_server": "there:9876", "tls": said}
-    assert copying._destination_target(here, {"to_name_server": None, "to_options": {}}).given[tls] == "true"
+        assert to.given_options == {"name_server": "there:9876", "tls": said}
+    assert copying._destination_target(here, {"to_name_server": None, "to_options": {}}).given_options[tls] == "true"
 
 
 QUEUE = MessageQueue("src", "broker-a", 0)
@@ -442,9 +442,9 @@ def test_an_end_that_is_not_reached_any_more(committed: int | None, now: int | N
     """It would wait for it without end: the topic was created again, or has fewer queues."""
     bounds = {} if now is None else {QUEUE: QueueBounds(0, now, 0)}
     brokers = SimpleNamespace(committed=lambda *asked: {QUEUE: committed}, bounds=lambda *asked: bounds)
-    calls = SimpleNamespace(request_timeout_s=1.0)
+    rpc_client = SimpleNamespace(request_timeout_s=1.0)
     target: Any = SimpleNamespace(
-        client=lambda: SimpleNamespace(offset_reader=brokers, rpc_client=calls),
+        client=lambda: SimpleNamespace(offset_reader=brokers, rpc_client=rpc_client),
         settings=lambda: {"name_server": "here:9876"},
     )
     if isinstance(said, bool):

@@ -54,7 +54,7 @@ def test_what_is_given_reaches_the_node(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     def opens(place: NodeSettings, **options: Any) -> Any:
         opened.extend((place, options))
-        return SimpleNamespace(waiting=0, stored=0, sent=0, run=lambda over: opened.append("runs"))
+        return SimpleNamespace(waiting_count=0, stored_count=0, sent_count=0, run=lambda over: opened.append("runs"))
 
     monkeypatch.setattr(node, "open_node", opens)
     monkeypatch.setattr(spool, "tune_gc", lambda: opened.append("dedicated"))

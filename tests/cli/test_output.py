@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rocketmq_spark.cli.output import Json, Text, moment, one_line, table_lines
+from rocketmq_spark.cli.output import Json, Text, one_line, table_lines, time_text
 from rocketmq_spark.errors import LocalBrokerError, OptionError
 from rocketmq_spark.options.parsing import Secret
 
@@ -27,7 +27,12 @@ def test_a_list_stands_on_lines_of_its_own(capsys):
 
 
 def test_a_time_that_is_none():
-    assert (moment(None), moment(0), moment(-1), moment(1)) == (None, None, None, "1970-01-01T00:00:00.001Z")
+    assert (time_text(None), time_text(0), time_text(-1), time_text(1)) == (
+        None,
+        None,
+        None,
+        "1970-01-01T00:00:00.001Z",
+    )
 
 
 def test_json_is_an_object_a_line_and_says_nothing_else(capsys):

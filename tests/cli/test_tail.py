@@ -10,7 +10,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli import topic_reader
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.tail import document, line
+from rocketmq_spark.cli.tail import message_document, message_line
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage, SendRequest
 from rocketmq_spark.options import parse
 from rocketmq_spark.pull.outcomes import Cause
@@ -62,7 +62,7 @@ def bodies(done):
 
 def test_a_line():
     expected = "1970-01-01T00:00:02.500Z  broker-a/1@7  tags=x keys=k1,k2 mine=1  a\\nb"
-    assert line(MESSAGE) == expected
+    assert message_line(MESSAGE) == expected
 
 
 def test_a_line_stays_one_whatever_a_message_holds():
@@ -71,7 +71,7 @@ def test_a_line_stays_one_whatever_a_message_holds():
         body=b"\x1b[2Ja\n1970-01-01 forged",
         properties={"TAGS": "x\ny", "KEYS": "k\r\n", "mine\n": "\x1b]52;c;aGk=\x07"},
     )
-    shown = line(foreign)
+    shown = message_line(foreign)
     assert shown.isprintable()
     assert "\\x1b[2Ja\\n1970-01-01 forged" in shown
 
@@ -79,12 +79,15 @@ def test_a_line_stays_one_whatever_a_message_holds():
 @pytest.mark.parametrize("never", [2**63 - 1, -(2**63), 253_402_300_800_000])
 def test_a_time_that_no_calendar_has_is_shown_as_its_number(never):
     message = replace(MESSAGE, store_timestamp=never, born_timestamp=never)
-    assert line(message).startswith(f"@{never}  broker-a/1@7")
-    assert (document(message)["storeTimestamp"], document(message)["bornTimestamp"]) == (f"@{never}", f"@{never}")
+    assert message_line(message).startswith(f"@{never}  broker-a/1@7")
+    assert (message_document(message)["storeTimestamp"], message_document(message)["bornTimestamp"]) == (
+        f"@{never}",
+        f"@{never}",
+    )
 
 
 def test_a_document_has_the_names_of_the_columns():
-    assert document(MESSAGE) == {
+    assert message_document(MESSAGE) == {
         "topic": "t", "brokerName": "broker-a", "queueId": 1, "queueOffset": 7, "body": "a\nb", "tags": "x",
         "keys": ["k1", "k2"], "bornTimestamp": "1970-01-01T00:00:01.000Z",
         "storeTimestamp": "1970-01-01T00:00:02.500Z", "msgId": "ID", "properties": {"mine": "1"},
@@ -93,8 +96,8 @@ def test_a_document_has_the_names_of_the_columns():
 
 def test_an_undecodable_message_is_shown_raw_with_its_flags():
     bad = replace(MESSAGE, body=b"\x00no zlib", sys_flag=0x101, decode_error="Not a lz4 body")
-    assert line(bad).endswith("sysFlag=0x101  <cannot be decoded: Not a lz4 body> b'\\x00no zlib'")
-    shown = document(bad)
+    assert message_line(bad).endswith("sysFlag=0x101  <cannot be decoded: Not a lz4 body> b'\\x00no zlib'")
+    shown = message_document(bad)
     assert (shown["bodyBase64"], shown["sysFlag"], shown["decodeError"]) == ("AG5vIHpsaWI=", 0x101, "Not a lz4 body")
     assert "body" not in shown
 

@@ -74,7 +74,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def admin(broker: MockBroker, parts: Parts) -> BaseAdmin:
     broker.on(CLUSTER, ok(cluster(a=broker.address)))
     broker.on(ROUTE, route(8, {"a": broker.address}))
-    return BaseAdmin(broker.address, parts.calls)
+    return BaseAdmin(broker.address, parts.rpc_client)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ class TestTopics:
                 return ok()
 
             other.on(REGISTER, register)
-            admin = BaseAdmin([broker.address, other.address], replace(parts.calls, scope=Scope("ns")))
+            admin = BaseAdmin([broker.address, other.address], replace(parts.rpc_client, scope=Scope("ns")))
             assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable_queues()) == 6
             for server in (broker, other):
                 (told,) = server.seen(REGISTER)
@@ -179,7 +179,7 @@ class TestTopics:
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
         broker.on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=4\n"))
         configured(broker, [config(3)], 2)
-        changed = BaseAdmin(broker.address, parts.calls).create_topic("t", 3)
+        changed = BaseAdmin(broker.address, parts.rpc_client).create_topic("t", 3)
         assert [queues.perm for queues in changed.queues] == [6]
         assert broker.seen(Request.GET_BROKER_CONFIG) == []
 
@@ -244,7 +244,7 @@ class TestTopics:
         broker.on(REGISTER, register)
         broker.on(Request.DELETE_TOPIC_IN_NAMESRV, delete)
         configured(broker, [config(2), then], 5)
-        BaseAdmin(broker.address, replace(parts.calls, scope=Scope("ns"))).create_topic("t", 3)
+        BaseAdmin(broker.address, replace(parts.rpc_client, scope=Scope("ns"))).create_topic("t", 3)
         assert [told.ext for told in broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)] == [{"topic": "ns%t"}] * deleted
 
     def test_topic_changed_back_during_registration_is_not_deleted(
@@ -278,7 +278,7 @@ class TestTopics:
         broker.on(Request.GET_TOPIC_CONFIG, config(3))
         broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
         broker.on(REGISTER, never)
-        patient = replace(parts.calls, request_timeout_s=3600.0)
+        patient = replace(parts.rpc_client, request_timeout_s=3600.0)
         with pytest.raises(CallTimeout, match="does not show the topic in time"):
             BaseAdmin(broker.address, patient).create_topic("t", 3, timeout_s=2.0)
         assert len(broker.seen(REGISTER)) == 1
@@ -402,7 +402,7 @@ def test_an_older_broker_tells_of_all_topics_at_once(broker: MockBroker) -> None
     broker.on(Request.GET_ALL_TOPIC_CONFIG, ok(table))
     broker.on(CLUSTER, ok(cluster(a=broker.address)))
     parts = Parts(broker.address, scope=Scope("ns"))
-    assert BaseAdmin(broker.address, parts.calls).topic_config("t", "a").read_queues == 3
+    assert BaseAdmin(broker.address, parts.rpc_client).topic_config("t", "a").read_queues == 3
 
 
 def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
@@ -412,12 +412,12 @@ def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
         b'{"brokerOffset":9,"consumerOffset":5,"pullOffset":6,"lastTimestamp":7}}}'
     )
     broker.on(Request.GET_CONSUME_STATS, ok(table))
-    progress = BaseAdmin(broker.address, parts.calls).consume_stats("g", "t")
+    progress = BaseAdmin(broker.address, parts.rpc_client).consume_stats("g", "t")
     assert progress == {MessageQueue("t", "a", 1): ConsumeProgress(9, 5, 6, 7)}
     assert broker.seen(Request.GET_CONSUME_STATS)[0].ext["topic"] == "ns%t"
     with MockBroker({Request.GET_CONSUME_STATS: ok(table.replace(b'"a"', b'"b"'))}) as other:
         broker.on(ROUTE, route(2, {"a": broker.address, "b": other.address}))
-        progress = BaseAdmin(broker.address, parts.calls).consume_stats("g", "t")
+        progress = BaseAdmin(broker.address, parts.rpc_client).consume_stats("g", "t")
     assert progress == {MessageQueue("t", name, 1): ConsumeProgress(9, 5, 6, 7) for name in "ab"}
     parts.pool.close()
 
@@ -429,11 +429,11 @@ def test_messages_of_a_key_are_those_that_have_it(broker: MockBroker) -> None:
         broker.on(ROUTE, route(1, {"a": broker.address, "b": other.address}))
         both = stored(properties=text(KEYS="k other", UNIQ_KEY="1")) + stored(properties=text(KEYS="kk", UNIQ_KEY="2"))
         broker.on(Request.QUERY_MESSAGE, ok(both))
-        found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
+        found = BaseAdmin(broker.address, parts.rpc_client).messages_of_key("t", "k", 5, 9)
         assert [(message.msg_id, message.broker_name) for message in found] == [("1", "a")]
         asked = [server.seen(Request.QUERY_MESSAGE)[0].ext for server in (broker, other)]
         other.on(Request.QUERY_MESSAGE, ok(stored(properties=text(KEYS="kk", UNIQ_KEY="3"))))
-        found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
+        found = BaseAdmin(broker.address, parts.rpc_client).messages_of_key("t", "k", 5, 9)
         assert [message.msg_id for message in found] == ["1"], (
             "what one finds of another key hides nothing of the others"
         )
@@ -467,7 +467,7 @@ def test_a_topic_is_of_one_kind() -> None:
 
 def test_connections_that_were_lent_are_not_closed(broker: MockBroker, parts: Parts) -> None:
     broker.on(CLUSTER, ok(cluster(a="h:1")))
-    with BaseAdmin(f" {broker.address} ; ", parts.calls) as lent:
+    with BaseAdmin(f" {broker.address} ; ", parts.rpc_client) as lent:
         assert set(lent.cluster()) == {"a"}
     assert set(parts.routes.cluster()) == {"a"}
     with BaseAdmin([broker.address]) as own:
@@ -500,7 +500,7 @@ class TestRealBroker:
         queues = real_admin.route(topic).readable_queues()
         real.routes.get(topic)
         assert real.committer.commit_each(group, {queues[0]: 5}, real.soon) == {}
-        assert real.brokers.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}
+        assert real.offset_reader.committed(group, queues[:2], real.soon) == {queues[0]: 5, queues[1]: None}
         assert real_admin.consume_stats(group, topic)[queues[0]].consumer_offset == 5
         assert real_admin.consumed_topics(group) == [topic]
         assert real_admin.consumed_topics("nobody") == []
@@ -521,7 +521,7 @@ def test_messages_of_a_key_are_not_inflated_for_their_ids(broker: MockBroker) ->
     broker.on(ROUTE, route(1, {"a": broker.address}))
     packed = stored(zlib.compress(bytes(30 << 20)), text(KEYS="k", UNIQ_KEY="1"), sys_flag=SysFlag.COMPRESSED)
     broker.on(Request.QUERY_MESSAGE, ok(packed * 8))
-    admin = BaseAdmin(broker.address, parts.calls)
+    admin = BaseAdmin(broker.address, parts.rpc_client)
     assert [message.msg_id for message in admin.messages_of_key("t", "k", 5, 9)] == ["1"] * 8
     assert peak_bytes(lambda: admin.messages_of_key("t", "k", 5, 9)) < 60 << 20
     parts.pool.close()

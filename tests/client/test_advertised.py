@@ -50,14 +50,14 @@ def plain(proxy: MockBroker) -> Iterator[Parts]:
 def failed(parts: Parts, queue: MessageQueue = QUEUE) -> RocketMQError:
     parts.routes.get(queue.topic)
     with pytest.raises(RocketMQError) as caught:
-        parts.brokers.max_offsets([queue], parts.soon)
+        parts.offset_reader.max_offsets([queue], parts.soon)
     return caught.value
 
 
 class TestAtNameServer:
     def test_requests_go_to_the_name_server(self, proxy: MockBroker, mapped: Parts) -> None:
         mapped.routes.get("t")
-        assert mapped.brokers.max_offsets([QUEUE, OTHER], mapped.soon) == {QUEUE: 7, OTHER: 8}
+        assert mapped.offset_reader.max_offsets([QUEUE, OTHER], mapped.soon) == {QUEUE: 7, OTHER: 8}
         assert len(proxy.peers) == 1, "the connection for routes serves for the rest"
 
     def test_routes_that_are_refreshed_together_are_mapped(self, proxy: MockBroker, mapped: Parts) -> None:
@@ -90,7 +90,7 @@ class TestAtNameServer:
         connection = mapped.pool.get(proxy.address, mapped.soon)
         assert (connection.peer, mapped.pool.is_proxy(proxy.address)) == (Peer.PROXY, True)
         with pytest.raises(NotSupported, match="the server is a Proxy"):
-            mapped.calls.request(proxy.address, rpc.GET_BROKER_CLUSTER_INFO.request(), mapped.soon)
+            mapped.rpc_client.request(proxy.address, rpc.GET_BROKER_CLUSTER_INFO.request(), mapped.soon)
 
 
 class TestUnreachable:
@@ -122,14 +122,14 @@ class TestUnreachable:
     def test_not_while_another_broker_is_connected(self, proxy: MockBroker, plain: Parts, nobody: str) -> None:
         proxy.on(ROUTE, route(1, {"broker-a": nobody, "broker-b": proxy.address}))
         plain.routes.get("t")
-        plain.brokers.max_offsets([OTHER], plain.soon)
+        plain.offset_reader.max_offsets([OTHER], plain.soon)
         assert failed(plain).remedy is None
 
     def test_not_for_a_broker_that_went_down(self, plain: Parts, proxy: MockBroker) -> None:
         with MockBroker({Request.GET_MAX_OFFSET: offsets({0: 1})}) as broker:
             proxy.on(ROUTE, route(1, {"broker-a": broker.address}))
             plain.routes.get("t")
-            plain.brokers.max_offsets([QUEUE], plain.soon)
+            plain.offset_reader.max_offsets([QUEUE], plain.soon)
         assert failed(plain).remedy is None
 
     def test_not_for_a_name_server_that_is_down(self, nobody: str) -> None:
@@ -149,7 +149,7 @@ def test_a_proxy_s_routes_lead_to_proxies(proxy: MockBroker, plain: Parts) -> No
         proxy.on(ROUTE, of_proxy(route(1, {"broker-a": pod.address})))
         plain.routes.get("t")
         assert plain.pool.is_proxy(pod.address)
-        assert plain.brokers.is_proxy("t", "broker-a", plain.soon)
+        assert plain.offset_reader.is_proxy("t", "broker-a", plain.soon)
 
 
 def test_a_connection_may_be_older_than_the_route(proxy: MockBroker, plain: Parts) -> None:

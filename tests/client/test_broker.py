@@ -54,13 +54,13 @@ def stats(*bounds: tuple[int, int], last_ms: int = 5) -> bytes:
 class TestBounds:
     def test_one_question_per_topic_and_broker(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((1, 9), (0, 4))))
-        found = routed.brokers.bounds([*QUEUES, QUEUES[0]], routed.soon)
+        found = routed.offset_reader.bounds([*QUEUES, QUEUES[0]], routed.soon)
         assert found == {QUEUES[0]: QueueBounds(1, 9, 5), QUEUES[1]: QueueBounds(0, 4, 5)}
         assert [c.ext for c in broker.seen(Request.GET_TOPIC_STATS_INFO)] == [{"topic": "t", "bname": "broker-a"}]
 
     def test_a_queue_that_is_not_reported_is_missing(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((1, 9))))
-        assert set(routed.brokers.bounds(QUEUES, routed.soon)) == {QUEUES[0]}
+        assert set(routed.offset_reader.bounds(QUEUES, routed.soon)) == {QUEUES[0]}
 
     @pytest.mark.parametrize("by_queue", [True, False])
     def test_a_queue_that_was_never_written_begins_at_0(
@@ -70,14 +70,14 @@ class TestBounds:
         broker.on(Request.GET_TOPIC_STATS_INFO, refuse(3) if by_queue else ok(stats((-1, 0))))
         broker.on(Request.GET_MIN_OFFSET, ok(offset=-1))
         broker.on(Request.GET_MAX_OFFSET, ok(offset=0))
-        found = routed.brokers.bounds(QUEUES[:1], routed.soon)
+        found = routed.offset_reader.bounds(QUEUES[:1], routed.soon)
         assert found == {QUEUES[0]: QueueBounds(0, 0, 0 if by_queue else 5)}
 
     def test_bounds_are_asked_per_queue_if_topic_stats_are_unknown(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, refuse(3, " request type 202 not supported"))
         broker.on(Request.GET_MIN_OFFSET, offsets({0: 1, 1: 2}))
         broker.on(Request.GET_MAX_OFFSET, offsets({0: 10, 1: 20}))
-        found = routed.brokers.bounds(QUEUES, routed.soon)
+        found = routed.offset_reader.bounds(QUEUES, routed.soon)
         assert found == {QUEUES[0]: QueueBounds(1, 10, 0), QUEUES[1]: QueueBounds(2, 20, 0)}
 
     def test_queue_unreachable_by_a_proxy_is_a_transient_error(self, broker: MockBroker, routed: Parts) -> None:
@@ -86,23 +86,23 @@ class TestBounds:
         away = refuse(Response.SYSTEM_ERROR, "connect to 10.0.0.7:10911 failed")
         broker.on(Request.GET_MAX_OFFSET, lambda call: away if call.ext("queueId") == "1" else ok(offset=10))
         told: list[tuple[RocketMQError, MessageQueue]] = []
-        found = routed.brokers.bounds(QUEUES, routed.soon, lambda error, queue: told.append((error, queue)))
+        found = routed.offset_reader.bounds(QUEUES, routed.soon, lambda error, queue: told.append((error, queue)))
         assert found == {QUEUES[0]: QueueBounds(1, 10, 0)}
         assert [(type(error), error.retriable, queue) for error, queue in told] == [
             (ServiceNotAvailable, True, QUEUES[1])
         ]
         with pytest.raises(ServerFault, match=r"10\.0\.0\.7"):
-            routed.brokers.bounds(QUEUES, routed.soon)
+            routed.offset_reader.bounds(QUEUES, routed.soon)
 
     def test_without_queues_nothing_is_asked(self, broker: MockBroker, routed: Parts) -> None:
-        assert routed.brokers.bounds([], routed.soon) == {}
+        assert routed.offset_reader.bounds([], routed.soon) == {}
 
 
 class TestGroupOffsets:
     def test_no_offset_is_not_offset_zero(self, broker: MockBroker, routed: Parts) -> None:
         answers = {"0": ok(offset=17), "1": refuse(Response.QUERY_NOT_FOUND, "Not found")}
         broker.on(Request.QUERY_CONSUMER_OFFSET, lambda call: answers[call.ext("queueId")])
-        assert routed.brokers.committed("g", QUEUES, routed.soon) == {QUEUES[0]: 17, QUEUES[1]: None}
+        assert routed.offset_reader.committed("g", QUEUES, routed.soon) == {QUEUES[0]: 17, QUEUES[1]: None}
         for command in broker.seen(Request.QUERY_CONSUMER_OFFSET):
             assert (command.ext["setZeroIfNotFound"], command.ext["consumerGroup"]) == ("false", "g")
 
@@ -136,7 +136,7 @@ class TestSomeBrokersDoNotAnswer:
 
     def test_their_errors_are_told_and_the_others_answer(self, routed: Parts) -> None:
         errors: list[RocketMQError] = []
-        found = routed.brokers.bounds(self.queues, routed.soon, lambda error, queue: errors.append(error))
+        found = routed.offset_reader.bounds(self.queues, routed.soon, lambda error, queue: errors.append(error))
         assert found == {QUEUES[0]: QueueBounds(1, 9, 5)}
         assert [type(error) for error in errors] == [ConnectionLost, BrokerNotFound]
 
@@ -145,12 +145,12 @@ class TestSomeBrokersDoNotAnswer:
         broker.on(Request.GET_MAX_OFFSET, ok(offset=9))
         told: list[MessageQueue] = []
         queues = [*self.queues, MessageQueue("t", "broker-b", 1)]
-        found = routed.brokers.bounds_by_queue(queues, routed.soon, lambda error, queue: told.append(queue))
+        found = routed.offset_reader.bounds_by_queue(queues, routed.soon, lambda error, queue: told.append(queue))
         assert (found, told) == ({QUEUES[0]: QueueBounds(1, 9, 0)}, list(self.queues[1:]))
 
     def test_without_somebody_to_tell_they_are_raised(self, routed: Parts) -> None:
         with pytest.raises(ConnectionLost):
-            routed.brokers.bounds(self.queues, routed.soon)
+            routed.offset_reader.bounds(self.queues, routed.soon)
 
     def test_who_is_told_decides_what_will_pass(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_TOPIC_STATS_INFO, refuse(16, "no"))
@@ -160,7 +160,7 @@ class TestSomeBrokersDoNotAnswer:
             raise error
 
         with pytest.raises(AccessDenied) as caught:
-            routed.brokers.bounds(self.queues[:1], routed.soon, told)
+            routed.offset_reader.bounds(self.queues[:1], routed.soon, told)
         assert (caught.value.addr, caught.value.topic) == (broker.address, "t")
 
 
@@ -185,13 +185,13 @@ class TestSingleQuestions:
         self, answer: Command, time_ms: int | None, broker: MockBroker, routed: Parts
     ) -> None:
         broker.on(Request.PULL_MESSAGE, answer)
-        assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) is time_ms
+        assert routed.offset_reader.store_time_ms("g", QUEUES[0], 5, routed.soon) is time_ms
 
     def test_the_store_time_of_a_message_and_not_of_a_later_one(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.PULL_MESSAGE, [ok(self.message()), ok(self.message(6)), ok(b"garbage")])
-        assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) == 777
-        assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) is None
-        assert routed.brokers.store_time_ms("g", QUEUES[0], 5, routed.soon) is None
+        assert routed.offset_reader.store_time_ms("g", QUEUES[0], 5, routed.soon) == 777
+        assert routed.offset_reader.store_time_ms("g", QUEUES[0], 5, routed.soon) is None
+        assert routed.offset_reader.store_time_ms("g", QUEUES[0], 5, routed.soon) is None
         ext = broker.seen(Request.PULL_MESSAGE)[0].ext
         assert (ext["sysFlag"], ext["maxMsgNums"], ext["queueOffset"]) == ("4", "1", "5")
 
@@ -199,16 +199,16 @@ class TestSingleQuestions:
         of_queue = {"0": ok(self.message()), "1": refuse(19)}
         broker.on(Request.PULL_MESSAGE, lambda call: of_queue[call.ext("queueId")])
         offsets = dict.fromkeys(QUEUES, 5)
-        assert routed.brokers.store_times_ms("g", offsets, routed.soon) == {QUEUES[0]: 777}
+        assert routed.offset_reader.store_times_ms("g", offsets, routed.soon) == {QUEUES[0]: 777}
         of_queue.update({"0": refuse(Response.SYSTEM_BUSY, "busy"), "1": refuse(Response.NO_PERMISSION, "no")})
-        assert routed.brokers.store_times_ms("g", offsets, routed.soon) == {}
+        assert routed.offset_reader.store_times_ms("g", offsets, routed.soon) == {}
 
     def test_a_sample_of_sizes(self, broker: MockBroker, routed: Parts) -> None:
         body = self.message() + self.message(6)
         broker.on(Request.PULL_MESSAGE, [ok(body, **_pulled(7)), refuse(19), ok(b"", **_pulled(7))])
-        assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (len(body), 2)
-        assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (0, 0)
-        assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (0, 0)
+        assert routed.offset_reader.sample("g", QUEUES[0], 5, routed.soon) == (len(body), 2)
+        assert routed.offset_reader.sample("g", QUEUES[0], 5, routed.soon) == (0, 0)
+        assert routed.offset_reader.sample("g", QUEUES[0], 5, routed.soon) == (0, 0)
 
     @pytest.mark.parametrize("asked", [5, 700])
     def test_messages_within_a_message_are_counted_one_by_one(
@@ -217,13 +217,13 @@ class TestSingleQuestions:
         """A batch comes whole, wherever in it was asked."""
         body = store("t", b"a thousand of them", queue_offset=5, sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
         broker.on(Request.PULL_MESSAGE, ok(body, **_pulled(1005)))
-        assert routed.brokers.sample("g", QUEUES[0], asked, routed.soon) == (len(body), 1000)
+        assert routed.offset_reader.sample("g", QUEUES[0], asked, routed.soon) == (len(body), 1000)
 
     @pytest.mark.parametrize("body", [b"x" * 200, b"short"])
     def test_a_sample_of_what_cannot_be_decoded(self, body: bytes, broker: MockBroker, routed: Parts) -> None:
         """What a plan does about it is a matter of option badMessage, when it is read."""
         broker.on(Request.PULL_MESSAGE, ok(body, **_pulled(7)))
-        assert routed.brokers.sample("g", QUEUES[0], 5, routed.soon) == (len(body), 2)
+        assert routed.offset_reader.sample("g", QUEUES[0], 5, routed.soon) == (len(body), 2)
 
     def test_members_of_a_group(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(
@@ -237,26 +237,31 @@ class TestSingleQuestions:
 
     def test_filters_are_compiled_by_the_broker_before_they_are_used(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.CHECK_CLIENT_CONFIG, [ok(), refuse(23, "ParseException: a >>> 1"), ok(**OF_PROXY)])
-        assert routed.brokers.check_filter("broker-a", "g", "t", "a > 1", routed.soon)
+        assert routed.offset_reader.check_filter("broker-a", "g", "t", "a > 1", routed.soon)
         assert b'"SQL92"' in bytes(broker.seen(Request.CHECK_CLIENT_CONFIG)[0].body)
         with pytest.raises(RocketMQError, match="ParseException"):
-            routed.brokers.check_filter("broker-a", "g", "t", "a >>> 1", routed.soon)
-        assert not routed.brokers.check_filter("broker-a", "g", "t", "a >>> 1", routed.soon), "a Proxy compiles nothing"
+            routed.offset_reader.check_filter("broker-a", "g", "t", "a >>> 1", routed.soon)
+        assert not routed.offset_reader.check_filter("broker-a", "g", "t", "a >>> 1", routed.soon), (
+            "a Proxy compiles nothing"
+        )
 
     def test_a_proxy_is_recognised(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_MAX_OFFSET, [refuse(2), ok(offset=1), ok(offset=1, **OF_PROXY)])
-        assert [routed.brokers.is_proxy("t", "broker-a", routed.soon) for _ in range(3)] == [False, False, True]
+        assert [routed.offset_reader.is_proxy("t", "broker-a", routed.soon) for _ in range(3)] == [False, False, True]
 
 
 def test_search_asks_for_the_lower_boundary(broker: MockBroker, routed: Parts) -> None:
     broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, lambda call: ok(offset=int(call.ext("timestamp")) + 1))
-    assert routed.brokers.search_offsets({QUEUES[1]: 10, QUEUES[0]: 20}, routed.soon) == {QUEUES[1]: 11, QUEUES[0]: 21}
+    assert routed.offset_reader.search_offsets({QUEUES[1]: 10, QUEUES[0]: 20}, routed.soon) == {
+        QUEUES[1]: 11,
+        QUEUES[0]: 21,
+    }
     assert {c.ext["boundaryType"] for c in broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)} == {"LOWER"}
 
 
 def test_a_time_that_java_does_not_have_is_its_last_one(broker: MockBroker, routed: Parts) -> None:
     broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, ok(offset=7))
-    assert routed.brokers.search_offsets({QUEUES[0]: 10**20}, routed.soon) == {QUEUES[0]: 7}
+    assert routed.offset_reader.search_offsets({QUEUES[0]: 10**20}, routed.soon) == {QUEUES[0]: 7}
     assert [c.ext["timestamp"] for c in broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)] == [str(2**63 - 1)]
 
 
@@ -266,11 +271,11 @@ def test_a_fault_at_a_queue_that_never_had_a_message_is_no_error(broker: MockBro
     broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, lambda call: refuse(Response.SYSTEM_ERROR, "NullPointerException"))
     broker.on(Request.GET_MIN_OFFSET, lambda call: ok(offset=-1))
     broker.on(Request.GET_MAX_OFFSET, lambda call: ok(offset=list(ends.values())[int(call.ext("queueId"))]))
-    assert routed.brokers.search_offsets({QUEUES[0]: 5}, routed.soon) == {QUEUES[0]: 0}
+    assert routed.offset_reader.search_offsets({QUEUES[0]: 5}, routed.soon) == {QUEUES[0]: 0}
     with pytest.raises(ServerFault, match="NullPointerException"):
-        routed.brokers.search_offsets(dict.fromkeys(ends, 5), routed.soon)
+        routed.offset_reader.search_offsets(dict.fromkeys(ends, 5), routed.soon)
     failed = {}
-    found = routed.brokers.search_offsets(dict.fromkeys(ends, 5), routed.soon, lambda e, q: failed.update({q: e}))
+    found = routed.offset_reader.search_offsets(dict.fromkeys(ends, 5), routed.soon, lambda e, q: failed.update({q: e}))
     assert (found, list(failed)) == ({QUEUES[0]: 0}, [QUEUES[1]])
 
 
@@ -323,7 +328,7 @@ class TestOldBrokersTakeTheNearestMessageOfATime:
     def test_its_answer_is_corrected(
         self, routed: Parts, broker: MockBroker, version: int, time_ms: int, expected: int
     ) -> None:
-        found = routed.brokers.search_offsets({QUEUES[0]: time_ms}, routed.soon, group="g")
+        found = routed.offset_reader.search_offsets({QUEUES[0]: time_ms}, routed.soon, group="g")
         asked = {command.ext["consumerGroup"] for command in broker.seen(Request.PULL_MESSAGE)}
         if version < 440:
             assert (found, asked) == ({QUEUES[0]: expected}, {"g"})
@@ -331,7 +336,7 @@ class TestOldBrokersTakeTheNearestMessageOfATime:
             assert asked == set(), "newer brokers are believed"
 
     def test_without_a_group_nobody_looks(self, routed: Parts, broker: MockBroker, version: int) -> None:
-        assert routed.brokers.search_offsets({QUEUES[0]: 20}, routed.soon) == {QUEUES[0]: 3}
+        assert routed.offset_reader.search_offsets({QUEUES[0]: 20}, routed.soon) == {QUEUES[0]: 3}
         assert broker.seen(Request.PULL_MESSAGE) == []
 
 
@@ -369,17 +374,17 @@ class TestBrokersTakeTheLastBatchOfATime:
     ) -> None:
         kind = topic_config(**{"queue.type": "BatchCQ"}) if known else refuse(Response.REQUEST_CODE_NOT_SUPPORTED)
         broker.on(Request.GET_TOPIC_CONFIG, kind)
-        found = routed.brokers.search_offsets({QUEUES[0]: time_ms}, routed.soon, group="g")
+        found = routed.offset_reader.search_offsets({QUEUES[0]: time_ms}, routed.soon, group="g")
         assert found == {QUEUES[0]: expected}
 
     def test_denied_check_of_offset_search_fails_for_batch_topics(
         self, routed: Parts, broker: MockBroker, batches: None
     ) -> None:
         broker.on(Request.PULL_MESSAGE, refuse(Response.NO_PERMISSION, "no"))
-        assert routed.brokers.search_offsets({QUEUES[0]: 31}, routed.soon, group="g") == {QUEUES[0]: 10}
+        assert routed.offset_reader.search_offsets({QUEUES[0]: 31}, routed.soon, group="g") == {QUEUES[0]: 10}
         broker.on(Request.GET_TOPIC_CONFIG, topic_config(**{"queue.type": "BatchCQ"}))
         with pytest.raises(AccessDenied):
-            routed.brokers.search_offsets({QUEUES[0]: 31}, routed.soon, group="g")
+            routed.offset_reader.search_offsets({QUEUES[0]: 31}, routed.soon, group="g")
 
     @pytest.mark.parametrize("told", range(1, 6))
     def test_an_operators_reset_says_nothing_of_what_is_stored(
@@ -395,7 +400,7 @@ class TestBrokersTakeTheLastBatchOfATime:
             return pull(call)
 
         broker.on(Request.PULL_MESSAGE, reset)
-        assert routed.brokers.search_offsets({QUEUES[0]: 31}, routed.soon, group="g") == {QUEUES[0]: 12}
+        assert routed.offset_reader.search_offsets({QUEUES[0]: 31}, routed.soon, group="g") == {QUEUES[0]: 12}
 
     def test_unanswered_check_of_an_offset_search_is_an_error(
         self, routed: Parts, broker: MockBroker, batches: None
@@ -403,7 +408,7 @@ class TestBrokersTakeTheLastBatchOfATime:
         for code in (Request.GET_TOPIC_CONFIG, Request.PULL_MESSAGE):
             broker.on(code, refuse(Response.SERVICE_NOT_AVAILABLE, "shutting down"))
         with pytest.raises(ServiceNotAvailable):
-            routed.brokers.search_offsets({QUEUES[0]: 31}, routed.soon, group="g")
+            routed.offset_reader.search_offsets({QUEUES[0]: 31}, routed.soon, group="g")
 
 
 def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -> None:
@@ -421,9 +426,9 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -
     broker.on(ROUTE, route(2, {"broker-a": broker.address}))
     one, soon = routed, routed.soon
     for _ in range(2):
-        one.brokers.bounds(QUEUES, soon)
-    one.brokers.search_offsets(dict.fromkeys(QUEUES, 1), soon)
-    one.brokers.committed("g", QUEUES, soon)
+        one.offset_reader.bounds(QUEUES, soon)
+    one.offset_reader.search_offsets(dict.fromkeys(QUEUES, 1), soon)
+    one.offset_reader.committed("g", QUEUES, soon)
     one.committer.commit_each("g", dict.fromkeys(QUEUES, 1), soon)
     one.sender.send(QUEUES[0], SendRequest("g", b"x"), soon)
     one.sender.send(QUEUES[0], SendRequest("g", b"x", batch=True), soon)
@@ -443,12 +448,12 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -
 class TestRealBroker:
     def test_bounds_follow_what_is_sent(self, real: Parts, topic: str) -> None:
         queues = list(real.sender.publish_queues(topic, real.soon))
-        assert real.brokers.bounds(queues, real.soon) == dict.fromkeys(queues, QueueBounds(0, 0, 0))
+        assert real.offset_reader.bounds(queues, real.soon) == dict.fromkeys(queues, QueueBounds(0, 0, 0))
         for _ in range(3):
             real.sender.send(queues[1], SendRequest("g", b"x"), real.soon)
-        eventually(lambda: real.brokers.bounds(queues, real.soon)[queues[1]].max_offset == 3)
-        assert real.brokers.max_offsets(queues[:2], real.soon) == {queues[0]: 0, queues[1]: 3}
-        assert real.brokers.search_offsets({queues[1]: 0}, real.soon) == {queues[1]: 0}
+        eventually(lambda: real.offset_reader.bounds(queues, real.soon)[queues[1]].max_offset == 3)
+        assert real.offset_reader.max_offsets(queues[:2], real.soon) == {queues[0]: 0, queues[1]: 3}
+        assert real.offset_reader.search_offsets({queues[1]: 0}, real.soon) == {queues[1]: 0}
 
     @pytest.mark.parametrize("batch", [False, True])
     def test_queues_without_a_message_have_offsets_of_any_time(
@@ -456,12 +461,12 @@ class TestRealBroker:
     ) -> None:
         rocketmq.create_topic(f"{topic}-none", 2, batch=batch)
         queues = list(real.sender.publish_queues(f"{topic}-none", real.soon))
-        assert real.brokers.search_offsets(dict.fromkeys(queues, 1), real.soon) == dict.fromkeys(queues, 0)
+        assert real.offset_reader.search_offsets(dict.fromkeys(queues, 1), real.soon) == dict.fromkeys(queues, 0)
 
     def test_offsets_of_groups(self, real: Parts, topic: str) -> None:
         queues = list(real.sender.publish_queues(topic, real.soon))[:2]
         group = f"group-{topic}"
-        assert real.brokers.committed(group, queues, real.soon) == dict.fromkeys(queues)
+        assert real.offset_reader.committed(group, queues, real.soon) == dict.fromkeys(queues)
         failed = real.committer.commit_each(group, {queues[0]: 5}, real.soon)
         assert isinstance(failed[queues[0]], GroupNotFound)
 
@@ -472,16 +477,16 @@ def test_of_statistics_only_what_was_asked_for_is_kept(broker: MockBroker, parts
     broker.on(Request.GET_TOPIC_STATS_INFO, statistics(table))
     parts.routes.get("t")
     first, second, none = (MessageQueue("t", "broker-a", i) for i in (0, 1, 2000))
-    assert parts.brokers.bounds([first, none], parts.soon).keys() == {first}
-    kept = parts.brokers._stats["broker-a", "t"]
+    assert parts.offset_reader.bounds([first, none], parts.soon).keys() == {first}
+    kept = parts.offset_reader._stats["broker-a", "t"]
     assert kept.bounds.keys() == {first}
-    assert parts.brokers.bounds([second], parts.soon)[second].max_offset == 1
-    assert parts.brokers._stats["broker-a", "t"].bounds.keys() == {first, second}
+    assert parts.offset_reader.bounds([second], parts.soon)[second].max_offset == 1
+    assert parts.offset_reader._stats["broker-a", "t"].bounds.keys() == {first, second}
     small = statistics(dict.fromkeys((first, second), (0, 5)))
     broker.on(Request.GET_TOPIC_STATS_INFO, small)
     for _ in range(2):
-        assert parts.brokers.bounds([first], parts.soon).keys() == {first}
-        assert parts.brokers.bounds([second, none], parts.soon).keys() == {second}
+        assert parts.offset_reader.bounds([first], parts.soon).keys() == {first}
+        assert parts.offset_reader.bounds([second, none], parts.soon).keys() == {second}
 
 
 def test_statistics_of_brokers_that_left_the_route_are_forgotten(broker: MockBroker, parts: Parts) -> None:
@@ -493,11 +498,11 @@ def test_statistics_of_brokers_that_left_the_route_are_forgotten(broker: MockBro
     for n in range(70):
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1000, {f"b{n}": broker.address}))
         queues = parts.routes.get("t", 0.0).readable_queues()
-        assert len(parts.brokers.bounds(queues, parts.soon)) == 1000
+        assert len(parts.offset_reader.bounds(queues, parts.soon)) == 1000
         parts.kinds.stores_batches(queues[0], parts.soon)
-        assert len(parts.brokers._stats) <= 7
-    assert ("b69", "t") in parts.brokers._stats
-    assert len(parts.kinds._cached) < 70
+        assert len(parts.offset_reader._stats) <= 7
+    assert ("b69", "t") in parts.offset_reader._stats
+    assert len(parts.kinds._cached_answers) < 70
 
 
 def test_statistics_of_topics_without_a_route_are_forgotten(
@@ -507,16 +512,16 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
         Request.GET_TOPIC_STATS_INFO, lambda call: statistics({MessageQueue(call.ext("topic"), "broker-a", 0): (0, 1)})
     )
     monkeypatch.setattr(broker_module, "_SWEEP_ABOVE_QUEUES", 32)
-    parts.brokers._sweep_above = 32
+    parts.offset_reader._sweep_above = 32
     for n in range(300):
         parts.routes.get(f"t{n}")
-        parts.brokers.bounds([MessageQueue(f"t{n}", "broker-a", 0)], parts.soon)
+        parts.offset_reader.bounds([MessageQueue(f"t{n}", "broker-a", 0)], parts.soon)
         parts.kinds.stores_batches(MessageQueue(f"t{n}", "broker-a", 0), parts.soon)
         if n != 7:
             parts.routes.forget(f"t{n}")
-    assert ("broker-a", "t7") in parts.brokers._stats
-    assert ("t7", "broker-a") in parts.kinds._cached
-    assert max(len(parts.brokers._stats), len(parts.kinds._cached)) < 100
+    assert ("broker-a", "t7") in parts.offset_reader._stats
+    assert ("t7", "broker-a") in parts.kinds._cached_answers
+    assert max(len(parts.offset_reader._stats), len(parts.kinds._cached_answers)) < 100
 
 
 def test_only_used_topic_attributes_are_cached(broker: MockBroker, routed: Parts) -> None:
@@ -524,7 +529,7 @@ def test_only_used_topic_attributes_are_cached(broker: MockBroker, routed: Parts
     broker.on(Request.GET_TOPIC_CONFIG, [topic_config(**many), topic_config(**{f"{n}": "x" for n in range(101)})])
     assert routed.kinds.attributes("t", "broker-a", routed.soon) == {}
     with pytest.raises(RemoteProtocolError, match="101 is no whole number from 0 to 100"):
-        TopicAttributesCache(routed.calls, routed.routes).attributes("t", "broker-a", routed.soon)
+        TopicAttributesCache(routed.rpc_client, routed.routes).attributes("t", "broker-a", routed.soon)
 
 
 def test_refreshed_queue_bounds_reuse_the_same_queue_objects(broker: MockBroker, routed: Parts) -> None:
@@ -532,10 +537,10 @@ def test_refreshed_queue_bounds_reuse_the_same_queue_objects(broker: MockBroker,
     broker.on(Request.GET_TOPIC_STATS_INFO, [ok(stats((1, 9), (0, 4))), ok(stats((1, 10), (2, 4)))])
     kept = []
     for _ in range(2):
-        routed.brokers.bounds(QUEUES, routed.soon)
-        kept.append(list(routed.brokers._stats["broker-a", "t"].bounds))
+        routed.offset_reader.bounds(QUEUES, routed.soon)
+        kept.append(list(routed.offset_reader._stats["broker-a", "t"].bounds))
     assert [first is second for first, second in zip(*kept, strict=True)] == [True, True]
-    assert routed.brokers._stats["broker-a", "t"].bounds == {
+    assert routed.offset_reader._stats["broker-a", "t"].bounds == {
         QUEUES[0]: QueueBounds(1, 10, 5),
         QUEUES[1]: QueueBounds(2, 4, 5),
     }

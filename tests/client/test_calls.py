@@ -40,10 +40,10 @@ from tests.mockbroker import PING, Held, MockBroker, eventually, never, ok, ping
 
 def test_an_answer_or_the_error_of_its_code(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, [ok(a=1), refuse(22, "nothing"), refuse(22, "nothing")])
-    assert parts.calls.request(broker.address, ping()).ext == {"a": "1"}
-    assert parts.calls.request(broker.address, ping(), accept=(0, 22)).code == 22
+    assert parts.rpc_client.request(broker.address, ping()).ext == {"a": "1"}
+    assert parts.rpc_client.request(broker.address, ping(), accepted_codes=(0, 22)).code == 22
     with pytest.raises(BrokerError, match="nothing") as caught:
-        parts.calls.request(broker.address, ping())
+        parts.rpc_client.request(broker.address, ping())
     assert (caught.value.broker_code, caught.value.addr) == (22, broker.address)
 
 
@@ -110,12 +110,12 @@ def test_asynchronously_answers_come_whatever_their_code(broker: MockBroker, par
         results.append(result)
         got.release()
 
-    parts.calls.invoke_async(broker.address, ping(), parts.soon, done)
-    parts.calls.invoke_async("127.0.0.1:1", ping(), parts.soon, done)
+    parts.rpc_client.invoke_async(broker.address, ping(), parts.soon, done)
+    parts.rpc_client.invoke_async("127.0.0.1:1", ping(), parts.soon, done)
     assert got.acquire(timeout=60)
     assert got.acquire(timeout=60)
     parts.pool.close()
-    parts.calls.invoke_async(broker.address, ping(), parts.soon, done)
+    parts.rpc_client.invoke_async(broker.address, ping(), parts.soon, done)
     codes = [result.code if isinstance(result, Command) else type(result) for result in results]
     assert sorted(codes, key=str) == sorted([2, ConnectionLost, ClosedError], key=str)
 
@@ -125,17 +125,17 @@ def test_parallel_calls_return_answers_and_errors_in_order(broker: MockBroker, p
     unwritable = Command(PING, {"n": "\ud800"})
     asked = [(broker.address, Command(PING, {"n": str(i)})) for i in range(200)]
     asked[7:7] = [("127.0.0.1:1", ping()), (broker.address, unwritable)]
-    found = parts.calls.invoke_each(asked, parts.soon)
+    found = parts.rpc_client.invoke_each(asked, parts.soon)
     kinds = [bytes(r.body).decode() if isinstance(r, Command) else type(r).__name__ for r in found]
     expected = [str(i) for i in range(200)]
     expected[7:7] = ["ConnectionLost", "LocalProtocolError"]
     assert kinds == expected
-    assert parts.calls.invoke_each([], parts.soon) == []
+    assert parts.rpc_client.invoke_each([], parts.soon) == []
 
 
 def test_many_at_once_do_not_wait_longer_than_allowed(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, never)
-    found = parts.calls.invoke_each([(broker.address, ping())] * 3, Deadline.after(0.2))
+    found = parts.rpc_client.invoke_each([(broker.address, ping())] * 3, Deadline.after(0.2))
     assert [type(result) for result in found] == [CallTimeout] * 3
 
 
@@ -144,7 +144,7 @@ def test_without_a_thread_for_each_they_are_asked_in_turn(
 ) -> None:
     broker.on(PING, ok(b"here"))
     no_more_threads(monkeypatch, "rocketmq-dial")
-    found = parts.calls.invoke_each([("127.0.0.1:1", ping()), (broker.address, ping())], parts.soon)
+    found = parts.rpc_client.invoke_each([("127.0.0.1:1", ping()), (broker.address, ping())], parts.soon)
     assert isinstance(found[0], ConnectionLost)
     assert isinstance(found[1], Command)
 
@@ -154,7 +154,7 @@ def test_so_many_addresses_are_dialled_at_a_time(
 ) -> None:
     monkeypatch.setattr(rpc, "_MAX_PARALLEL_CONNECTS", 3)
     broker.on(PING, ok(b"here"))
-    connect_options, most, get = [0], [0], parts.calls.pool.get
+    connect_options, most, get = [0], [0], parts.rpc_client.pool.get
 
     def slow(address: str, deadline: Deadline, wait_for_backoff: bool = True) -> Connection:
         connect_options[0] += 1
@@ -165,8 +165,8 @@ def test_so_many_addresses_are_dialled_at_a_time(
         finally:
             connect_options[0] -= 1
 
-    monkeypatch.setattr(parts.calls.pool, "get", slow)
-    found = parts.calls.invoke_each([(f"127.0.0.1:{n}", ping()) for n in range(1, 41)], parts.soon)
+    monkeypatch.setattr(parts.rpc_client.pool, "get", slow)
+    found = parts.rpc_client.invoke_each([(f"127.0.0.1:{n}", ping()) for n in range(1, 41)], parts.soon)
     assert [bytes(answer.body) for answer in found if isinstance(answer, Command)] == [b"here"] * 40
     assert 1 < most[0] <= 3
 
@@ -186,7 +186,7 @@ def test_hanging_server_is_asked_once_and_its_late_answer_used(broker: MockBroke
 
         def bodies() -> list[bytes | None]:
             # Made anew each time, as by those who ask: a command that was sent has a number.
-            found = parts.calls.invoke_with_grace(asked(), far_off, 0.05)
+            found = parts.rpc_client.invoke_with_grace(asked(), far_off, 0.05)
             return [bytes(answer.body) if isinstance(answer, Command) else None for answer in found]
 
         assert bodies() == [None, b"quick", None]
@@ -199,9 +199,9 @@ def test_hanging_server_is_asked_once_and_its_late_answer_used(broker: MockBroke
         assert len(held.wait(4)) == 4
         for call in held.calls[2:]:
             call.answer(ok(b"old"))
-        eventually(lambda: not parts.calls._is_late(deaf.address))
+        eventually(lambda: not parts.rpc_client._is_late(deaf.address))
         deaf.on(PING, ok(b"new"))
-        found = parts.calls.invoke_with_grace(first(), far_off, 60.0)
+        found = parts.rpc_client.invoke_with_grace(first(), far_off, 60.0)
         assert [bytes(each.body) for each in found if isinstance(each, Command)] == [b"new", b"quick", b"new"]
         deaf.on(PING, held)
         assert bodies() == [None, b"quick", None], "what was answered in time is not kept"
@@ -209,7 +209,7 @@ def test_hanging_server_is_asked_once_and_its_late_answer_used(broker: MockBroke
         assert len(held.wait(6)) == 6
         for call in held.calls[4:]:
             call.answer(ok(b"to another question"))
-        eventually(lambda: not parts.calls._is_late(deaf.address))
+        eventually(lambda: not parts.rpc_client._is_late(deaf.address))
         assert bodies() == [b"quick", None, None]
         deaf.on(PING, ok(b"3"))
         for call in held.wait(8)[6:]:
@@ -224,8 +224,8 @@ def test_answers_that_took_long_are_waited_for_longer(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rpc.time, "monotonic", lambda: now_s[0])
     answers = rpc._PendingAnswers([("a", ping())], ReceiveBudget())
     now_s[0] += lasted_s
-    assert answers._extended(0.2) == pytest.approx(expected)
-    assert answers._extended(None) is None
+    assert answers._extended_grace_s(0.2) == pytest.approx(expected)
+    assert answers._extended_grace_s(None) is None
 
 
 def test_a_dead_one_does_not_hurry_the_others(broker: MockBroker, parts: Parts) -> None:
@@ -234,7 +234,7 @@ def test_a_dead_one_does_not_hurry_the_others(broker: MockBroker, parts: Parts) 
     broker.on(PING, held)
 
     def ask() -> list[Command | RocketMQError | None]:
-        return parts.calls.invoke_with_grace([("127.0.0.1:1", ping()), (broker.address, ping())], parts.soon, 0.02)
+        return parts.rpc_client.invoke_with_grace([("127.0.0.1:1", ping()), (broker.address, ping())], parts.soon, 0.02)
 
     with ThreadPoolExecutor(1) as beside:
         found = beside.submit(ask)
@@ -259,7 +259,7 @@ def test_nobody_waits_while_another_is_dialled(
 
     monkeypatch.setattr(Pool, "get", lambda _, *given, **named: slow(*given, **named))
     asked = [("127.0.0.1:1", ping()), (broker.address, ping())]
-    lost, quick = parts.calls.invoke_with_grace(asked, parts.soon, 0.05)
+    lost, quick = parts.rpc_client.invoke_with_grace(asked, parts.soon, 0.05)
     assert lost is None
     assert isinstance(quick, Command)
     may_go.set()
@@ -267,18 +267,18 @@ def test_nobody_waits_while_another_is_dialled(
 
 def roomy(broker: MockBroker, limit: int) -> Parts:
     parts = Parts(broker.address)
-    parts.pool.connect_options.arriving.limit = limit
+    parts.pool.connect_options.receive_budget.limit = limit
     return parts
 
 
 def test_complete_answers_of_one_call_stay_in_the_account(broker: MockBroker) -> None:
     """Together they fill the memory, although each has arrived."""
     parts, held = roomy(broker, 250_000), Held()
-    account = parts.pool.connect_options.arriving
+    account = parts.pool.connect_options.receive_budget
     broker.on(PING, lambda call: held(call) if call.ext("n") == "9" else call.answer(ok(bytes(100_000))))
     with MockBroker({PING: ok(b"small")}) as other, ThreadPoolExecutor(1) as beside:
         asked = [(broker.address, ping(n=str(n))) for n in (0, 1, 9)] + [(other.address, ping())]
-        found = beside.submit(parts.calls.invoke_each, asked, parts.soon)
+        found = beside.submit(parts.rpc_client.invoke_each, asked, parts.soon)
         (last,) = held.wait(1)
         eventually(lambda: 200_000 < account.used < 220_000)
         last.answer(ok(bytes(100_000)))
@@ -296,20 +296,20 @@ def test_who_has_most_complete_answers_loses_them_for_others(broker: MockBroker)
     broker.on(PING, [ok(bytes(200_000)), ok(b"more")])
     with MockBroker({PING: held}) as other, ThreadPoolExecutor(1) as beside:
         asked = [(broker.address, ping()), (broker.address, ping()), (other.address, ping())]
-        found = beside.submit(parts.calls.invoke_each, asked, parts.soon)
+        found = beside.submit(parts.rpc_client.invoke_each, asked, parts.soon)
         (last,) = held.wait(1)
-        eventually(lambda: parts.pool.connect_options.arriving.used > 200_500)
+        eventually(lambda: parts.pool.connect_options.receive_budget.used > 200_500)
         last.answer(ok(bytes(100_000)))
         first, second, third = found.result(60)
     assert [type(answer) for answer in (first, second, third)] == [ConnectionLost, ConnectionLost, Command]
-    assert parts.pool.connect_options.arriving.used == 0
+    assert parts.pool.connect_options.receive_budget.used == 0
     parts.close()
 
 
 def test_many_fields_of_an_answer_count(broker: MockBroker) -> None:
     parts = roomy(broker, 500_000)
     broker.on(PING, lambda call: call.answer(Command(0, {f"{n}": "v" for n in range(6000)})))
-    found = parts.calls.invoke_each([(broker.address, ping())] * 4, parts.soon)
+    found = parts.rpc_client.invoke_each([(broker.address, ping())] * 4, parts.soon)
     assert {type(answer) for answer in found} == {Command, ConnectionLost}
     parts.close()
 
@@ -325,33 +325,33 @@ def test_answers_after_an_interrupted_call_are_not_kept(
 
     monkeypatch.setattr(rpc._PendingAnswers, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        parts.calls.invoke_each([(broker.address, ping())], parts.soon)
+        parts.rpc_client.invoke_each([(broker.address, ping())], parts.soon)
     held.wait(1)[0].answer(ok(bytes(1000)))
     broker.on(PING, ok(b""))
-    parts.calls.request(broker.address, ping())  # behind it
-    assert parts.pool.connect_options.arriving.used == 0
+    parts.rpc_client.request(broker.address, ping())  # behind it
+    assert parts.pool.connect_options.receive_budget.used == 0
 
 
 def test_only_answers_of_those_who_are_late_are_kept(broker: MockBroker, parts: Parts) -> None:
-    held, account = Held(), parts.pool.connect_options.arriving
+    held, account = Held(), parts.pool.connect_options.receive_budget
     broker.on(PING, ok(bytes(100_000)))
     with MockBroker({PING: held}) as deaf:
         asked = [(deaf.address, ping()), (broker.address, ping())]
-        late, quick = parts.calls.invoke_with_grace(asked, parts.soon, 0.05)
+        late, quick = parts.rpc_client.invoke_with_grace(asked, parts.soon, 0.05)
         assert (late, isinstance(quick, Command), account.used) == (None, True, 0)
         held.wait(1)[0].answer(ok(bytes(50_000)))
         eventually(lambda: account.used > 50_000)
-        kept = parts.calls.late_answers[deaf.address]
+        kept = parts.rpc_client.late_answers[deaf.address]
         assert [isinstance(one, Command) for one in kept.outcomes] == [True, False]
-        parts.calls.invoke_with_grace([(broker.address, ping())], parts.soon, 60.0)
-        assert parts.calls.late_answers == {deaf.address: kept}
+        parts.rpc_client.invoke_with_grace([(broker.address, ping())], parts.soon, 60.0)
+        assert parts.rpc_client.late_answers == {deaf.address: kept}
         kept.deadline = Deadline.after(-1.0)  # it has left the routes
-        parts.calls.invoke_with_grace([(broker.address, ping())], parts.soon, 60.0)
-    assert (parts.calls.late_answers, account.used) == ({}, 0)
+        parts.rpc_client.invoke_with_grace([(broker.address, ping())], parts.soon, 60.0)
+    assert (parts.rpc_client.late_answers, account.used) == ({}, 0)
 
 
 def test_one_way(broker: MockBroker, parts: Parts) -> None:
-    parts.calls.invoke_oneway(broker.address, Command(PING, {"a": "1"}, flag=2))
+    parts.rpc_client.invoke_oneway(broker.address, Command(PING, {"a": "1"}, flag=2))
     broker.wait_for(lambda: bool(broker.seen(PING)))
     assert broker.seen(PING)[0].is_oneway
 
@@ -360,10 +360,10 @@ def test_every_kind_of_request_is_signed(broker: MockBroker) -> None:
     parts = Parts(broker.address, credentials=Credentials("key", "secret", "token"))
     broker.on(PING, ok())
     done = threading.Event()
-    parts.calls.request(broker.address, Command(PING, {"a": "1"}, b"body"))
-    parts.calls.invoke_async(broker.address, ping(), parts.soon, lambda _: done.set())
+    parts.rpc_client.request(broker.address, Command(PING, {"a": "1"}, b"body"))
+    parts.rpc_client.invoke_async(broker.address, ping(), parts.soon, lambda _: done.set())
     assert done.wait(60)
-    parts.calls.invoke_oneway(broker.address, Command(PING, flag=2))
+    parts.rpc_client.invoke_oneway(broker.address, Command(PING, flag=2))
     broker.wait_for(lambda: len(broker.seen(PING)) == 3)
     parts.pool.close()
     for command in broker.seen(PING):
@@ -374,9 +374,9 @@ def test_every_kind_of_request_is_signed(broker: MockBroker) -> None:
 def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, [refuse(Response.GO_AWAY, "bye"), ok()])
     with pytest.raises(GoAway) as caught:
-        parts.calls.request(broker.address, ping())
+        parts.rpc_client.request(broker.address, ping())
     assert caught.value.retriable
-    assert parts.calls.request(broker.address, ping()).code == 0
+    assert parts.rpc_client.request(broker.address, ping()).code == 0
     broker.wait_for(lambda: len(broker.peers) == 2)
 
 
@@ -386,7 +386,7 @@ def test_calls_that_await_no_answer_reconnect_as_a_server_drains(broker: MockBro
     codes = [
         answer.code if isinstance(answer, Command) else answer
         for _ in range(2)
-        for answer in parts.calls.invoke_each([(broker.address, ping())], parts.soon)
+        for answer in parts.rpc_client.invoke_each([(broker.address, ping())], parts.soon)
     ]
     assert codes == [Response.GO_AWAY, Response.SUCCESS]
     broker.wait_for(lambda: len(broker.peers) == 2)
@@ -399,7 +399,7 @@ def test_a_read_permission_that_was_taken_may_be_given_back(broker: MockBroker, 
     ext = {} if forbidden is None else {"forbiddenType": forbidden}
     broker.on(PING, refuse(Response.NO_PERMISSION, "the topic[t] pulling message is forbidden", **ext))
     with pytest.raises(RocketMQError, match="pulling message is forbidden") as caught:
-        parts.calls.request(broker.address, ping())
+        parts.rpc_client.request(broker.address, ping())
     assert (type(caught.value), caught.value.retriable) == (kind, kind is NotReadable)
     of_group = error_from_response(refuse(Response.NO_PERMISSION, "subscription group no permission, g", **ext), "h:1")
     assert type(of_group) is (NotReadable if forbidden in (1, 3) else AccessDenied)
@@ -409,20 +409,20 @@ def test_the_default_deadline_is_the_request_timeout(broker: MockBroker) -> None
     parts = Parts(broker.address, request_timeout_s=0.05)
     broker.on(PING, never)
     with pytest.raises(RocketMQError, match="in time"):
-        parts.calls.request(broker.address, ping())
+        parts.rpc_client.request(broker.address, ping())
     parts.pool.close()
 
 
 def test_a_busy_server_is_told_apart(broker: MockBroker, parts: Parts) -> None:
     broker.on(PING, refuse(2, "[PCBUSY_CLEAN_QUEUE]broker busy"))
     with pytest.raises(BrokerBusy):
-        parts.calls.request(broker.address, ping(), Deadline.after(30.0))
+        parts.rpc_client.request(broker.address, ping(), Deadline.after(30.0))
 
 
 def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Parts) -> None:
     calls = RpcClient(parts.pool, scope=Scope("ns"))
     assert (calls.on_wire("t"), calls.on_wire("%RETRY%g")) == ("ns%t", "%RETRY%ns%g")
-    assert parts.calls.on_wire("t") == "t"
+    assert parts.rpc_client.on_wire("t") == "t"
 
 
 @pytest.mark.parametrize(

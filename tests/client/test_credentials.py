@@ -59,7 +59,7 @@ def test_credentials_that_cannot_be_fetched_are_an_option_error(
     assert "hunter2" not in str(caught.value)
     parts = Parts("127.0.0.1:1", credentials=broken)
     results: list[object] = []
-    parts.calls.invoke_async("127.0.0.1:1", ping(), Deadline.after(30.0), results.append)
+    parts.rpc_client.invoke_async("127.0.0.1:1", ping(), Deadline.after(30.0), results.append)
     assert isinstance(results[0], OptionError)
 
 

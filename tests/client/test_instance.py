@@ -166,7 +166,7 @@ def test_who_leaves_waits_for_a_heartbeat_that_is_under_way(broker: MockBroker, 
     leaves = threading.Thread(target=parts.instance.leave, args=(member, parts.soon))
     leaves.start()
     waits_in(leaves, ClientInstance.leave)
-    parts.calls.invoke(broker.address, ping(), parts.soon)  # behind what would have been said by now
+    parts.rpc_client.invoke(broker.address, ping(), parts.soon)  # behind what would have been said by now
     answered.set()
     call.answer(ok())
     for thread in (beat, leaves):
@@ -188,7 +188,7 @@ def test_consumer_group_has_one_member_here(parts: Parts) -> None:
 
 def test_first_heartbeat_is_soon_then_one_every_30_s_for_all(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told = Time(), list[float]()
-    instance = ClientInstance(MemberRegistry(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
+    instance = ClientInstance(MemberRegistry(), parts.rpc_client, parts.routes, "me", lambda name: ManualTimer(clock))
     monkeypatch.setattr(instance, "heartbeat", lambda deadline: told.append(round(clock.now - 1000, 3)))
     silent, first, second, quick = (
         RegisteredMember("a", 0.0),
@@ -227,7 +227,7 @@ def test_what_fails_stops_no_heartbeat(parts: Parts, broker: MockBroker, caplog:
         raise LocalProtocolError("no subscription")
 
     caplog.set_level("INFO")
-    instance = ClientInstance(MemberRegistry(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
+    instance = ClientInstance(MemberRegistry(), parts.rpc_client, parts.routes, "me", lambda name: ManualTimer(clock))
     instance.join(RegisteredMember("g", membership=membership))
     clock.advance(65)
     assert len(tries) == 3
@@ -255,7 +255,7 @@ def test_a_master_that_hangs_costs_one_request_s_time(broker: MockBroker) -> Non
     broker.on(Request.HEART_BEAT, never)
     parts.routes.get("t")
     parts.sender.join("g", 0.0)
-    object.__setattr__(parts.calls, "request_timeout_s", 0.05)
+    object.__setattr__(parts.rpc_client, "request_timeout_s", 0.05)
     deadline = parts.soon
     parts.instance.heartbeat(deadline)
     assert not deadline.expired
@@ -403,7 +403,7 @@ def test_the_group_of_a_check_is_read_without_opening_its_body(broker: MockBroke
 def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waiting = parts.pool.connect_options.waiting
+    waiting = parts.pool.connect_options.waiting_budget
     monkeypatch.setattr(waiting, "limit", 200_000)
     inbox = Inbox(ok())
     inbox.may_work.clear()
@@ -435,7 +435,7 @@ def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group
     for body in (half_message("pg"), half_message("pg") * 3, b"\x00" * 50, b""):
         broker.ask(Command(39, {}, body, flag=flag))
     parts.routes.get("t", 0.0)
-    eventually(lambda: parts.pool.connect_options.waiting.used == 0)
+    eventually(lambda: parts.pool.connect_options.waiting_budget.used == 0)
 
 
 @pytest.mark.parametrize("body", [b"", half_message("other"), b"garbage"], ids=["none", "another group's", "garbage"])

@@ -92,7 +92,7 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(
         assert [parts.sender.batch_storage("t", parts.soon) for _ in range(2)] == [WHOLE, WHOLE]
         assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (1, 1)  # who was silent is left out for a while
         other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
-        assert TopicAttributesCache(parts.calls, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
+        assert TopicAttributesCache(parts.rpc_client, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
 
 
 def test_topic_kind_denied_by_brokers_counts_as_ordinary(broker: MockBroker, parts: Parts) -> None:

@@ -24,7 +24,7 @@ class TestLogStates:
     def test_where_the_log_ends_and_how_far_it_is_indexed(self, broker: MockBroker, routed: Parts) -> None:
         told = {"commitLogMaxOffset": "70", "dispatchBehindBytes": "20", "sendThreadPoolQueueHeadWaitTimeMills": "5"}
         broker.on(RUNTIME, ok(json.dumps({"table": {**told, "pageCacheLockTimeMills": "9"}}).encode()))
-        states = routed.brokers.log_states(["broker-a", "nobody"], routed.soon)
+        states = routed.offset_reader.log_states(["broker-a", "nobody"], routed.soon)
         state = states["broker-a"]
         assert isinstance(state, LogState)
         assert (state.max_offset, state.index_lag, state.head_wait_ms, state.lock_ms) == (70, 20, 5, 9)
@@ -34,12 +34,12 @@ class TestLogStates:
     def test_a_broker_that_has_just_started_is_asked_again(self, broker: MockBroker, routed: Parts) -> None:
         """Seen on 5.5.0: code 1, java.util.NoSuchElementException, in its first seconds."""
         broker.on(RUNTIME, refuse(Response.SYSTEM_ERROR, "java.util.NoSuchElementException"))
-        (error,) = routed.brokers.log_states(["broker-a"], routed.soon).values()
+        (error,) = routed.offset_reader.log_states(["broker-a"], routed.soon).values()
         assert isinstance(error, ServiceNotAvailable)
 
     def test_a_broker_without_these_figures_is_not_guessed_at(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(RUNTIME, ok(b'{"table":{"commitLogMaxOffset":"70"}}'))
-        (error,) = routed.brokers.log_states(["broker-a"], routed.soon).values()
+        (error,) = routed.offset_reader.log_states(["broker-a"], routed.soon).values()
         assert isinstance(error, NotSupported)
 
     @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ class TestLogStates:
     )
     def test_what_copies_must_confirm(self, broker: MockBroker, routed: Parts, answer: Command, late: bool) -> None:
         broker.on(CONFIG, answer)
-        assert routed.brokers.indexes_after_replication("broker-a", routed.soon) is late
+        assert routed.offset_reader.indexes_after_replication("broker-a", routed.soon) is late
 
 
 def test_busy_broker_leaves_late_confirmation_unknown(broker: MockBroker, routed: Parts) -> None:
     """The answer is kept for good by those who ask."""
     broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
     with pytest.raises(BrokerBusy):
-        routed.brokers.indexes_after_replication("broker-a", routed.soon)
+        routed.offset_reader.indexes_after_replication("broker-a", routed.soon)
 
 
 def test_broker_config_with_passwords_is_not_read_in_clear_text(broker: MockBroker, routed: Parts) -> None:
     """A broker that is not asked counts as one that may confirm late."""
     broker.on(CONFIG, ok(b"duplicationEnable=false\n"))
     routed.pool.connect_options = replace(routed.pool.connect_options, address_map=elsewhere(broker))
-    assert routed.brokers.indexes_after_replication("broker-a", routed.soon)
+    assert routed.offset_reader.indexes_after_replication("broker-a", routed.soon)
     assert broker.seen(CONFIG) == []

@@ -483,7 +483,7 @@ def test_a_connection_is_made_aside_and_nobody_is_held_up(broker: MockBroker, pa
     held = Held()
     broker.on(Request.PULL_MESSAGE, held)
     parts.routes.get("t")
-    polls = LongPolls(parts.calls, parts.routes, parts.kinds)
+    polls = LongPolls(parts.rpc_client, parts.routes, parts.kinds)
     outcomes = [Told(), Told()]
     for told in outcomes:
         polls.pull(REQUEST, Deadline.after(30.0), told)
@@ -499,7 +499,7 @@ def test_blocked_connection_to_a_broker_holds_up_no_pull(broker: MockBroker, par
     pull(parts)
     broker.may_read.clear()
     later, large, pulled = Deadline.after(WAIT_S), Command(Request.GET_TOPIC_CONFIG, body=bytes(1 << 20)), Told()
-    connection = parts.calls.pool.get(broker.address, later)
+    connection = parts.rpc_client.pool.get(broker.address, later)
     for _ in range(12):  # more than all buffers on the way hold
         connection.call_each([(large, lambda _: None)], Deadline.after(0.0))
     pulls = threading.Thread(target=parts.member.pull, args=(REQUEST, later, pulled), daemon=True)

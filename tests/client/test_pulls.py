@@ -63,7 +63,7 @@ def test_who_may_not_know_is_told_what_for(broker: MockBroker, parts: Parts) -> 
 
 def test_topic_kind_request_with_retries_ends_at_its_deadline(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, never)
-    pulls = RemotingPulls(parts.calls, parts.routes, parts.kinds, Retry(1, 0.01))
+    pulls = RemotingPulls(parts.rpc_client, parts.routes, parts.kinds, Retry(1, 0.01))
     for ask in (pulls.stores_batches, pulls.is_compacted):
         with pytest.raises(CallTimeout):
             ask(QUEUE, Deadline.after(0.05))

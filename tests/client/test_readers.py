@@ -57,7 +57,7 @@ def test_readers_list_queues_of_members_and_memberless_groups(
     caplog.set_level(logging.INFO)
     parts = Parts(asked.address, scope=Scope(suffix="dev"))
     one = (MessageQueue("t", "broker-a", 1),)
-    assert readers(parts.calls, parts.admin, "t") == [
+    assert readers(parts.rpc_client, parts.admin, "t") == [
         GroupReader("away", None, one),
         GroupReader("g", "m1", one),
         GroupReader("g", "m2", None),
@@ -75,7 +75,7 @@ def test_group_outside_environment_is_queried_by_its_own_name(asked: MockBroker)
     asked.on(Request.GET_CONSUMER_LIST_BY_GROUP, refuse(Response.SYSTEM_ERROR, "no consumer"))
     parts = Parts(asked.address, scope=Scope(suffix="dev"))
     one = (MessageQueue("t", "broker-a", 1),)
-    assert readers(parts.calls, parts.admin, "t") == [GroupReader("gone", None, one, is_in_scope=False)]
+    assert readers(parts.rpc_client, parts.admin, "t") == [GroupReader("gone", None, one, is_in_scope=False)]
     (command,) = asked.seen(Request.GET_CONSUME_STATS)
     assert (command.ext["consumerGroup"], command.ext["topic"]) == ("gone", "t_dev")
     assert len(asked.seen(Request.GET_ROUTEINFO_BY_TOPIC)) == 1
@@ -86,8 +86,8 @@ def test_what_each_member_wants(asked: MockBroker) -> None:
     table = f'{{"brokerAddrTable":{{"broker-a":{{"brokerName":"broker-a","brokerAddrs":{{0:"{asked.address}"}}}}}}}}'
     asked.on(Request.GET_BROKER_CLUSTER_INFO, ok(table.encode()))
     parts = Parts(asked.address, scope=Scope(suffix="dev"))
-    assert member_subscriptions(parts.calls, parts.admin, "g") == {"m1": {"t": Filter("a || b")}, "m2": None}
-    assert member_subscriptions(parts.calls, parts.admin, "nobody") == {}
+    assert member_subscriptions(parts.rpc_client, parts.admin, "g") == {"m1": {"t": Filter("a || b")}, "m2": None}
+    assert member_subscriptions(parts.rpc_client, parts.admin, "nobody") == {}
     parts.close()
 
 
@@ -101,10 +101,10 @@ def test_groups_are_those_of_users_in_the_namespace(broker: MockBroker) -> None:
     broker.on(
         Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, ok(json.dumps({"subscriptionGroupTable": groups_there}).encode())
     )
-    assert groups(parts.calls, BaseAdmin(broker.address, parts.calls)) == ["g"]
+    assert groups(parts.rpc_client, BaseAdmin(broker.address, parts.rpc_client)) == ["g"]
     parts.pool.close()
     parts = Parts(broker.address)
-    assert groups(parts.calls, BaseAdmin(broker.address, parts.calls)) == ["i", "ns%g", "other%h"]
+    assert groups(parts.rpc_client, BaseAdmin(broker.address, parts.rpc_client)) == ["i", "ns%g", "other%h"]
     parts.pool.close()
 
 
@@ -122,7 +122,7 @@ def test_readers_are_those_that_any_broker_knows(broker: MockBroker, parts: Part
             found = none if members is None else ok(json.dumps({"consumerIdList": members}).encode())
             at[name].on(Request.GET_CONSUMER_LIST_BY_GROUP, found)
             at[name].on(Request.GET_CONSUMER_RUNNING_INFO, info)
-        shown = [(reader.group, reader.member, reader.queues) for reader in readers(parts.calls, parts.admin, "t")]
+        shown = [(reader.group, reader.member, reader.queues) for reader in readers(parts.rpc_client, parts.admin, "t")]
         assert shown == [(group, member, ()) for group in "gh" for member in ("m1", "m2")]
         second.on(Request.GET_CONSUMER_RUNNING_INFO, refuse(Response.SYSTEM_ERROR, "it is gone"))
-        assert member_subscriptions(parts.calls, parts.admin, "g") == {"m1": None, "m2": {"t": Filter("*")}}
+        assert member_subscriptions(parts.rpc_client, parts.admin, "g") == {"m1": None, "m2": {"t": Filter("*")}}

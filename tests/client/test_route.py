@@ -69,7 +69,7 @@ def dead() -> str:
 
 
 def starting_with(parts: Parts, at: int) -> None:
-    parts.name_servers._current = at
+    parts.name_servers._current_index = at
 
 
 def raised(parts: Parts, topic: str) -> RouteNotFound:
@@ -96,7 +96,7 @@ class TestNameServers:
         parts = Parts(f"{dead};{broker.address}")
         starting_with(parts, 0)
         assert parts.routes.fetch("t").topic == "t"
-        assert parts.name_servers._current == 1
+        assert parts.name_servers._current_index == 1
         starting_with(parts, 1)
         assert parts.routes.fetch("t").topic == "t"
         parts.pool.close()
@@ -249,13 +249,13 @@ class TestNameServers:
             parts.pool.close()
 
     def test_blank_addresses_are_nothing(self, parts: Parts) -> None:
-        assert NameServers(parts.calls, [" a:1 ", "", " "]).addresses == ("a:1",)
+        assert NameServers(parts.rpc_client, [" a:1 ", "", " "]).addresses == ("a:1",)
         with pytest.raises(OptionError, match="nameServer"):
-            NameServers(parts.calls, [""])
+            NameServers(parts.rpc_client, [""])
 
     def test_the_first_one_is_chosen_at_random(self, parts: Parts) -> None:
         addresses = [f"h:{i}" for i in range(10)]
-        assert len({NameServers(parts.calls, addresses, random.Random(i))._current for i in range(50)}) > 5
+        assert len({NameServers(parts.rpc_client, addresses, random.Random(i))._current_index for i in range(50)}) > 5
 
 
 class TestRoutes:
@@ -430,8 +430,8 @@ class TestRoutes:
             parts.routes.get(f"t{n}")
             parts.routes.forget(f"t{n}")
         assert parts.routes.cached_bytes <= 10_000
-        assert "t199" in parts.routes._forgotten
-        assert parts.routes._forgotten.keys() == parts.routes._forgotten_at.keys()
+        assert "t199" in parts.routes._forgotten_routes
+        assert parts.routes._forgotten_routes.keys() == parts.routes._forgotten_at.keys()
 
     @pytest.mark.parametrize("number", [0, 1, 3])
     def test_any_replica_shows_that_a_broker_is_there(self, broker: MockBroker, parts: Parts, number: int) -> None:
@@ -714,10 +714,10 @@ class TestMemory:
         for one in (idle, busy):
             one.routes.get("t0")
             assert one.routes.cached_bytes > 200_000 * route_room._QUEUE_BYTES
-        idle.routes._used_at -= 99
+        idle.routes._last_used_s -= 99
         busy.routes.get("t1")
         assert idle.routes.cached_topics() == ["t0"]
-        idle.routes._used_at -= 2
+        idle.routes._last_used_s -= 2
         busy.routes.get("t2")
         assert idle.routes.cached_topics() == []
         assert 0 < idle.routes.cached_bytes < 1000  # of the broker
@@ -837,7 +837,7 @@ class TestMemory:
         broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster_of({"0": "h:1"}))
         with pytest.raises(RemoteProtocolError):
             parts.routes.get("t") if way == "route" else parts.routes.cluster()
-        assert parts.pool._advertised == {}
+        assert parts.pool._advertised_peers == {}
 
     @pytest.mark.parametrize(
         "data",
@@ -855,7 +855,7 @@ class TestMemory:
         for ask in (lambda: parts.routes.get("t"), parts.routes.cluster):
             with pytest.raises(RemoteProtocolError, match="expected a text of at most"):
                 ask()
-        assert parts.pool._advertised == {}
+        assert parts.pool._advertised_peers == {}
 
     def test_idle_client_still_notices_queues_missing_in_a_new_route(self, broker: MockBroker, parts: Parts) -> None:
         """A stream with a slow trigger, whose name server was started anew meanwhile."""
@@ -889,7 +889,7 @@ class TestMemory:
         monkeypatch.setattr(route_room, "_all_routes", LiveObjects())
         idle, busy = Parts(broker.address), Parts(broker.address)
         idle.routes.get("t")
-        idle.routes._used_at -= 1000
+        idle.routes._last_used_s -= 1000
         busy.routes.get("t")
         assert idle.routes.cached_topics() == ["t"]
         for one in (idle, busy):

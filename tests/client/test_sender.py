@@ -417,7 +417,7 @@ class TestRealBroker:
         body = encode_batch([BatchItem(b"two", "UNIQ_KEY\x01u2\x02"), BatchItem(b"three", "UNIQ_KEY\x01u3\x02")])
         batch = real.sender.send(queue, SendRequest("g", body, batch=True), real.soon)
         assert (batch.queue_offset, len(str(batch.offset_msg_id).split(","))) == (1, 2)
-        mb.eventually(lambda: real.brokers.max_offsets([queue], real.soon)[queue] == 3)
+        mb.eventually(lambda: real.offset_reader.max_offsets([queue], real.soon)[queue] == 3)
 
     def test_delayed_messages_have_no_offset_of_their_own(self, real: Parts, topic: str) -> None:
         queue = real.sender.publish_queues(topic, real.soon)[0]

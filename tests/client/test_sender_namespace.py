@@ -113,7 +113,7 @@ def test_topic_and_group_of_what_readers_ask(broker: MockBroker, tenant: Parts) 
     broker.on(Request.GET_MAX_OFFSET, ok(offset=0))
     broker.on(Request.GET_TOPIC_CONFIG, topic_config())
     broker.on(Request.PULL_MESSAGE, ok(nextBeginOffset=1, minOffset=0, maxOffset=1))
-    brokers, soon = tenant.brokers, tenant.soon
+    brokers, soon = tenant.offset_reader, tenant.soon
     tenant.routes.get("t")
     assert not brokers.is_proxy("t", "broker-a", soon)
     assert brokers.read_queue_count("t", "broker-a", soon) is not None

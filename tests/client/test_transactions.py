@@ -128,7 +128,7 @@ def test_a_question_is_answered_by_a_request_about_the_copy(
         return decision
 
     leave = tenant.sender.join("pg", 0, check)
-    tenant.calls.invoke_oneway(
+    tenant.rpc_client.invoke_oneway(
         broker.address, Command(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": "ns%t"}, flag=Flag.ONEWAY)
     )
     broker.ask(question(HALF))
@@ -185,7 +185,7 @@ def test_a_commit_over_a_connection_to_a_proxy_is_never_proved(broker: MockBroke
     """What an earlier answer has shown holds for the connection."""
     tenant.routes.get("t")
     broker.on(Request.HEART_BEAT, ok(**OF_PROXY))
-    tenant.calls.request(broker.address, Command(Request.HEART_BEAT), tenant.soon)
+    tenant.rpc_client.request(broker.address, Command(Request.HEART_BEAT), tenant.soon)
     assert tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon) is False
 
 
@@ -213,7 +213,7 @@ def test_new_master_gets_a_commit_confirmed_by_the_old_one(broker: MockBroker, t
     with MockBroker() as other:
         other.on(Request.END_TRANSACTION, ok())
         other.on(Request.HEART_BEAT, ok())
-        tenant.calls.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
+        tenant.rpc_client.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
         for count in (1, 2):
             other.ask(question(HALF))
             other.wait_for(lambda count=count: len(other.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
@@ -233,7 +233,7 @@ def test_foreign_message_with_same_id_changes_no_commit_answer(broker: MockBroke
         both = broker, other
         other.on(Request.END_TRANSACTION, ok())
         other.on(Request.HEART_BEAT, ok())
-        tenant.calls.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
+        tenant.rpc_client.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
         for count, (asks, half) in enumerate(((other, fake), (broker, HALF), (other, HALF)), 2):
             asks.ask(question(half))
             eventually(lambda count=count: sum(len(of.seen(Request.END_TRANSACTION)) for of in both) == count)  # type: ignore[misc]
@@ -244,7 +244,7 @@ def test_foreign_message_with_same_id_changes_no_commit_answer(broker: MockBroke
 def copies_of(parts: Parts) -> Any:
     """The questions of the only group."""
     (answering,) = [member.request_handler.__self__ for _, member in parts.groups.one_per_group()]  # type: ignore[union-attr]
-    return answering._copies
+    return answering._coalescer
 
 
 def test_hanging_check_function_blocks_no_immediate_answer(broker: MockBroker, tenant: Parts) -> None:
@@ -333,7 +333,7 @@ def test_two_producers_of_a_group_in_one_process_deliver_once(broker: MockBroker
     other.sender.join("pg", 0, lambda message, place: lambda: function("second"))
     for parts in (tenant, other):
         parts.routes.get("t")  # a server that is only a name server may not ask
-        parts.calls.request(broker.address, Command(Request.HEART_BEAT))
+        parts.rpc_client.request(broker.address, Command(Request.HEART_BEAT))
     copies = copies_of(tenant)
     first, second = broker.peers
     first.send(broker.encode(question(HALF)))
@@ -414,9 +414,9 @@ def test_hanging_check_of_a_closed_producer_goes_to_another(
     two.request_decision("hangs", "3", lambda: waits(COMMIT))
     assert called.wait(60)
     go_on[ROLLBACK].set()
-    one._executor.run(None, ended.set)  # behind what hung
+    one._decide_executor.run(None, ended.set)  # behind what hung
     assert ended.wait(60)
-    one._senders.wait(("a",), 60)
+    one._send_executor.wait(("a",), 60)
     assert calls == []
     go_on[COMMIT].set()
     eventually(lambda: not one._newest_places)
@@ -433,7 +433,7 @@ def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroke
         parts.routes.get("t")  # a server that is only a name server may not ask
         parts.sender.join("pg", 0, lambda message, place: known.pop(0) or (lambda: COMMIT))
         for one, ids in ((broker, (b"1D", b"2D")), (other, (b"3D", b"4D"))):
-            parts.calls.request(one.address, Command(Request.HEART_BEAT))
+            parts.rpc_client.request(one.address, Command(Request.HEART_BEAT))
             for msg_id in ids:
                 one.ask(question(HALF.replace(b"\x01ID\x02", b"\x01" + msg_id + b"\x02")))
         broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
@@ -491,7 +491,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
             asked, tenant.pool._slots[broker.address].connection = tenant.pool._slots[broker.address].connection, None
             broker.ask(question(HALF))
             eventually(lambda said=said: said in caplog.text)  # type: ignore[misc]
-        eventually(lambda: not answering._copies._newest_places)
+        eventually(lambda: not answering._coalescer._newest_places)
         with pytest.MonkeyPatch.context() as lacking:
             no_more_threads(lacking, "rocketmq-127")
             with pytest.raises(ConnectionLost, match="no connection can be made") as lost:
@@ -549,7 +549,7 @@ def test_hanging_name_server_hides_no_broker_known_to_another(
     broker.on(Request.HEART_BEAT, ok())
     with MockBroker({Request.GET_BROKER_CLUSTER_INFO: never}) as hanging:
         parts = Parts(f"{hanging.address};{broker.address}", request_timeout_s=0.5)
-        parts.name_servers._current = 0
+        parts.name_servers._current_index = 0
         parts.sender.join("pg", 30.0, lambda message, place: COMMIT)
         broker.wait_for(lambda: bool(broker.seen(Request.HEART_BEAT)))
         parts.close()

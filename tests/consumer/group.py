@@ -43,7 +43,7 @@ class ManualWorkers(ListenerPool):
         self.timer = ManualTimer(time)
         self.held = False  # as if every thread were busy
         self.waiting: list[Work] = []
-        self.unfinished = False
+        self.unfinished_messages = False
         self.threads: list[threading.Thread] | None = None  # a list: work is done there, and time goes on meanwhile
 
     def submit(self, *work: Work) -> None:
@@ -68,7 +68,7 @@ class ManualWorkers(ListenerPool):
 
     def close(self, deadline: Deadline) -> bool:
         self.timer.close()
-        return not self.unfinished
+        return not self.unfinished_messages
 
 
 class GroupBench:
@@ -145,9 +145,9 @@ class GroupBench:
     def bodies(self) -> list[bytes]:
         return [body for _, body, _ in self.got]
 
-    def owned(self, consumer: BaseConsumer, topic: str = "T") -> list[MessageQueue]:
+    def owned_queues(self, consumer: BaseConsumer, topic: str = "T") -> list[MessageQueue]:
         assert consumer._running is not None
-        return sorted(h.queue for h in consumer._running.state.owned() if h.queue.topic == topic)
+        return sorted(h.queue for h in consumer._running.state.owned_queues() if h.queue.topic == topic)
 
     def _workers(self, name: str, count: int) -> ManualWorkers:
         self.workers.append(ManualWorkers(self.time))

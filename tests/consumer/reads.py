@@ -17,7 +17,7 @@ class Run:
     """A read over the fake's queues, ``COUNT`` offsets at once in two answers; ``odd`` offsets end it."""
 
     def __init__(self, reads: Reads, ranges: Sequence[OffsetRange]) -> None:
-        self.reads, self.ranges, self.whole = reads, ranges, True
+        self.reads, self.ranges, self.had_only_plain_answers = reads, ranges, True
         self.resets: dict[MessageQueue, int] = {}
         self.closed = False
         self.stopped = threading.Event()
@@ -33,11 +33,14 @@ class Run:
                         self.stopped.wait(10 * WAIT_S)  # longer than a test waits for its end
                         return
                     if self.reads.reset is not None and at >= self.reads.reset_from:
-                        self.whole, self.resets = False, {each.queue: self.reads.reset for each in self.ranges}
+                        self.had_only_plain_answers, self.resets = (
+                            False,
+                            {each.queue: self.reads.reset for each in self.ranges},
+                        )
                         self.reads.reset = None
                         return
                     if self.reads.odd in range(at, end):
-                        self.whole = False
+                        self.had_only_plain_answers = False
                         return
                     if self.reads.error is not None:
                         raise self.reads.error

@@ -389,7 +389,7 @@ def test_stop_returns_the_messages_of_rows_that_a_listener_has(arrow: GroupBench
         assert go_on.wait(60)
 
     consumer, _ = started(arrow, listener)
-    arrow.workers[0].threads, arrow.workers[0].unfinished = [], True
+    arrow.workers[0].threads, arrow.workers[0].unfinished_messages = [], True
     arrow.brokers.send(A, b"0")
     arrow.time.advance(0.1)
     assert inside.wait(60)

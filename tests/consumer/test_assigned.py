@@ -51,7 +51,7 @@ def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
     ask = one.due_requests(0.0)[0]
     one.on_answer(ask, found(ask, 4))
     assert one.due_requests(0.0) == []
-    one.ready.take()
+    one.ready_parts.take()
     assert [due.offset for due in one.due_requests(0.0)] == [9]
 
 
@@ -62,7 +62,7 @@ def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
         (ask,) = one.due_requests(0.0)
         one.on_answer(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
     assert one.due_requests(0.0) == []
-    one.ready.take()
+    one.ready_parts.take()
     assert [due.offset for due in one.due_requests(0.0)] == [2]
 
 
@@ -77,7 +77,7 @@ def test_read_ahead_is_given_in_order_and_suspends_pulls() -> None:
     assert one.accept(ahead, part(A, 8, 9))
     one.release([ahead], cooldown_until=5.0)
     assert [(ask.queue, ask.offset) for ask in one.due_requests(0.0)] == []  # 4 offsets wait already
-    assert [(p.start, p.next_offset) for p in one.ready.take(9)] == [(5, 6), (6, 8), (8, 9)]
+    assert [(p.start, p.next_offset) for p in one.ready_parts.take(9)] == [(5, 6), (6, 8), (8, 9)]
     assert [(ask.queue, ask.offset) for ask in one.due_requests(0.0)] == [(A, 9)]
     assert one.states[A].cooldown_until == 5.0
     assert (one.states[A].cached_count, one.states[A].cached_bytes) == (0, 0)
@@ -92,7 +92,7 @@ def test_read_ahead_of_a_sought_or_dropped_queue_is_discarded() -> None:
     assert not one.accept(second, part(B, 7, 8))
     one.release([first, second], 9.0)
     assert one.states[A].cooldown_until == 0.0
-    assert one.ready.take(9) == []
+    assert one.ready_parts.take(9) == []
 
 
 def test_what_failed_is_asked_again_later_at_the_master() -> None:
@@ -102,10 +102,10 @@ def test_what_failed_is_asked_again_later_at_the_master() -> None:
     (again,) = one.due_requests(0.0)
     assert one.on_failure(again, 2.0)
     assert one.due_requests(1.9) == []
-    assert one.next_retry(1.9) == 2.0
+    assert one.next_retry_at(1.9) == 2.0
     (later,) = one.due_requests(2.0)
     assert (later.offset, later.broker_id) == (6, 0)
-    assert one.next_retry(2.0) is None
+    assert one.next_retry_at(2.0) is None
 
 
 def test_the_offset_of_a_broker_that_was_away_is_stored_again() -> None:
@@ -154,14 +154,14 @@ def test_skipped_gap_is_committed_only_after_waiting_messages() -> None:
     one.on_answer(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
     one.finish_returned()
     assert one.offsets_to_commit() == {}  # the message of offset 5 waits
-    one.ready.take()
+    one.ready_parts.take()
     one.finish_returned()
     assert one.offsets_to_commit() == {}  # nor was it given yet
     (third,) = one.due_requests(0.0)
     one.on_answer(third, PullAnswer(PullStatus.NO_NEW_MSG, 21, 0, 99))
     one.finish_returned()
     assert one.offsets_to_commit() == {}
-    one.ready.mark_returned()
+    one.ready_parts.mark_returned()
     one.finish_returned()
     assert one.offsets_to_commit() == {A: 21}
 
@@ -170,40 +170,40 @@ def test_gap_behind_a_fully_iterated_part_is_committed_with_it() -> None:
     one = assigned()
     first, _ = one.due_requests(0.0)
     one.on_answer(first, found(first, 2))
-    one.ready.take()
+    one.ready_parts.take()
     (second,) = one.due_requests(0.0)
     one.on_answer(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
-    one.ready.mark_returned_up_to(7)
-    one.ready.take_back()
+    one.ready_parts.mark_returned_up_to(7)
+    one.ready_parts.take_back()
     one.finish_returned()
-    assert (one.ready.take(), one.offsets_to_commit()) == ([], {A: 20})
+    assert (one.ready_parts.take(), one.offsets_to_commit()) == ([], {A: 20})
 
 
 def test_iteration_over_a_part_ends_when_the_part_is_invalidated() -> None:
     one = assigned()
     ask = one.due_requests(0.0)[0]
     one.on_answer(ask, found(ask, 4))
-    (part,) = one.ready.take()
-    one.ready.mark_returned_up_to(6)
+    (part,) = one.ready_parts.take()
+    one.ready_parts.mark_returned_up_to(6)
     one.finish_returned()
-    assert (one.ready.may_return(part), one.offsets_to_commit()) == (True, {A: 6})
+    assert (one.ready_parts.may_return(part), one.offsets_to_commit()) == (True, {A: 6})
     one.pause([A])
-    assert not one.ready.may_return(part)
+    assert not one.ready_parts.may_return(part)
     one.pause([A], False)
-    one.ready.mark_returned_up_to(7)
-    one.ready.take_back()
-    assert not one.ready.may_return(part)
+    one.ready_parts.mark_returned_up_to(7)
+    one.ready_parts.take_back()
+    assert not one.ready_parts.may_return(part)
     assert (one.states[A].cached_count, one.queue_infos()[A].cached_min_offset) == (2, 7)
-    (rest,) = one.ready.take()
-    one.ready.take_back()  # by a poll that Ctrl-C ended
-    (rest,) = one.ready.take()
+    (rest,) = one.ready_parts.take()
+    one.ready_parts.take_back()  # by a poll that Ctrl-C ended
+    (rest,) = one.ready_parts.take()
     assert (rest.first_offset, rest.next_offset, rest.offset_count) == (7, 9, 2)
     one.seek(A, 5)
-    assert not one.ready.may_return(rest)
-    one.ready.mark_returned_up_to(9)
-    one.ready.take_back()
+    assert not one.ready_parts.may_return(rest)
+    one.ready_parts.mark_returned_up_to(9)
+    one.ready_parts.take_back()
     one.finish_returned()
-    assert (one.states[A].cached_count, one.ready.take(), one.offsets_to_commit()) == (0, [], {A: 5})
+    assert (one.states[A].cached_count, one.ready_parts.take(), one.offsets_to_commit()) == (0, [], {A: 5})
 
 
 def test_an_illegal_offset_is_put_right() -> None:
@@ -218,12 +218,12 @@ def test_messages_pulled_before_a_reset_are_dropped_uncommitted() -> None:
     one = assigned()
     first = one.due_requests(0.0)[0]
     one.on_answer(first, found(first, 3))
-    one.ready.take()
+    one.ready_parts.take()
     one.on_answer(again := one.due_requests(0.0)[0], found(again, 1))
     last = one.due_requests(0.0)[0]
     assert one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, reset=True))
-    assert one.ready.take() == []
-    one.ready.mark_returned()
+    assert one.ready_parts.take() == []
+    one.ready_parts.mark_returned()
     one.finish_returned()
     assert one.offsets_to_commit() == {A: 70}
     assert [due.offset for due in one.due_requests(0.0)] == [70]
@@ -239,10 +239,10 @@ def test_paused_queues_give_nothing_and_keep_what_they_have() -> None:
     ask = one.due_requests(0.0)[0]
     one.pause([A])
     one.on_answer(ask, found(ask, 1))
-    assert one.ready.take() == []
+    assert one.ready_parts.take() == []
     assert one.due_requests(0.0) == []
     one.pause([A], paused=False)
-    assert [part.queue for part in one.ready.take()] == [A]
+    assert [part.queue for part in one.ready_parts.take()] == [A]
 
 
 def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
@@ -250,11 +250,11 @@ def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
     first, second = one.due_requests(0.0)
     one.on_answer(first, found(first, 1))
     one.on_answer(second, found(second, 1))
-    parts = one.ready.take(5)
-    one.ready.take_back()
+    parts = one.ready_parts.take(5)
+    one.ready_parts.take_back()
     one.finish_returned()
     assert one.offsets_to_commit() == {}
-    assert [(p.queue, p.first_offset, p.next_offset) for p in one.ready.take(5)] == [
+    assert [(p.queue, p.first_offset, p.next_offset) for p in one.ready_parts.take(5)] == [
         (p.queue, p.start, p.next_offset) for p in parts
     ]
 
@@ -263,8 +263,8 @@ def test_what_was_committed_is_not_committed_again() -> None:
     one = assigned()
     ask = one.due_requests(0.0)[0]
     one.on_answer(ask, found(ask, 1))
-    one.ready.take()
-    one.ready.mark_returned()
+    one.ready_parts.take()
+    one.ready_parts.mark_returned()
     one.finish_returned()
     one.mark_committed({A: 6, MessageQueue("gone", "b", 0): 3})
     assert one.offsets_to_commit() == {}
@@ -277,23 +277,23 @@ def test_messages_of_old_topic_commit_nothing_of_recreated_topic(interrupted: bo
     one.assign({A: StartOffset(990)})
     old = one.due_requests(0.0)[0]
     one.on_answer(old, found(old, 10))
-    one.ready.take(3)
+    one.ready_parts.take(3)
     if interrupted:
-        one.ready.take_back()
+        one.ready_parts.take_back()
     lost = one.due_requests(0.0)[0]
     one.on_answer(lost, PullAnswer(PullStatus.OFFSET_ILLEGAL, 0, 0, 0))
     new = one.due_requests(0.0)[0]
     one.on_answer(new, found(new, 32))
     if interrupted:
-        assert [part.start for part in one.ready.take(3)] == [990, 0]
+        assert [part.start for part in one.ready_parts.take(3)] == [990, 0]
     else:
-        one.ready.mark_returned()
+        one.ready_parts.mark_returned()
         one.finish_returned()
         assert one.offsets_to_commit() == {A: 0}
-        assert [part.start for part in one.ready.take(3)] == [0]
-    one.ready.take_back()
-    assert [(part.first_offset, part.next_offset) for part in one.ready.take(3)][-1] == (0, 32)
-    one.ready.mark_returned()
+        assert [part.start for part in one.ready_parts.take(3)] == [0]
+    one.ready_parts.take_back()
+    assert [(part.first_offset, part.next_offset) for part in one.ready_parts.take(3)][-1] == (0, 32)
+    one.ready_parts.mark_returned()
     one.finish_returned()
     assert one.offsets_to_commit() == {A: 32}
 
@@ -302,8 +302,8 @@ def test_a_dropped_queue_gives_what_is_finished() -> None:
     one = assigned()
     ask = one.due_requests(0.0)[0]
     one.on_answer(ask, found(ask, 2))
-    one.ready.take()
-    one.ready.mark_returned()
+    one.ready_parts.take()
+    one.ready_parts.mark_returned()
     one.finish_returned()
     assert one.assign({B: None}) == {A: 7}
     assert list(one.states) == [B]
@@ -321,18 +321,18 @@ def test_one_part_is_no_more_than_an_answer() -> None:
     one.accept(ask, FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
     assert (one.states[A].cached_count, one.states[A].cached_bytes) == (6, 6)
     for expected in (1, 2, 3):
-        (part,) = one.ready.take()
+        (part,) = one.ready_parts.take()
         part.read()
         assert len(decoded) == expected
         if expected == 2:
-            one.ready.take_back()
-            (again,) = one.ready.take()
+            one.ready_parts.take_back()
+            (again,) = one.ready_parts.take()
             assert (again.start, again.next_offset) == (7, 8)
-        one.ready.mark_returned()
+        one.ready_parts.mark_returned()
     assert decoded == [(5, 7, b"aa"), (7, 8, b"bbb"), (8, 11, b"c")]
     assert (one.states[A].cached_count, one.states[A].cached_bytes, one.states[A].position) == (0, 0, 11)
     one.accept(ask, FetchedPart(A, 11, [(12, 1), (13, 2)], b"xy", decode))
-    assert [part.next_offset for part in one.ready.take(2)] == [13]
+    assert [part.next_offset for part in one.ready_parts.take(2)] == [13]
 
 
 @pytest.mark.parametrize(
@@ -345,14 +345,14 @@ def test_poll_after_an_abandoned_loop_returns_rest_of_an_answer(
     one.accept(
         one.due_requests(0.0)[0], FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", lambda start, end, stored: [])
     )
-    (whole,) = one.ready.take(1)
+    (whole,) = one.ready_parts.take(1)
     assert (whole.start, whole.next_offset) == (5, 11)
-    one.ready.mark_returned_up_to(returned_up_to)
-    one.ready.take_back()
+    one.ready_parts.mark_returned_up_to(returned_up_to)
+    one.ready_parts.take_back()
     for start, end in expected:
-        (part,) = one.ready.take(ONE_ANSWER)
+        (part,) = one.ready_parts.take(ONE_ANSWER)
         assert (part.start, part.first_offset, part.next_offset) == (start, max(start, returned_up_to), end)
-        one.ready.mark_returned()
+        one.ready_parts.mark_returned()
     assert (one.states[A].cached_count, one.states[A].cached_bytes, one.states[A].position) == (0, 0, 11)
 
 
@@ -375,12 +375,12 @@ def test_poll_inspects_only_what_it_takes_not_all_waiting_parts() -> None:
     one.assign(dict.fromkeys(queues, StartOffset(0)))
     for start in range(32):
         for queue in queues:
-            one.ready.add(Seen(queue, start, [(start + 1, 1)], b"1", lambda start, end, stored: []))
-    one.ready.take_back()
+            one.ready_parts.add(Seen(queue, start, [(start + 1, 1)], b"1", lambda start, end, stored: []))
+    one.ready_parts.take_back()
     looked.clear()
     for _ in range(10):
-        one.ready.take_back()
-        one.ready.take()
-        one.ready.mark_returned()
+        one.ready_parts.take_back()
+        one.ready_parts.take()
+        one.ready_parts.mark_returned()
     assert len(looked) <= 10 * 5
     assert [one.states[queue].position for queue in queues[:11]] == [*[1] * 10, 0]

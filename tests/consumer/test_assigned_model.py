@@ -71,7 +71,7 @@ class Machine(SteppingMachine):
             self.one.release([ask], 0.0)
 
     def begin_poll(self) -> None:
-        self.one.ready.take_back()
+        self.one.ready_parts.take_back()
         self.one.finish_returned()
         self.last = {queue: len(self.given[queue]) for queue in (A, B)}
 
@@ -79,27 +79,27 @@ class Machine(SteppingMachine):
     def poll(self, most: int, interrupted: bool) -> None:
         """Finishes what came before; what it gives is not finished, and what it does not come to give is not given."""
         self.begin_poll()
-        for part in self.one.ready.take(most):
+        for part in self.one.ready_parts.take(most):
             self.did["interrupted" if interrupted else "polled"] += 1
             if not interrupted:
                 self.given[part.queue] += self.messages(part)
         if not interrupted:
-            self.one.ready.mark_returned()
+            self.one.ready_parts.mark_returned()
 
     @step(most=st.integers(0, 7))
     def loop(self, most: int) -> None:
         """A loop over messages, which is left after so many."""
         self.begin_poll()
-        for part in self.one.ready.take(1):
+        for part in self.one.ready_parts.take(1):
             messages = self.messages(part)
             self.did["loops_left" if most <= len(messages) else "loops"] += 1
             for offset in messages[:most]:
-                assert self.one.ready.may_return(part)
-                self.one.ready.mark_returned_up_to(offset + 1)
+                assert self.one.ready_parts.may_return(part)
+                self.one.ready_parts.mark_returned_up_to(offset + 1)
                 self.given[part.queue].append(offset)
             if most > len(messages):
-                assert self.one.ready.may_return(part)
-                self.one.ready.mark_returned()
+                assert self.one.ready_parts.may_return(part)
+                self.one.ready_parts.mark_returned()
 
     def messages(self, part: FetchedPart) -> list[int]:
         return [
@@ -128,7 +128,7 @@ class Machine(SteppingMachine):
 
     @invariant()
     def what_waits_is_counted(self) -> None:
-        ready = self.one.ready._parts
+        ready = self.one.ready_parts._parts
         for queue, place in self.one.states.items():
             assert place.cached_count == sum(part.offset_count for part in ready if part.queue == queue)
 
@@ -136,9 +136,9 @@ class Machine(SteppingMachine):
         """Once everything was polled everything may be committed, what was passed over behind it, too."""
         self.one.pause([A, B], False)
         for _ in range(3):
-            self.one.ready.take_back()
-            self.one.ready.take(99)
-            self.one.ready.mark_returned()
+            self.one.ready_parts.take_back()
+            self.one.ready_parts.take(99)
+            self.one.ready_parts.mark_returned()
         self.one.finish_returned()
         assert all(place.finished_offset == place.pull_offset for place in self.one.states.values())
 

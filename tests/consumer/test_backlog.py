@@ -312,7 +312,7 @@ def test_a_queue_that_goes_is_read_no_more_and_the_others_go_on(bench: Bench) ->
     assert consumer._running is not None
     held = consumer._running.state
     FakeMember(bench.brokers, "first of all").heartbeat(Deadline.after(WAIT_S))  # it has A from now on
-    eventually(lambda: [each.queue for each in held.owned()] == [B])
+    eventually(lambda: [each.queue for each in held.owned_queues()] == [B])
     before = bench.got[A].copy()
     free.release(2000)
     eventually(lambda: bench.consumed(B, 1000))

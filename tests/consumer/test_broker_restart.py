@@ -38,7 +38,7 @@ def test_after_restart_no_two_members_share_an_ordered_queue(group: GroupBench) 
     first, _ = group.start(ordered=True, rebalance_interval_s=2.0)
     second, _ = group.start(ordered=True, rebalance_interval_s=60.0)
     group.time.advance(3)
-    assert (group.owned(first), group.owned(second)) == (ALL[:2], ALL[2:])
+    assert (group.owned_queues(first), group.owned_queues(second)) == (ALL[:2], ALL[2:])
     group.workers[1].held = True  # what the second one has pulled waits
     group.brokers.send(B, *[b"%d" % i for i in range(4)])
     group.time.advance(0.2)
@@ -50,7 +50,7 @@ def test_after_restart_no_two_members_share_an_ordered_queue(group: GroupBench) 
     assert group.got == []
     group.time.advance(30)
     assert not [entry for entry in group.got if entry[0] == "m2" and group.brokers.locks[B] == "m1"]
-    assert (group.owned(first), group.owned(second)) == (ALL[:2], ALL[2:])
+    assert (group.owned_queues(first), group.owned_queues(second)) == (ALL[:2], ALL[2:])
     group.brokers.locks[B] = "m2"
     group.time.advance(30)
     assert [entry[:2] for entry in group.got] == [("m2", b"2"), ("m2", b"3")]
@@ -65,7 +65,7 @@ def test_an_idle_ordered_queue_is_locked_again_soon(group: GroupBench) -> None:
     group.brokers.send(B, b"1")
     group.time.advance(3)
     assert group.bodies() == [b"1"]
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 def test_lock_with_an_unknown_offset_blocks_no_other_queue(group: GroupBench) -> None:
@@ -171,7 +171,7 @@ def test_broker_that_forgot_a_member_gets_a_heartbeat_at_a_pull(group: GroupBenc
     group.brokers.send(B, b"2")
     group.time.advance(1.1)
     assert group.bodies() == [b"1", b"2"]
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 def test_restarted_broker_gets_a_heartbeat_without_refused_pulls(group: GroupBench) -> None:
@@ -197,7 +197,7 @@ def test_restarted_broker_gets_a_heartbeat_without_refused_pulls(group: GroupBen
     group.brokers.versions.update(versions)
     group.time.advance(2.1)
     assert group.brokers.members == {"m1": port}
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 @pytest.mark.parametrize("refuses_pulls", [False, True])
@@ -218,7 +218,7 @@ def test_broker_gets_a_heartbeat_once_its_route_is_back(group: GroupBench, refus
         group.brokers.versions.update(versions)
     group.time.advance(3)
     assert group.brokers.members == {"m1": port}
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 def test_broker_ignoring_heartbeats_is_not_sent_one_per_pull(group: GroupBench) -> None:
@@ -264,7 +264,7 @@ def test_members_changed_notice_during_start_delays_no_rebalance(group: GroupBen
     port.heartbeat = heartbeat  # type: ignore[method-assign]
     consumer.subscribe("T")
     consumer.start(print)
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 def test_queues_have_begun_when_start_returns(group: GroupBench, tmp_path: Any) -> None:

@@ -184,7 +184,7 @@ def test_whatever_a_listener_raises_is_a_failed_message(error: BaseException) ->
     eventually(lambda: queue.count == 0)
     assert sorted(back) == list(range(20))
     assert sum(thread.name.startswith("w-") for thread in threading.enumerate()) == 4
-    assert (held.stats().failed, held.offsets.get(QUEUE), consuming.unfinished()) == (20, 20, [])
+    assert (held.stats().failed, held.offsets.get(QUEUE), consuming.unfinished_messages()) == (20, 20, [])
     assert workers.close(Deadline.after(30))
 
 
@@ -372,7 +372,7 @@ def test_messages_finished_by_many_threads_at_once_all_count() -> None:
     finally:
         sys.setswitchinterval(often)
     assert (queue.count, held.stats().consumed, held.offsets.get(QUEUE)) == (0, 3000, 3000)
-    assert consuming.unfinished() == []
+    assert consuming.unfinished_messages() == []
 
 
 def test_a_batch_that_cannot_be_decoded_stops_no_queue(group: GroupBench) -> None:

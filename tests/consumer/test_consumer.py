@@ -32,7 +32,7 @@ def test_consumer_owns_queues_at_once_and_pulls_half_a_second_on(group: GroupBen
     group.brokers.send(q("a:0"), b"1", b"2")
     group.brokers.offsets[q("a:0")] = 0
     consumer, port = group.start()
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
     assert not port.seen("pull")
     group.time.advance(0.49)
     assert not port.seen("pull")
@@ -104,10 +104,10 @@ def test_second_member_gets_its_part_at_once_and_gives_it_back(group: GroupBench
     group.time.advance(5)
     second, _ = group.start()
     group.time.advance(2)
-    assert (group.owned(first), group.owned(second)) == (ALL[:2], ALL[2:])
+    assert (group.owned_queues(first), group.owned_queues(second)) == (ALL[:2], ALL[2:])
     second.stop()
     group.time.advance(2)
-    assert group.owned(first) == ALL
+    assert group.owned_queues(first) == ALL
 
 
 def test_idle_queue_changes_owner_without_loss_or_repeat(group: GroupBench) -> None:
@@ -161,12 +161,12 @@ def test_topic_that_is_left_keeps_its_offsets_and_its_queues_go(group: GroupBenc
     consumer, _ = group.start()
     consumer.subscribe("U")
     group.time.advance(2)
-    assert group.owned(consumer, "U") == qs("a:0", "U")
+    assert group.owned_queues(consumer, "U") == qs("a:0", "U")
     group.brokers.send(q("a:0"), b"1")
     group.time.advance(0.1)
     consumer.unsubscribe("T")
     group.time.advance(1)
-    assert (group.owned(consumer), group.owned(consumer, "U")) == ([], qs("a:0", "U"))
+    assert (group.owned_queues(consumer), group.owned_queues(consumer, "U")) == ([], qs("a:0", "U"))
     assert group.brokers.offsets[q("a:0")] == 1
 
 
@@ -178,7 +178,7 @@ def test_broadcasting_members_get_all_and_keep_offsets_in_files(group: GroupBenc
     group.brokers.send(q("a:0"), b"1")
     group.time.advance(1)
     assert sorted(who for who, _, _ in group.got) == ["m1", "m2"]
-    assert group.owned(consumer) == group.owned(other) == ALL
+    assert group.owned_queues(consumer) == group.owned_queues(other) == ALL
     group.time.advance(16)  # the next pulls, when the message is finished
     consumer.stop()
     assert not port.seen("send_back")
@@ -201,7 +201,7 @@ def test_two_broadcasting_members_of_a_group_do_not_share_a_file(group: GroupBen
     consumer.stop()
     third, _ = group.start(**how)
     group.time.advance(1)
-    assert group.owned(third) == ALL
+    assert group.owned_queues(third) == ALL
 
 
 def test_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) -> None:
@@ -211,7 +211,7 @@ def test_second_member_of_a_group_in_one_client_is_refused(group: GroupBench) ->
     with pytest.raises(LocalProtocolError, match="has a member in this process"):
         second.start(print)
     assert second.stop() == []
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 def test_what_was_not_subscribed_or_started_well_is_said(group: GroupBench) -> None:
@@ -240,7 +240,7 @@ def test_stop_tells_what_listeners_still_have(group: GroupBench) -> None:
 
     consumer, _ = group.start(hangs)
     group.time.advance(1)
-    group.workers[0].unfinished = True
+    group.workers[0].unfinished_messages = True
     thread = threading.Thread(target=lambda: (group.brokers.send(q("a:0"), b"1"), group.time.advance(0.1)))
     thread.start()
     assert inside.wait(60)
@@ -306,7 +306,7 @@ def test_a_start_that_is_interrupted_leaves_the_group_again(group: GroupBench, e
     group.brokers.failing.clear()
     consumer.start(print)
     group.time.advance(1)
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 @pytest.mark.parametrize("change", ["another filter", "one more topic", "one topic less"])

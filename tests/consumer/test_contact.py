@@ -92,7 +92,7 @@ def test_after_a_first_answer_polls_only_warn(caplog: pytest.LogCaptureFixture) 
     kept.polls.reachability.on_failure("b", LOST)
     for now in (100.0, 1000.0):
         kept.now = now
-        kept.polls.returned = True
+        kept.polls.has_returned_all = True
         assert poll(kept) == []
     (text,) = warnings(caplog)
     assert "a broker does not answer" in text
@@ -176,7 +176,7 @@ def test_a_consumer_that_is_refused_raises(
             assert caught.value.addr == error.addr
     kept.now = 4.0
     assert kept.one.next_parts(Deadline.after(WAIT_S), 1), "the right was granted"
-    kept.polls.returned = True
+    kept.polls.has_returned_all = True
     monkeypatch.setattr(kept.fake, request_name, raising(error))
     for kept.now in (30.0, 60.0):
         assert poll(kept) == [], "what can be read is read"

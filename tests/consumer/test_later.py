@@ -156,7 +156,7 @@ def test_nothing_begins_when_the_consumer_stops(group: GroupBench) -> None:
     made.close()
     assert not made.wait_for_calls(Deadline.after(0))
     assert line.begin(2) == 0
-    assert [each.body for each in made.unfinished()] == [b"0"]
+    assert [each.body for each in made.unfinished_messages()] == [b"0"]
     line.open[0](None)
     assert made.wait_for_calls(Deadline.after(0))
     assert consumer.stop(0.05) == []

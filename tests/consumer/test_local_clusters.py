@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rocketmq_spark import Consumer, aio
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.member_state import MemberState
-from rocketmq_spark.consumer.offsets import FILE, FileOffsets, LocalOffsets, cluster_folder, offsets_path
+from rocketmq_spark.consumer.offsets import FILE_NAME, FileOffsets, LocalOffsets, cluster_folder, offsets_path
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
@@ -41,7 +41,7 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def earlier(tmp_path: Path) -> LocalOffsets:
     """The file that earlier releases used for all clusters."""
-    return LocalOffsets(tmp_path / HOST / GROUP / FILE)
+    return LocalOffsets(tmp_path / HOST / GROUP / FILE_NAME)
 
 
 def start(group: GroupBench, folder: Path, *servers: str, **how: Any) -> BaseConsumer:
@@ -70,7 +70,7 @@ def test_members_of_two_clusters_have_their_own_offsets(group: GroupBench, tmp_p
 def test_members_of_two_clusters_run_at_once(group: GroupBench, tmp_path: Path) -> None:
     both = [start(group, tmp_path, server) for server in ("a:1", "b:1")]
     group.time.advance(2)
-    assert [group.owned(consumer) for consumer in both] == [T, T]
+    assert [group.owned_queues(consumer) for consumer in both] == [T, T]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_changed_list_of_name_servers_keeps_the_offsets(
     group.brokers.send(q("a:0"), b"2")
     assert read(group, tmp_path, *after) == [b"2"]
     assert "without offsets" not in caplog.text
-    assert len(list(tmp_path.rglob(FILE))) == 1
+    assert len(list(tmp_path.rglob(FILE_NAME))) == 1
 
 
 def test_of_two_former_lists_the_newest_file_is_used(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_clock_that_is_set_back_brings_no_old_backup_back(tmp_path: Path) -> N
     Path(str(grown)).parent.mkdir()
     Path(str(former)).replace(str(grown))
     grown.store({T[0]: 200})
-    for path in Path(str(grown)).parent.glob(f"{FILE}*"):
+    for path in Path(str(grown)).parent.glob(f"{FILE_NAME}*"):
         os.utime(path, (0, 1))
     former.adopt_renamed_file()
     assert former.load() == {T[0]: 200}
@@ -165,13 +165,13 @@ def test_a_folder_that_may_not_be_read_hides_no_other(
     new = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
     new.adopt_renamed_file()
     assert new.load() == {T[0]: 5}
-    assert f"{closed / FILE} may have offsets of the group, but cannot be read" in caplog.text
+    assert f"{closed / FILE_NAME} may have offsets of the group, but cannot be read" in caplog.text
 
 
 def test_a_backup_alone_moves_with_the_list_of_name_servers(tmp_path: Path) -> None:
     former = offsets_path(tmp_path, HOST, GROUP, ["a:1"])
     LocalOffsets(former).store({T[0]: 1})
-    former.rename(former.with_name(f"{FILE}.bak"))
+    former.rename(former.with_name(f"{FILE_NAME}.bak"))
     new = LocalOffsets(offsets_path(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
     new.adopt_renamed_file()
     assert new.load() == {T[0]: 1}
@@ -271,12 +271,12 @@ def test_a_queue_waits_while_an_earlier_release_uses_the_file(
     earlier.lock()
     consumer = start(group, tmp_path, "a:1")
     group.time.advance(5)
-    assert group.owned(consumer) == qs("a:1 b:0-1")
+    assert group.owned_queues(consumer) == qs("a:1 b:0-1")
     assert f"offsets in {earlier}" in caplog.text
     earlier.store({q("a:0"): 2})
     earlier.unlock()
     group.time.advance(5)
-    assert (group.owned(consumer), group.bodies()) == (T, [b"3"])
+    assert (group.owned_queues(consumer), group.bodies()) == (T, [b"3"])
 
 
 def test_a_queue_waits_while_its_broker_does_not_report_its_end(
@@ -287,7 +287,7 @@ def test_a_queue_waits_while_its_broker_does_not_report_its_end(
     group.brokers.failing["bounds"] = OffsetError("no answer")
     consumer = start(group, tmp_path, "a:1")
     group.time.advance(3)
-    assert q("a:0") not in group.owned(consumer)
+    assert q("a:0") not in group.owned_queues(consumer)
     assert earlier.load() == {q("a:0"): 1}
     del group.brokers.failing["bounds"]
     group.time.advance(5)
@@ -328,7 +328,7 @@ def test_a_crash_while_a_file_is_adopted_loses_no_offset(
 ) -> None:
     """Whatever the step at which the disk or the process fails, another start reads the same offsets."""
     folder = tmp_path_factory.mktemp("offsets")
-    earlier, path = LocalOffsets(folder / HOST / GROUP / FILE), offsets_path(folder, HOST, GROUP, ["a:1"])
+    earlier, path = LocalOffsets(folder / HOST / GROUP / FILE_NAME), offsets_path(folder, HOST, GROUP, ["a:1"])
     earlier.store(stored)
     expected = {queue: offset for queue, offset in stored.items() if offset <= ends.get(queue, 0)}
     left = [steps]
@@ -373,9 +373,9 @@ def test_a_crash_while_a_file_is_adopted_loses_no_offset(
 def test_a_start_with_damaged_offset_files_is_an_error(
     group: GroupBench, tmp_path: Path, damage: str, of_cluster: bool
 ) -> None:
-    path = offsets_path(tmp_path, HOST, GROUP, ["a:1"]) if of_cluster else tmp_path / HOST / GROUP / FILE
+    path = offsets_path(tmp_path, HOST, GROUP, ["a:1"]) if of_cluster else tmp_path / HOST / GROUP / FILE_NAME
     path.parent.mkdir(parents=True)
-    for name in (FILE, f"{FILE}.bak"):
+    for name in (FILE_NAME, f"{FILE_NAME}.bak"):
         path.with_name(name).write_text(damage)
     with pytest.raises(OffsetError, match="cannot be read") as raised:
         start(group, tmp_path, "a:1")
@@ -391,7 +391,7 @@ def test_a_start_with_a_damaged_file_uses_its_backup(group: GroupBench, tmp_path
     group.brokers.send(q("a:0"), b"1", b"2")
     path = offsets_path(tmp_path, HOST, GROUP, ["a:1"])
     LocalOffsets(path).store(dict.fromkeys(T, 0) | {q("a:0"): 1})
-    path.rename(path.with_name(f"{FILE}.bak"))
+    path.rename(path.with_name(f"{FILE_NAME}.bak"))
     path.write_text(json.dumps({"topics": 1}))
     assert read(group, tmp_path, "a:1") == [b"2"]
 

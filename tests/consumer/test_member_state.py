@@ -45,7 +45,7 @@ def test_what_is_cached_is_that_of_own_queues() -> None:
         queue.put(messages(1, 2, queue=queue.queue))
     held.queues[q("a:1")].dropped = True
     assert held.stats().cached == 2
-    assert [each.queue for each in held.owned()] == [q("a:0")]
+    assert [each.queue for each in held.owned_queues()] == [q("a:0")]
 
 
 def test_result_of_a_dropped_queue_changes_no_offset() -> None:

@@ -30,7 +30,7 @@ PARTED = (
     "try:",
     "finally:",
     "self._state.offsets.mark_committed",
-    "self._in_flight -=",
+    "self._queues_in_flight -=",
     "self._commit_ended.notify",
 )
 
@@ -133,11 +133,11 @@ def test_reset_does_not_overtake_a_commit_that_hangs(group: GroupBench, held: Me
     held.offsets.force(A, 0)
     hanging.store.persist(Deadline.after(0.02), [A])
     hanging.store.persist(SOON)
-    assert (hanging.port.seen("commit"), held.offsets.changed()) == ([], {A: 0})
+    assert (hanging.port.seen("commit"), held.offsets.changed_offsets()) == ([], {A: 0})
     hanging.go_on()
-    assert (group.brokers.offsets, held.offsets.changed()) == ({A: 50}, {A: 0})
+    assert (group.brokers.offsets, held.offsets.changed_offsets()) == ({A: 50}, {A: 0})
     hanging.store.persist(SOON)
-    assert (group.brokers.offsets, held.offsets.changed()) == ({A: 0}, {})
+    assert (group.brokers.offsets, held.offsets.changed_offsets()) == ({A: 0}, {})
 
 
 def test_hanging_broker_keeps_no_other_from_its_last_offsets(group: GroupBench, held: MemberState) -> None:
@@ -190,7 +190,7 @@ def test_ctrl_c_during_a_commit_blocks_no_later_commit(group: GroupBench, held: 
             pass
         finally:
             sys.settrace(before)
-        assert not store._in_flight, (at, left)
+        assert not store._queues_in_flight, (at, left)
         if left[0] >= 0:
             assert at > 10
             return
@@ -249,4 +249,4 @@ def test_concurrent_stores_leave_the_latest_offset_in_the_file(held: MemberState
     for thread in (first, last):
         thread.join(60)
     assert load() == {A: 0}
-    assert not held.offsets.changed()
+    assert not held.offsets.changed_offsets()

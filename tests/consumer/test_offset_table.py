@@ -34,13 +34,13 @@ def test_what_was_told_is_told_again_only_when_it_changed() -> None:
     table = OffsetTable()
     table.force(A, 1)
     table.force(B, 2)
-    assert table.changed() == {A: 1, B: 2}
+    assert table.changed_offsets() == {A: 1, B: 2}
     table.mark_committed({A: 1})
-    assert table.changed() == {B: 2}
+    assert table.changed_offsets() == {B: 2}
     table.force(A, 0)
-    assert table.changed() == {A: 0, B: 2}
+    assert table.changed_offsets() == {A: 0, B: 2}
     table.mark_committed({A: 1, B: 2})  # the one that was under way before
-    assert table.changed() == {A: 0}
+    assert table.changed_offsets() == {A: 0}
     table.mark_committed({q("z:0"): 1})
     assert table.all() == {A: 0, B: 2}
 
@@ -86,14 +86,14 @@ class TableMachine(SteppingMachine):
 
     @step()
     def tell(self):
-        self.did["told"] += bool(self.table.changed())
-        self.table.mark_committed(self.table.changed())
+        self.did["told"] += bool(self.table.changed_offsets())
+        self.table.mark_committed(self.table.changed_offsets())
         self.reported = dict(self.values)
 
     @invariant()
     def agrees(self):
         assert self.table.all() == self.values
-        assert self.table.changed() == {q: v for q, v in self.values.items() if self.reported.get(q) != v}
+        assert self.table.changed_offsets() == {q: v for q, v in self.values.items() if self.reported.get(q) != v}
 
 
 TestTable = model_test(

@@ -278,23 +278,23 @@ def test_who_leaves_stores_offsets_before_the_locks_are_free(group: GroupBench) 
 def test_queue_locked_by_another_is_taken_when_it_is_free(group: GroupBench) -> None:
     group.brokers.locks[A] = "somebody"
     consumer, port = started(group)
-    assert group.owned(consumer) == ALL[1:]
+    assert group.owned_queues(consumer) == ALL[1:]
     assert not [request for request in port.seen("pull") if request.queue == A]
     del group.brokers.locks[A]
     group.time.advance(1.1)
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 def test_queue_changes_hands_only_when_its_listener_is_through(group: GroupBench) -> None:
     with hanging(group, b"one", b"two") as (first, go_on):
         second, _ = started(group)
-        assert (group.owned(first), group.owned(second)) == (ALL[:2], [q("b:1")])
+        assert (group.owned_queues(first), group.owned_queues(second)) == (ALL[:2], [q("b:1")])
         group.time.advance(10)
-        assert group.owned(second) == [q("b:1")]
+        assert group.owned_queues(second) == [q("b:1")]
         assert group.brokers.locks[q("b:0")] == "m1"
         go_on()
         group.time.advance(2.1)
-        assert group.owned(second) == ALL[2:]
+        assert group.owned_queues(second) == ALL[2:]
     # The first one gets no more of it, and the second one begins behind what the first one finished under its lock.
     assert group.got == [("m1", b"one", 0), ("m2", b"two", 0)]
 
@@ -334,7 +334,7 @@ def test_revoked_queue_waits_for_its_listener_despite_old_lock(group: GroupBench
         assert (group.brokers.locks[b], group.bodies()) == ("m1", [b"one"])
         go_on()
         group.time.advance(2.1)
-    assert (group.owned(second), group.bodies()) == (ALL[2:], [b"one", b"two"])
+    assert (group.owned_queues(second), group.bodies()) == (ALL[2:], [b"one", b"two"])
 
 
 def test_a_call_that_ends_without_the_lock_stores_nothing(group: GroupBench) -> None:
@@ -422,7 +422,7 @@ def test_of_two_that_wait_for_a_call_the_last_one_comes_after_it(group: GroupBen
         group.workers[0].threads = None
         group.time.advance(0.1)
     assert group.bodies() == [b"one", b"one", b"two"]
-    assert running._consume_service._scheduled == set()
+    assert running._consume_service._scheduled_queues == set()
 
 
 def test_queue_with_a_lost_lock_is_released_despite_its_listener(group: GroupBench) -> None:
@@ -479,14 +479,14 @@ def test_a_renewed_lock_counts_from_its_question_too(group: GroupBench, monkeypa
     asked_ms: list[int] = []
     monkeypatch.setattr(port, "lock", slow)
     group.time.advance(20)
-    assert {each.lock.granted_ms for each in consumer._running.state.owned()} == {asked_ms[-1]}
+    assert {each.lock.granted_ms for each in consumer._running.state.owned_queues()} == {asked_ms[-1]}
 
 
 def test_listener_that_hangs_does_not_keep_a_queue_for_ever(group: GroupBench) -> None:
     with hanging(group, b"one"):
         second, _ = started(group)
         group.time.advance(24)
-        assert group.owned(second) == ALL[2:]
+        assert group.owned_queues(second) == ALL[2:]
 
 
 def test_lost_lock_stops_the_queue_until_it_is_granted_again(group: GroupBench) -> None:
@@ -542,7 +542,7 @@ def test_lock_counts_only_once_the_committed_offset_is_known(group: GroupBench) 
     group.brokers.locks[A] = consumer.client_id
     group.brokers.failing["committed"] = CallTimeout("late")
     group.time.advance(10)
-    assert (group.bodies(), group.owned(consumer)) == ([b"1"], ALL)
+    assert (group.bodies(), group.owned_queues(consumer)) == ([b"1"], ALL)
     group.brokers.failing.clear()
     group.time.advance(10)
     group.brokers.send(A, b"4")

@@ -31,11 +31,11 @@ def test_queue_whose_offset_is_not_known_waits_a_second(group: GroupBench, error
     group.brokers.send(A, b"1")
     group.brokers.failing["committed a"] = error
     consumer, port = group.start()
-    assert group.owned(consumer) == ALL[2:]
+    assert group.owned_queues(consumer) == ALL[2:]
     assert "queue T/a/0 is not started yet" in caplog.text
     del group.brokers.failing["committed a"]
     group.time.advance(1)
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
     assert not [request for request in port.seen("pull") if request.offset < 0]
 
 
@@ -49,7 +49,7 @@ def test_queues_not_started_are_warned_of_per_topic_and_broker(group: GroupBench
         assert (lines.count("WARNING"), len(lines) > 8 * told) == (told, True)
         del group.brokers.failing["committed a"]
         group.time.advance(2)
-        assert group.owned(consumer) == ALL
+        assert group.owned_queues(consumer) == ALL
         consumer.unsubscribe("T")
         group.time.advance(2)
         group.brokers.failing["committed a"] = AccessDenied("no")
@@ -60,12 +60,12 @@ def test_a_lock_of_a_queue_that_cannot_be_begun_is_given_back(group: GroupBench)
     """Else the next owner, or the members that are left, would wait until it expires: here for ever."""
     group.brokers.failing["committed a"] = ServerFault("code 1")
     consumer, _ = group.start(ordered=True)
-    assert (group.owned(consumer), group.brokers.locks) == (ALL[2:], dict.fromkeys(ALL[2:], "m1"))
+    assert (group.owned_queues(consumer), group.brokers.locks) == (ALL[2:], dict.fromkeys(ALL[2:], "m1"))
     other, _ = group.start(ordered=True)
     consumer.stop(0.1)
     group.brokers.failing.clear()
     group.time.advance(3)
-    assert group.owned(other) == ALL
+    assert group.owned_queues(other) == ALL
 
 
 def test_refused_offset_of_one_queue_stops_no_request_for_others(group: GroupBench) -> None:
@@ -86,7 +86,7 @@ def test_queue_without_offset_on_a_slave_blocks_no_other_queue(group: GroupBench
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FakeMember, "committed", committed)
         consumer, _ = group.start()
-        assert group.owned(consumer) == ALL[1:]
+        assert group.owned_queues(consumer) == ALL[1:]
 
 
 def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
@@ -262,7 +262,7 @@ def test_an_offset_that_cannot_be_stored_does_not_keep_a_queue(group: GroupBench
     one.held.offsets.force(A, 1)
     group.brokers.failing["commit a"] = CallTimeout("late")
     assert one.owns.drop([A]) == [A]
-    assert one.held.owned() == []
+    assert one.held.owned_queues() == []
     assert group.brokers.offsets[A] == 0
 
 

@@ -133,7 +133,7 @@ def test_a_loop_that_goes_on_above_a_commit_keeps_its_place(monkeypatch: pytest.
         consumer.assign([A])
         loop = iter(consumer)
         assert next(loop).queue_offset == 0
-        ready = consumer._polls._queues.ready
+        ready = consumer._polls._queues.ready_parts
         real, found = ready.mark_returned_up_to, list[int]()
 
         def give_up_to(next_offset: int) -> None:

@@ -43,9 +43,9 @@ def test_times_are_clamped_to_what_there_is(positions: OffsetRequests) -> None:
 
 
 def test_offsets_that_are_sought_must_be_there(positions: OffsetRequests) -> None:
-    assert [positions.check_in_queue(QUEUE, offset) for offset in (2, 9)] == [2, 9]
+    assert [positions.checked_offset(QUEUE, offset) for offset in (2, 9)] == [2, 9]
     with pytest.raises(OffsetError, match="expected one from 2 to 9"):
-        positions.check_in_queue(QUEUE, 10)
+        positions.checked_offset(QUEUE, 10)
 
 
 def test_what_cannot_be_stored_is_logged_and_told(

@@ -63,11 +63,11 @@ def test_offset_span_ends_at_the_last_waiting_message() -> None:
 def test_taken_messages_are_committed_or_keep_their_retry_count() -> None:
     queue = filled(1, 2, 3)
     assert offsets(queue.take(2)) == [1, 2]
-    assert (queue.waiting, queue.count) == (1, 3)
+    assert (queue.waiting_count, queue.count) == (1, 3)
     queue.put_back([message(1, times=1)])
     assert [m.reconsume_times for m in queue.take(1)] == [1]
     assert queue.commit() == 3
-    assert (queue.waiting, queue.count, queue.bytes) == (1, 1, 4)
+    assert (queue.waiting_count, queue.count, queue.bytes) == (1, 1, 4)
     assert queue.commit() is None
 
 
@@ -115,7 +115,7 @@ def test_a_reset_forgets_everything() -> None:
     queue = filled(1, 2, 3)
     queue.mark_dead_letters(queue.take(1))
     queue.clear()
-    assert (queue.count, queue.bytes, queue.waiting, queue.span, queue.first(), queue.offsets) == (
+    assert (queue.count, queue.bytes, queue.waiting_count, queue.span, queue.first(), queue.offsets) == (
         0,
         0,
         0,
@@ -129,7 +129,7 @@ def test_a_reset_forgets_everything() -> None:
     queue.put(messages(1))
     queue.take(1)
     queue.rollback()
-    assert queue.waiting == 1, "it was a dead letter before"
+    assert queue.waiting_count == 1, "it was a dead letter before"
 
 
 class QueueMachine(SteppingMachine):
@@ -227,7 +227,7 @@ class QueueMachine(SteppingMachine):
         everything = {**self.waiting, **self.taken}
         assert self.queue.count == len(everything)
         assert self.queue.bytes == sum(map(len, everything.values()))
-        assert self.queue.waiting == len(self.waiting)
+        assert self.queue.waiting_count == len(self.waiting)
         ends = (min(self.waiting), max(self.waiting)) if self.waiting else None
         assert self.queue.offsets == ends
         assert self.queue.span == (ends[1] - ends[0] if ends else 0)

@@ -52,7 +52,7 @@ def asked() -> Asked:
     made.fake.add(A, 40)
     made.polls.assign({A: StartOffset(0), B: StartOffset(0), OTHER: StartOffset(0)})
     made.polls.wait(Deadline.after(0), 1)
-    made.polls.returned = True
+    made.polls.has_returned_all = True
     made.polls.finish_returned()
     return made
 

@@ -196,7 +196,7 @@ class Interrupted:
             return None
         parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith(UNPARTED)
         if event == "line" and parted and not unlike_ctrl_c(frame):
-            if self.left == 0 and not self.consumer._polls.returned:
+            if self.left == 0 and not self.consumer._polls.has_returned_all:
                 self.left = -1
                 raise KeyboardInterrupt
             self.left -= self.left > 0

@@ -96,7 +96,7 @@ def test_queue_has_one_pull_however_often_it_changes_hands(group: GroupBench) ->
         second.stop()
         group.time.advance(2)
         group.brokers.told()
-    assert group.owned(first) == qs("a:0-1 b:0-1")
+    assert group.owned_queues(first) == qs("a:0-1 b:0-1")
     assert port.begun[B] >= 5
     group.time.advance(31)
     parked = [request.queue for request, _ in group.brokers.parked if request.queue.topic == "T"]
@@ -194,7 +194,7 @@ def test_illegal_offset_discards_progress_of_messages_in_flight(group: GroupBenc
     group.workers[0].let_go()
     group.time.advance(6)
     assert group.brokers.offsets[A] == 0
-    assert A in group.owned(consumer)
+    assert A in group.owned_queues(consumer)
 
 
 def test_filter_and_version_go_along(group: GroupBench) -> None:
@@ -299,7 +299,7 @@ def test_offset_reset_during_queue_handover_reaches_new_owner(
     monkeypatch.setattr(part, name, beside)
     other, _ = group.start(name="m1")
     group.time.advance(30)
-    assert A in group.owned(other)
+    assert A in group.owned_queues(other)
     assert [who for who, _, _ in group.got].count("m1") == 7
     assert group.brokers.offsets[A] == 9
     assert "reset" in caplog.text
@@ -358,5 +358,5 @@ def test_bounds_of_a_topic_count_for_all_its_queues_together(group: GroupBench) 
     for queue in qs("a:0-1 b:0-1"):
         group.brokers.send(queue, *(b"x" for _ in range(200)))
     group.time.advance(1)
-    cached = [held.count for held in consumer._running.state.owned()]
+    cached = [held.count for held in consumer._running.state.owned_queues()]
     assert [25 < count <= 25 + 32 for count in cached] == [True] * 4, cached

@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, invariant
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalance import (
     PULL_EXPIRES_MS,
-    UNCHANGED,
+    UNKNOWN_ALLOCATION,
     Allocation,
     QueueChange,
     allocate_broadcasting,
@@ -62,10 +62,10 @@ def test_every_queue_has_one_owner(strategy: str, members: int) -> None:
 @pytest.mark.parametrize(("queues", "members"), [(None, ["me"]), (EIGHT, None), (EIGHT, []), (None, None)])
 def test_what_is_not_known_changes_nothing_and_is_no_trouble(queues, members) -> None:
     share = allocate_clustering(averagely, "me", queues, members)
-    assert share == UNCHANGED
+    assert share == UNKNOWN_ALLOCATION
     assert queue_change(owning(*EIGHT), "T", share, 0) == QueueChange()
     assert is_balanced(owning(*EIGHT), "T", share)
-    assert allocate_broadcasting(None) == UNCHANGED
+    assert allocate_broadcasting(None) == UNKNOWN_ALLOCATION
 
 
 def test_failing_strategy_keeps_queues_and_is_retried_soon() -> None:
@@ -87,7 +87,7 @@ def test_topic_without_queues_is_such_a_case() -> None:
 
 def test_queues_of_others_go_and_new_ones_come() -> None:
     found = queue_change(owning(*qs("a:0-1"), q("x:0", "U")), "T", Allocation(frozenset(qs("a:1-2"))), 0)
-    assert found == QueueChange(drop=(q("a:0"),), add=(q("a:2"),))
+    assert found == QueueChange(queues_to_drop=(q("a:0"),), queues_to_add=(q("a:2"),))
     assert found
     assert not QueueChange()
 
@@ -104,10 +104,10 @@ def test_busy_dropped_queue_is_removed_before_it_is_added_again() -> None:
     owned[q("a:0")].dropped = True
     share = Allocation(frozenset(owned))
     # Who adds it looks whether it is gone.
-    assert queue_change(owned, "T", share, 0) == QueueChange(drop=(q("a:0"),), add=(q("a:0"),))
+    assert queue_change(owned, "T", share, 0) == QueueChange(queues_to_drop=(q("a:0"),), queues_to_add=(q("a:0"),))
     assert not is_balanced(owned, "T", share)
     del owned[q("a:0")]
-    assert queue_change(owned, "T", share, 0) == QueueChange(add=(q("a:0"),))
+    assert queue_change(owned, "T", share, 0) == QueueChange(queues_to_add=(q("a:0"),))
 
 
 def test_queues_of_topics_that_are_not_subscribed_to_go() -> None:
@@ -160,12 +160,12 @@ class GroupMachine(SteppingMachine):
         owned = self.members[name]
         share = allocate_clustering(self.allocate, name, self.queues, list(self.members))
         found = queue_change(owned, "T", share, 0)
-        assert set(found.drop) <= set(owned)
-        assert not set(found.add) & set(owned)
-        for queue in found.drop:
+        assert set(found.queues_to_drop) <= set(owned)
+        assert not set(found.queues_to_add) & set(owned)
+        for queue in found.queues_to_drop:
             del owned[queue]
-        owned.update(owning(*found.add))
-        self.did["dropped"] += len(found.drop)
+        owned.update(owning(*found.queues_to_add))
+        self.did["dropped"] += len(found.queues_to_drop)
         assert is_balanced(owned, "T", share)
         assert not queue_change(owned, "T", share, 0), "1-11: nothing moves while nothing changes"
 

@@ -75,19 +75,19 @@ def test_unbalanced_member_retries_each_second_and_keeps_queues(group: GroupBenc
     before = runs(port)
     group.time.advance(10)
     assert runs(port) - before == 10
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
     assert "the allocation strategy failed: ZeroDivisionError: mine" in caplog.text
 
 
 def test_nothing_moves_while_nothing_changes(group: GroupBench) -> None:
     members = [group.start() for _ in range(3)]
     group.time.advance(5)
-    owned = [group.owned(consumer) for consumer, _ in members]
+    owned = [group.owned_queues(consumer) for consumer, _ in members]
     begun = [dict(port.begun) for _, port in members]
     before = [runs(port) for _, port in members]
     group.time.advance(61)
     assert [runs(port) - was for (_, port), was in zip(members, before, strict=True)] == [3, 3, 3]
-    assert [group.owned(consumer) for consumer, _ in members] == owned == [ALL[:2], ALL[2:3], ALL[3:]]
+    assert [group.owned_queues(consumer) for consumer, _ in members] == owned == [ALL[:2], ALL[2:3], ALL[3:]]
     assert [dict(port.begun) for _, port in members] == begun
 
 
@@ -97,7 +97,7 @@ def test_new_queues_are_owned_with_the_next_rebalance(group: GroupBench) -> None
     group.time.advance(5)
     group.brokers.topics["T"] = qs("a:0-3 b:0-3")
     group.time.advance(20)
-    assert group.owned(first) + group.owned(second) == qs("a:0-3 b:0-3")
+    assert group.owned_queues(first) + group.owned_queues(second) == qs("a:0-3 b:0-3")
     group.brokers.send(q("b:3"), b"new")
     group.time.advance(1)
     assert group.bodies() == [b"new"]
@@ -108,7 +108,7 @@ def test_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: GroupBenc
     group.time.advance(5)
     group.brokers.topics["T"] = qs("a:0-1")
     group.time.advance(20)
-    assert group.owned(consumer) == ALL[:2]
+    assert group.owned_queues(consumer) == ALL[:2]
     port.calls.clear()
     group.time.advance(60)
     asked = {request.queue.broker_name for request in port.seen("pull")}
@@ -175,7 +175,7 @@ def test_a_broker_that_has_not_heard_of_a_member_is_told_at_once(group: GroupBen
     group.brokers.members.pop("m1")  # it was restarted, and the other one was quicker
     group.time.advance(21)
     assert len(port.seen("heartbeat")) > told
-    assert (group.owned(first), group.owned(second)) == (ALL[:2], ALL[2:])
+    assert (group.owned_queues(first), group.owned_queues(second)) == (ALL[:2], ALL[2:])
     told = len(port.seen("heartbeat"))
     group.time.advance(60)
     assert len(port.seen("heartbeat")) == told
@@ -197,7 +197,7 @@ def test_a_run_that_fails_is_not_the_last_one(group: GroupBench, monkeypatch: py
     group.brokers.failing.clear()
     group.brokers.topics["T"] = qs("a:0-1 b:0-2")
     group.time.advance(45)
-    assert group.owned(consumer) == qs("a:0-1 b:0-2")
+    assert group.owned_queues(consumer) == qs("a:0-1 b:0-2")
 
 
 def test_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monkeypatch, caplog) -> None:
@@ -216,7 +216,7 @@ def test_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monke
     consumer.start(print)
     monkeypatch.setattr(port, "queues", queues)
     group.time.advance(21)
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
     assert "topic A could not be rebalanced" in caplog.text
 
 
@@ -227,7 +227,7 @@ def test_when_nobody_tells_queues_or_members_all_stays_as_it_is(group: GroupBenc
     group.brokers.failing[what] = CallTimeout("late")
     group.brokers.told()
     group.time.advance(60)
-    assert group.owned(consumer) == ALL
+    assert group.owned_queues(consumer) == ALL
 
 
 def test_many_calls_make_one_run_and_none_sooner_than_a_second(group: GroupBench) -> None:
@@ -288,23 +288,23 @@ class Handing(SteppingMachine):
             self.join()
         return self.running.pop(which % len(self.running))
 
-    def unfinished(self, consumer: BaseConsumer) -> list[MessageQueue]:
+    def unfinished_messages(self, consumer: BaseConsumer) -> list[MessageQueue]:
         """Its queues of which not all is committed."""
         brokers = self.group.brokers
-        return [q for q in self.group.owned(consumer) if brokers.offsets[q] < len(brokers.queues[q].messages)]
+        return [q for q in self.group.owned_queues(consumer) if brokers.offsets[q] < len(brokers.queues[q].messages)]
 
     @step(which=st.integers(0, 9))
     def leave(self, which: int) -> None:
         consumer, _ = self.one_of_them(which)
-        self.did["left_with_work"] += bool(self.unfinished(consumer))
+        self.did["left_with_work"] += bool(self.unfinished_messages(consumer))
         consumer.stop(1)
 
     @step(which=st.integers(0, 9))
     def die(self, which: int) -> None:
         """Without a word; the broker notices that the connection is gone, and keeps the locks for a minute."""
         consumer, port = self.one_of_them(which)
-        self.did["died_with_work"] += bool(self.unfinished(consumer))
-        self.may_return.update(self.unfinished(consumer))
+        self.did["died_with_work"] += bool(self.unfinished_messages(consumer))
+        self.may_return.update(self.unfinished_messages(consumer))
         self.group.die(consumer, port)
         for queue, owner in list(self.group.brokers.locks.items()):
             if owner == port.client_id:
@@ -327,7 +327,7 @@ class Handing(SteppingMachine):
         if not self.running:
             self.running.append(self.group.start(**self.how))
         self.group.time.advance(120)
-        owned = sorted(queue for consumer, _ in self.running for queue in self.group.owned(consumer))
+        owned = sorted(queue for consumer, _ in self.running for queue in self.group.owned_queues(consumer))
         assert owned == ALL
         assert set(self.group.bodies()) == self.queue_of.keys()
         ends = {queue: len(self.group.brokers.queues[queue].messages) for queue in ALL}
@@ -355,11 +355,11 @@ def test_environment_limits_shared_queues_but_not_retry_queues(group: GroupBench
     mine = Environment.of("2", "2")
     consumers = [group.start(environment=mine)[0] for _ in range(2)]
     group.time.advance(3)
-    assert sorted(queue for one in consumers for queue in group.owned(one)) == qs("a:1 b:1")
-    assert [len(group.owned(one)) for one in consumers] == [1, 1]
+    assert sorted(queue for one in consumers for queue in group.owned_queues(one)) == qs("a:1 b:1")
+    assert [len(group.owned_queues(one)) for one in consumers] == [1, 1]
     group.brokers.topics[RETRY] = qs("a:0 b:0", RETRY)
     group.time.advance(25)
-    assert sorted(queue for one in consumers for queue in group.owned(one, RETRY)) == qs("a:0 b:0", RETRY)
+    assert sorted(queue for one in consumers for queue in group.owned_queues(one, RETRY)) == qs("a:0 b:0", RETRY)
 
 
 def test_an_environment_without_queues_is_refused_at_the_start(group: GroupBench) -> None:
@@ -377,14 +377,14 @@ def test_an_environment_that_loses_its_queues_keeps_what_it_had(
     group.time.advance(2)
     group.brokers.topics["T"] = qs("a:0 b:0")
     group.time.advance(25)
-    assert group.owned(consumer) == qs("a:1 b:1")
+    assert group.owned_queues(consumer) == qs("a:1 b:1")
     assert "the assignment of topic T stays unchanged" in caplog.text
 
 
 def test_broadcasting_member_gets_only_queues_of_its_environment(group: GroupBench, tmp_path: Path) -> None:
     consumer, _ = group.start(environment=Environment.of("1", "2"), clustering=False, offsets_folder=tmp_path)
     group.time.advance(2)
-    assert group.owned(consumer) == qs("a:0 b:0")
+    assert group.owned_queues(consumer) == qs("a:0 b:0")
 
 
 def test_rebalance_that_lacked_thread_runs_at_next_wakeup(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:

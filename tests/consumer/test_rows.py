@@ -240,7 +240,7 @@ def filled(*bounds: tuple[int, int]) -> tuple[RowsQueue, list[Rows]]:
 
 def test_offset_waits_for_oldest_batch_and_passes_finished_ones() -> None:
     queue, (first, second, third) = filled((0, 3), (3, 7), (9, 10))
-    assert (queue.count, queue.span, queue.offsets, queue.waiting) == (8, 9, (0, 9), 3)
+    assert (queue.count, queue.span, queue.offsets, queue.waiting_count) == (8, 9, (0, 9), 3)
     assert queue.remove(second) == 0
     assert queue.remove(first) == 9
     assert queue.remove(third) == 10

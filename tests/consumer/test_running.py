@@ -28,7 +28,7 @@ def test_member_takes_its_queues_without_notification_by_broker(
 ) -> None:
     monkeypatch.setattr(group.brokers, "told", lambda: None)
     consumer, _ = group.start()
-    assert group.owned(consumer) == qs("a:0-1 b:0-1")
+    assert group.owned_queues(consumer) == qs("a:0-1 b:0-1")
 
 
 def test_an_unknown_topic_is_waited_for(group: GroupBench) -> None:
@@ -36,10 +36,10 @@ def test_an_unknown_topic_is_waited_for(group: GroupBench) -> None:
     consumer.subscribe("LATER")
     consumer.start(lambda messages, context: group.got.append(("me", messages[0].body, 0)))
     group.time.advance(1)
-    assert group.owned(consumer, "LATER") == []
+    assert group.owned_queues(consumer, "LATER") == []
     group.brokers.topics["LATER"] = qs("a:0", "LATER")
     group.time.advance(21)
-    assert group.owned(consumer, "LATER") == qs("a:0", "LATER")
+    assert group.owned_queues(consumer, "LATER") == qs("a:0", "LATER")
     group.brokers.send(q("a:0", "LATER"), b"1")
     group.time.advance(0.1)
     assert group.got == [("me", b"1", 0)]
@@ -66,7 +66,7 @@ def test_a_name_server_that_is_gone_stops_nobody(group: GroupBench) -> None:
         group.brokers.send(q("a:0"), str(i).encode())
     group.time.advance(1)
     assert group.bodies() == [str(i).encode() for i in range(10)]
-    assert group.owned(consumer) == qs("a:0-1 b:0-1")
+    assert group.owned_queues(consumer) == qs("a:0-1 b:0-1")
 
 
 def test_figures_are_a_line_of_the_log_each_minute(group: GroupBench, caplog: pytest.LogCaptureFixture) -> None:
@@ -255,7 +255,7 @@ def test_message_that_lacked_listener_thread_is_consumed_later(
     group.time.advance(1)
     workers, waiting = group.workers[0], list[Work]()
     monkeypatch.setattr(workers, "submit", lambda *work: waiting.extend(work))  # as ``Workers`` without a thread
-    monkeypatch.setattr(workers, "start_missing", lambda: [waiting.pop(0)() for _ in range(len(waiting))])
+    monkeypatch.setattr(workers, "start_missing_threads", lambda: [waiting.pop(0)() for _ in range(len(waiting))])
     group.brokers.send(q("a:0"), b"x")
     group.time.advance(1)
     assert (len(waiting), group.bodies()) == (1, [])

@@ -9,7 +9,7 @@ from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.upkeep import Subscribed
+from rocketmq_spark.consumer.upkeep import PullMembership
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from tests.consumer.pull_bench import Hand, made
@@ -27,7 +27,7 @@ class Seen:
         clock = Clock(lambda: self.now)
         self.subscriptions = Subscriptions("g", False, lambda: 1)
         contact = Reachability("g", clock)
-        self.one = Subscribed(self.fake, settings, self.subscriptions, positions, clock, contact)  # type: ignore[arg-type]
+        self.one = PullMembership(self.fake, settings, self.subscriptions, positions, clock, contact)  # type: ignore[arg-type]
 
 
 def nobody(address: str, question: object) -> None:

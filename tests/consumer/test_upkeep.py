@@ -17,7 +17,7 @@ from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
+from rocketmq_spark.consumer.upkeep import PullMembership, Upkeep
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,
@@ -50,7 +50,7 @@ class Kept:
         subscriptions = Subscriptions("g", False, lambda: 1)
         self.polls = Polls(self.fake, settings, subscriptions, clock)  # type: ignore[arg-type]
         positions = OffsetRequests(self.fake, settings)  # type: ignore[arg-type]
-        self.shared = Subscribed(self.fake, settings, subscriptions, positions, clock, self.polls.reachability)  # type: ignore[arg-type]
+        self.shared = PullMembership(self.fake, settings, subscriptions, positions, clock, self.polls.reachability)  # type: ignore[arg-type]
         self.time = Time()
         self.one = Upkeep(settings, self.polls, positions, self.shared, clock, ManualTimer(self.time))
 
@@ -59,7 +59,7 @@ def test_new_offsets_are_committed_every_5_seconds() -> None:
     kept = Kept()
     kept.one.apply_assignment({QUEUE: StartOffset(0)})
     kept.one.next_parts(kept.one.start_poll(0.0), 1)
-    kept.polls.returned = True
+    kept.polls.has_returned_all = True
     for now, commits in ((4.9, 0), (5.0, 1), (10.0, 1)):
         kept.now = now
         kept.one.start_poll(0.0)
@@ -71,7 +71,7 @@ def test_idle_queues_commit_their_offsets_again_every_30_seconds() -> None:
     kept = Kept()
     kept.one.apply_assignment({QUEUE: StartOffset(0)})
     kept.one.next_parts(kept.one.start_poll(0.0), 1)
-    kept.polls.returned = True
+    kept.polls.has_returned_all = True
     kept.now = 5.0
     kept.one.start_poll(0.0)
     assert kept.fake.stored == {QUEUE: 3}
@@ -87,7 +87,7 @@ def test_manually_committed_offsets_are_sent_again_every_30_s() -> None:
     kept = Kept(auto_commit=False)
     kept.one.apply_assignment({QUEUE: StartOffset(0)})
     kept.one.next_parts(kept.one.start_poll(0.0), 1)
-    kept.polls.returned = True
+    kept.polls.has_returned_all = True
     for now, commits in ((1.0, 1), (2.0, 1), (31.0, 2), (32.0, 2)):
         kept.now = now
         kept.one.start_poll(0.0)

@@ -110,14 +110,14 @@ def test_threads_that_cannot_be_started_are_started_later(
 
 def test_work_submitted_without_threads_runs_when_they_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     workers, ran = ListenerPool("w", 2), threading.Event()
-    workers.start_missing()
+    workers.start_missing_threads()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("w-")]
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         workers.submit(ran.set)
-        workers.start_missing()
+        workers.start_missing_threads()
     assert not ran.is_set()
-    workers.start_missing()
+    workers.start_missing_threads()
     assert ran.wait(60)
     assert workers.close(Deadline.after(30.0))
 

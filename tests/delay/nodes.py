@@ -24,7 +24,7 @@ QUEUES = [MessageQueue(INNER_TOPIC, "broker-a", i) for i in range(2)]
 OTHER = MessageQueue(INNER_TOPIC, "broker-b", 0)
 
 
-RULES = envelope_records.Rules(ProducerSettings(group="g"), "dead")
+RULES = envelope_records.DeliveryRules(ProducerSettings(group="g"), "dead")
 
 
 class Topic:

@@ -16,8 +16,8 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.delay import envelope_records, release
-from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, SinkRow, sink_row
-from rocketmq_spark.delay.stream import _COLUMNS, _Waiting
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM_PROPERTY, SINK_SCHEMA, SinkRow, sink_row
+from rocketmq_spark.delay.stream import _COLUMNS, _WaitingEnvelopes
 from rocketmq_spark.errors import CallTimeout, MessageRefused, OptionError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.send import BatchStorage
@@ -30,7 +30,7 @@ from tests.delay.nodes import QUEUES, World
 from tests.helpers import raising
 
 INNER = QUEUES[0]
-RULES = envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC)
+RULES = envelope_records.DeliveryRules(ProducerSettings(group="g"), DEAD_TOPIC)
 SEND = envelope_records.send_decoder(RULES)
 NAMES = st.sampled_from(
     [*sorted(codes.RESERVED_PROPERTIES), QUEUE, codes.ROW_ID, codes.TRANSIENT_PROPERTY_PREFIX + "x", "a", "é", ""]
@@ -59,7 +59,7 @@ def rows(found: list[SinkRow]) -> pa.RecordBatch:
         "int": pa.int32(),
         "map<string,string>": pa.map_(pa.string(), pa.string()),
     }
-    fields = [part.split() for part in SCHEMA.split(", ")]
+    fields = [part.split() for part in SINK_SCHEMA.split(", ")]
     columns = [
         pa.array([list(one[i].items()) if name == "properties" else one[i] for one in found], kinds[kind])
         for i, (name, kind) in enumerate(fields)
@@ -68,7 +68,8 @@ def rows(found: list[SinkRow]) -> pa.RecordBatch:
 
 
 def encoder() -> Encoder:
-    return Encoder({name.lower(): name for name, _ in (part.split() for part in SCHEMA.split(", "))} | {"messageid": "msgId"},
+    names = (part.split()[0] for part in SINK_SCHEMA.split(", "))
+    return Encoder({name.lower(): name for name in names} | {"messageid": "msgId"},
                    4 << 20, UniqueIds(b"12345678", lambda: 1))  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def test_an_error_of_any_kind_in_an_envelope_makes_a_dead_letter(monkeypatch: py
     found = envelope_records.effect_of(RULES, INNER, 7, packed(), 1)
     assert found.record is not None
     assert (found.due_ms, SEND(found.record).topic) == (0, DEAD_TOPIC)
-    assert "surrogates" in decode_properties(SEND(found.record).request.properties)[PROBLEM]
+    assert "surrogates" in decode_properties(SEND(found.record).request.properties)[PROBLEM_PROPERTY]
     assert sink_row(packed()).topic == DEAD_TOPIC
 
 
@@ -112,9 +113,9 @@ def test_dead_letter_cuts_body_beyond_message_size_limit() -> None:
     data = packed(body=b"x" * (5 << 20))
     row = sink_row(data)
     assert (row.topic, row.body) == (DEAD_TOPIC, data[: 4 << 20])
-    assert "its first 4194304 bytes" in row.properties[PROBLEM]
+    assert "its first 4194304 bytes" in row.properties[PROBLEM_PROPERTY]
     larger = envelope_records.send_decoder(
-        envelope_records.Rules(ProducerSettings(group="g", max_message_size=6 << 20), DEAD_TOPIC)
+        envelope_records.DeliveryRules(ProducerSettings(group="g", max_message_size=6 << 20), DEAD_TOPIC)
     )
     found = envelope_records.effect_of(RULES, INNER, 7, data, 1)
     assert found.record is not None
@@ -180,7 +181,7 @@ def test_message_to_missing_topic_becomes_dead_letter() -> None:
         assert sink_row(packed(), refusal=known.refusal).topic == "orders"
         gone = sink_row(packed(topic="gone"), refusal=known.refusal)
         assert gone.topic == DEAD_TOPIC
-        assert "no message can go to topic gone" in gone.properties[PROBLEM]
+        assert "no message can go to topic gone" in gone.properties[PROBLEM_PROPERTY]
     assert queues.asked.count("orders") == 1
     with pytest.raises(CallTimeout):
         sink_row(packed(topic="slow"), refusal=known.refusal)
@@ -201,12 +202,12 @@ class AllTopics:
 
 def given_out(bodies: list[bytes], options: dict[str, object]) -> list[SinkRow]:
     checks = SinkChecks(options, _COLUMNS, lambda parsed: AllTopics())  # type: ignore[arg-type, return-value]
-    return [SinkRow(*row) for row in _Waiting(DEAD_TOPIC)._checked_rows(iter(bodies), checks)]
+    return [SinkRow(*row) for row in _WaitingEnvelopes(DEAD_TOPIC)._checked_rows(iter(bodies), checks)]
 
 
 def alone_is_dead(found: list[SinkRow], place: int, why: str) -> None:
     assert [row.topic == DEAD_TOPIC for row in found] == [number == place for number in range(len(found))]
-    assert why in found[place].properties[PROBLEM]
+    assert why in found[place].properties[PROBLEM_PROPERTY]
 
 
 REMOTING: dict[str, object] = {"nameServer": "n:1"}
@@ -240,7 +241,7 @@ def test_what_the_sink_refuses_is_a_dead_letter_and_stops_nobody(
     good = [packed(f"UNIQ_KEY\x01{number}\x02KEYS\x01k\x02") for number in range(300)]
     found = given_out([*good[:7], bad, *good[7:]], options)
     alone_is_dead(found, 7, why)
-    assert all(c.isprintable() for c in found[7].properties[PROBLEM])
+    assert all(c.isprintable() for c in found[7].properties[PROBLEM_PROPERTY])
 
 
 @pytest.mark.parametrize("error", [OptionError("no"), ValueError("no"), OverflowError("no"), MessageRefused("no")])

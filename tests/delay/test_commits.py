@@ -106,7 +106,7 @@ def test_message_unacknowledged_at_commit_is_sent_by_next_node(world: World) -> 
 
 @pytest.mark.parametrize("number", [-5, 1 << 63])
 def test_a_number_that_is_no_offset_is_an_error(number: int) -> None:
-    for group in (*GroupNames("g").all, GroupNames("g").legacy):
+    for group in (*GroupNames("g").all, GroupNames("g").legacy_group):
         topic = Topic()
         topic.offsets = {(each, ONE): 0 for each in GroupNames("g").all} | {(group, ONE): number}
         with pytest.raises(RemoteProtocolError, match=str(number)):

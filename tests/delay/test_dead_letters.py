@@ -61,7 +61,7 @@ def test_refused_message_goes_to_dead_letter_topic(world: World, caplog: pytest.
     }  # fmt: skip
     totals = node.store.totals
     assert (totals.dead, totals.give_ups, len(node.store), world.offsets()[0]) == (0, 1, 0, 1)
-    assert node.service.sent == 0
+    assert node.service.sent_count == 0
     assert caplog.text.count("is given up") == 1
     assert (
         "(message m for topic orders) is given up, and becomes a dead letter for another topic: no perm" in caplog.text
@@ -212,7 +212,7 @@ def test_bad_content_waits_for_the_topic_of_dead_letters(
     assert set(topics(node)) == {"dead"}
     assert (node.store.totals.all_bytes, world.offsets()[0]) == (0, 1)
     assert "delayTopic" not in decode_properties(node.sends.sent[-1].request.properties)
-    assert (node.store.totals.give_ups, node.service.sent, "given up" in caplog.text) == (0, 1, False)
+    assert (node.store.totals.give_ups, node.service.sent_count, "given up" in caplog.text) == (0, 1, False)
 
 
 def test_the_id_of_a_message_that_is_given_up_is_one_line() -> None:

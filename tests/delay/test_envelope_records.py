@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, sink_row
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM_PROPERTY, sink_row
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.records import Record, due_ms_of_identity
@@ -23,7 +23,7 @@ PROPERTIES = (
     "UNIQ_KEY\x01ID\x02KEYS\x01k1 k2\x02TAGS\x01paid\x02__SHARDINGKEY\x01u-7\x02WAIT\x01true\x02region\x01eu\x02"
 )
 ORDER = Envelope("orders", 5000, "ID", 1000, 7, PROPERTIES, b"body")
-RULES = envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC)
+RULES = envelope_records.DeliveryRules(ProducerSettings(group="g"), DEAD_TOPIC)
 SEND = envelope_records.send_decoder(RULES)
 
 
@@ -80,7 +80,7 @@ def test_invalid_envelope_becomes_dead_letter_with_reason(body: bytes) -> None:
     assert found.record is not None
     send = SEND(found.record)
     assert (send.topic, send.request.body) == (DEAD_TOPIC, body)
-    assert "envelope of a delayed message" in decode_properties(send.request.properties)[PROBLEM]
+    assert "envelope of a delayed message" in decode_properties(send.request.properties)[PROBLEM_PROPERTY]
 
 
 def test_what_takes_back_names_the_mark() -> None:
@@ -117,10 +117,12 @@ def test_what_no_producer_could_have_sent_is_a_dead_letter(what: str) -> None:
     assert (send.topic, send.queue, zlib.decompress(send.request.body) if send.request.sys_flag else send.request.body) == (
         DEAD_TOPIC, None, data,
     )  # fmt: skip
-    assert "the message in this envelope is not delivered" in decode_properties(send.request.properties)[PROBLEM]
+    assert (
+        "the message in this envelope is not delivered" in decode_properties(send.request.properties)[PROBLEM_PROPERTY]
+    )
     row = sink_row(data)
     assert (row.topic, row.body, row.tags, row.keys) == (DEAD_TOPIC, data, None, None)
-    assert len(row.properties[PROBLEM]) < 1100
+    assert len(row.properties[PROBLEM_PROPERTY]) < 1100
 
 
 def test_an_empty_body_is_a_dead_letter_that_brokers_take() -> None:
@@ -138,7 +140,7 @@ def test_a_queue_that_is_none_is_any_queue(number: str) -> None:
 
 def test_only_topics_that_are_allowed_are_delivered_to() -> None:
     policy = envelope_records.redelivery_policy(
-        envelope_records.Rules(ProducerSettings(group="g"), DEAD_TOPIC, ("ord*", "bills")), 64
+        envelope_records.DeliveryRules(ProducerSettings(group="g"), DEAD_TOPIC, ("ord*", "bills")), 64
     )
     to_some = policy.decoders[envelope_records.DELAYED_KIND]
     for topic, there in {"orders": "orders", "bills": "bills", "bills2": DEAD_TOPIC, "Orders": DEAD_TOPIC}.items():
@@ -163,4 +165,4 @@ def test_a_reason_in_a_file_has_no_control_characters() -> None:
     assert dead is not None
     changed = dataclasses.replace(dead, payload=dead.payload.replace(b"no route ?", b"no\x01route \x1b"))
     sent = policy.decoders[envelope_records.DEAD_LETTER_KIND](changed)
-    assert decode_properties(sent.request.properties)[PROBLEM] == "no?route ? there"
+    assert decode_properties(sent.request.properties)[PROBLEM_PROPERTY] == "no?route ? there"

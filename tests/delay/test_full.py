@@ -138,12 +138,12 @@ def test_the_node_goes_on_and_says_so_again_and_again(
             assert caplog.text.count("no room for more delayed messages") == said, "not each time"
             clock.ahead_s += envelope_records.FULL_LOG_S
         disk.left = 1 << 20
-        eventually(lambda: node.service.stored > 0, 60)
+        eventually(lambda: node.service.stored_count > 0, 60)
     finally:
         over.set()
         running.join(60)
     assert caplog.text.count("there is room again") == 1
-    assert node.service.stored == 1
+    assert node.service.stored_count == 1
 
 
 def test_repeated_errors_delay_due_messages_at_most_one_minute(

@@ -80,10 +80,10 @@ def test_a_message_of_two_queues_stays_with_one_of_them(world: World) -> None:
         a.turn(ONE, TWO)
     for _ in range(3):
         a.turn(TWO)
-    assert (a.service.waiting, world.offsets(TWO)[0]) == (1, 0)
+    assert (a.service.waiting_count, world.offsets(TWO)[0]) == (1, 0)
     for _ in range(3):
         a.turn()
-    assert a.service.waiting == 0, "the next owners read both copies"
+    assert a.service.waiting_count == 0, "the next owners read both copies"
 
 
 def test_envelopes_expired_from_inner_topic_are_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +167,7 @@ def test_a_message_that_is_out_when_its_queue_goes_goes_with_it(world: World, fa
     a.sends.waiting[0](down)
     world.time.advance(6000)
     a.turn(TWO)
-    assert ([send.topic for send in a.sends.sent], a.service.waiting) == (["orders"] * tried, 0)
+    assert ([send.topic for send in a.sends.sent], a.service.waiting_count) == (["orders"] * tried, 0)
     assert (a.store.totals.dead, a.store.totals.give_ups) == (0, 0)
 
 
@@ -267,7 +267,7 @@ def test_node_sends_nothing_before_it_knows_progress_of_others(world: World, mon
     for _ in range(3):
         one.turn(ONE, TWO)
     assert (one.sends.bodies, two.sends.bodies) == ([], [b"m1"])
-    one.service._acquired[TWO] = Deadline(0.0)
+    one.service._queues_to_start[TWO] = Deadline(0.0)
     for _ in range(2):
         one.turn(ONE, TWO)
     assert one.sends.bodies == [b"m0"]
@@ -290,7 +290,7 @@ def test_a_node_without_queues_sends_what_only_it_has(world: World, monkeypatch:
     node.kill()
     node.turn()
     assert node.sends.bodies == []
-    monkeypatch.setattr(node.service, "_join_until", Deadline(0.0))
+    monkeypatch.setattr(node.service, "_join_deadline", Deadline(0.0))
     world.time.advance(5)
     node.turn()
     assert node.sends.bodies == [b"m"]
@@ -308,7 +308,7 @@ def test_previous_owner_of_queue_gets_time_to_commit_progress(world: World, monk
     world.time.advance(2)
     one.turn()  # it hears of it now
     assert one.sends.bodies == [b"m0", b"m1"]
-    two.service._acquired[ONE] = Deadline(0.0)
+    two.service._queues_to_start[ONE] = Deadline(0.0)
     for _ in range(3):
         two.turn(ONE)
     world.time.advance(2)

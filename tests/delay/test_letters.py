@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, Rules
+from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, DeliveryRules
 from rocketmq_spark.delay.release import checkpoints_of
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
@@ -23,7 +23,7 @@ from tests.delay.nodes import QUEUES, START_MS, Sends
 from tests.fakes.timer import ManualTimer, Time
 from tests.spool.bench import database
 
-RULES = Rules(ProducerSettings(group="g", max_message_size=1000), "dead", ("good*", "bad*"))
+RULES = DeliveryRules(ProducerSettings(group="g", max_message_size=1000), "dead", ("good*", "bad*"))
 EARLIER = RULES._replace(topics=("*",), settings=ProducerSettings(group="g"))  # which would deliver what is bad now
 REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no answer", is_temporary=True)
 TIMEOUT_S, ANSWER_S, LETTER_S = 3.0, 0.003, 0.02
@@ -53,7 +53,7 @@ class Bench:
             policy=envelope_records.redelivery_policy(self.rules, self.slots),
         )
 
-    def restart(self, rules: Rules) -> None:
+    def restart(self, rules: DeliveryRules) -> None:
         self.timer.close()
         self.store.close()
         self.rules = rules
@@ -90,7 +90,7 @@ class Bench:
         topic: str = "good",
         properties: str = "",
         body: bytes = b"x",
-        rules: Rules = RULES,
+        rules: DeliveryRules = RULES,
     ) -> None:
         text = f"UNIQ_KEY\x01{name}\x02{properties}"
         data = Envelope(topic, START_MS + round(1000 * due_s), name, START_MS, 0, text, body).pack()
@@ -128,7 +128,7 @@ BAD = {
 
 @pytest.mark.parametrize("rules", [RULES, EARLIER])
 @pytest.mark.parametrize("what", BAD)
-def test_bad_content_delays_no_good_messages(bench: Bench, what: str, rules: Rules) -> None:
+def test_bad_content_delays_no_good_messages(bench: Bench, what: str, rules: DeliveryRules) -> None:
     """Also if it was stored under other rules, as by an earlier release, with the target of a good message."""
     topic, properties, body = BAD[what]
     for i in range(200):
@@ -277,7 +277,7 @@ def test_revived_messages_do_not_wait_behind_letters(bench: Bench, target: str) 
     assert bench.store.totals.all_bytes == 0
 
 
-def narrower(what: str) -> Rules:
+def narrower(what: str) -> DeliveryRules:
     return {
         "topic": RULES._replace(topics=("good*",)),
         "body": RULES._replace(settings=ProducerSettings(group="g", max_message_size=3)),
@@ -418,6 +418,6 @@ def test_records_are_compared_while_nothing_may_be_sent(bench: Bench) -> None:
         RULES._replace(inner_topic="own"),
     ],
 )
-def test_other_rules_have_another_fingerprint(changed: Rules) -> None:
+def test_other_rules_have_another_fingerprint(changed: DeliveryRules) -> None:
     assert changed.fingerprint != RULES.fingerprint == RULES._replace(topics=list(RULES.topics)).fingerprint
     assert checkpoints_of({b"targeting": changed.fingerprint}) == {}

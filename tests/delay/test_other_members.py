@@ -106,7 +106,7 @@ def test_who_cannot_be_asked_is_said_once(
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == warnings
     for line in said:
-        assert "needs Get on the group) whether group 'g' has members that do not read inner" in line
+        assert "of the brokers whether group 'g' has members that do not read inner (with ACL 2.0" in line
         assert "user has no permission" in line
 
 

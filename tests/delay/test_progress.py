@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-from rocketmq_spark.delay.release import Progress, QueueCheckpoint, advanced, newest_store_ms_before, resume
+from rocketmq_spark.delay.release import (
+    Progress,
+    QueueCheckpoint,
+    advanced_progress,
+    newest_store_ms_before,
+    resumed_checkpoint,
+)
 from tests.cli.test_tail import MESSAGE
 from tests.models import SteppingMachine, model_test, step
 from tests.scale import examples
@@ -36,8 +42,8 @@ class QueueMachine(SteppingMachine):
             left = {offset for offset in self.held if not self.committed.is_done(offset, self.due[offset])}
             self.did["left_out"] += len(self.held) - len(left)
             self.held = left
-        self.seen = resume(seen, self.committed, 0)
-        self.proven, self.ended = self.seen.committed, 0
+        self.seen = resumed_checkpoint(seen, self.committed, 0)
+        self.proven_progress, self.ended = self.seen.committed, 0
 
     @property
     def clock(self) -> int:
@@ -51,7 +57,7 @@ class QueueMachine(SteppingMachine):
     @step(count=st.integers(1, 4))
     def read(self, count: int) -> None:
         for offset in range(self.seen.read_end, min(len(self.due), self.seen.read_end + count)):
-            if not self.proven.is_done(offset, self.due[offset]):
+            if not self.proven_progress.is_done(offset, self.due[offset]):
                 self.held.add(offset)
             self.seen = self.seen._replace(read_end=offset + 1)
 
@@ -68,9 +74,12 @@ class QueueMachine(SteppingMachine):
     @step()
     def tell(self) -> None:
         oldest, clock = min(self.held, default=self.seen.read_end), self.clock
-        first, ended = min((self.due[o] for o in self.held), default=None), max(self.ended, self.proven.done_ms)
+        first, ended = (
+            min((self.due[o] for o in self.held), default=None),
+            max(self.ended, self.proven_progress.done_ms),
+        )
         lowered, has_caught_up = self.seen.committed.done_ms > clock, self.seen.read_end >= self.seen.committed.read_end
-        self.committed = advanced(self.seen.committed, oldest, self.seen.read_end, first, ended, clock)
+        self.committed = advanced_progress(self.seen.committed, oldest, self.seen.read_end, first, ended, clock)
         self.seen = self.seen._replace(committed=self.committed)
         self.did["told_of_some"] += bool(self.held)
         assert self.committed.done_ms <= clock
@@ -139,7 +148,7 @@ test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = model_test(
 def test_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
     """Of a queue whose first message waits for ten days, everything behind it was sent."""
     told = Progress(0, 0, 0).followed_by(Progress(0, 1000, 5000))
-    assert resume(None, told, 0) == QueueCheckpoint(0, 0, told)
+    assert resumed_checkpoint(None, told, 0) == QueueCheckpoint(0, 0, told)
     assert [told.is_done(999, 5000), told.is_done(999, 5001), told.is_done(1000, 5000)] == [True, False, False]
     assert not Progress(0, 1000, 0).is_done(5, 0), "a body that is no envelope is due at 0, and may still wait"
 
@@ -167,16 +176,16 @@ def test_done_time_from_clock_ahead_is_dropped_once_all_is_done() -> None:
 def test_a_clock_that_was_ahead_for_a_moment_hides_no_progress() -> None:
     """One message waits for a month, so that the offset before which all are done stands still."""
     day, month = 86_400_000, 30 * 86_400_000
-    ahead = advanced(Progress(0, 1, 0), 0, 10, month, 5000 + day, 5000 + day)
+    ahead = advanced_progress(Progress(0, 1, 0), 0, 10, month, 5000 + day, 5000 + day)
     assert ahead == Progress(0, 10, 5000 + day)
-    now = advanced(ahead, 0, 20, month, 5500, 6000)
+    now = advanced_progress(ahead, 0, 20, month, 5500, 6000)
     assert now == Progress(0, 20, 6000), "that of another node, too"
-    assert advanced(Progress(0, 10, 5000), 0, 20, month, 5500, 6000) == Progress(0, 20, 5500), (
+    assert advanced_progress(Progress(0, 10, 5000), 0, 20, month, 5500, 6000) == Progress(0, 20, 5500), (
         "the latest one that is done"
     )
-    assert advanced(Progress(0, 10, 5000), 0, 20, 5300, 5500, 6000) == Progress(0, 20, 5299)
-    assert advanced(Progress(0, 10, 5000), 0, 20, 4000, 5500, 6000) == Progress(0, 10, 5000), "one came late"
-    assert advanced(Progress(0, 10, 5000), 0, 20, 0, 5500, 6000) == Progress(0, 10, 5000)
+    assert advanced_progress(Progress(0, 10, 5000), 0, 20, 5300, 5500, 6000) == Progress(0, 20, 5299)
+    assert advanced_progress(Progress(0, 10, 5000), 0, 20, 4000, 5500, 6000) == Progress(0, 10, 5000), "one came late"
+    assert advanced_progress(Progress(0, 10, 5000), 0, 20, 0, 5500, 6000) == Progress(0, 10, 5000)
 
 
 def test_truncated_checkpoint_keeps_progress_before_its_end() -> None:
@@ -232,10 +241,10 @@ def test_only_oldest_offset_of_earlier_release_note_is_trusted(newest_ms: list[i
 
 def test_node_resumes_if_its_checkpoint_covers_oldest_offset() -> None:
     told = Progress(5, 20, 1)
-    assert resume(QueueCheckpoint(3, 9, told), Progress(5, 20, 1), 0) == QueueCheckpoint(3, 9, told)
-    assert resume(QueueCheckpoint(6, 9, told), told, 0) == QueueCheckpoint(5, 5, told), (
+    assert resumed_checkpoint(QueueCheckpoint(3, 9, told), Progress(5, 20, 1), 0) == QueueCheckpoint(3, 9, told)
+    assert resumed_checkpoint(QueueCheckpoint(6, 9, told), told, 0) == QueueCheckpoint(5, 5, told), (
         "what lies before its beginning it has not"
     )
-    assert resume(QueueCheckpoint(0, 4, told), told, 0) == QueueCheckpoint(5, 5, told), "others were faster"
-    assert resume(QueueCheckpoint(3, 9, told), None, 0) == QueueCheckpoint(3, 9, told), "the broker forgot"
-    assert resume(None, None, 7) == QueueCheckpoint(7, 7, Progress(7, 7, 0))
+    assert resumed_checkpoint(QueueCheckpoint(0, 4, told), told, 0) == QueueCheckpoint(5, 5, told), "others were faster"
+    assert resumed_checkpoint(QueueCheckpoint(3, 9, told), None, 0) == QueueCheckpoint(3, 9, told), "the broker forgot"
+    assert resumed_checkpoint(None, None, 7) == QueueCheckpoint(7, 7, Progress(7, 7, 0))

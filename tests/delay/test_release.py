@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES
 from rocketmq_spark.delay import release
-from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, SinkRow, sink_row, without_duplicates
+from rocketmq_spark.delay.release import (
+    DEAD_TOPIC,
+    PROBLEM_PROPERTY,
+    SINK_SCHEMA,
+    SinkRow,
+    sink_row,
+    without_duplicates,
+)
 from rocketmq_spark.errors import DecodeError, MessageRefused
 from rocketmq_spark.wire.envelope import QUEUE, DecodedEnvelope, Envelope, cancel_envelope
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
@@ -43,7 +50,7 @@ def test_no_property_of_rocketmqs_own_comes_out_as_the_users() -> None:
 def test_what_is_no_envelope_is_a_dead_letter_with_the_reason(topic: str) -> None:
     found = sink_row(b"hello", topic)
     assert (found.topic, found.body, len(found.msg_id)) == (topic, b"hello", 32)
-    assert "no envelope of a delayed message" in found.properties[PROBLEM]
+    assert "no envelope of a delayed message" in found.properties[PROBLEM_PROPERTY]
 
 
 def test_a_message_that_came_twice_counts_once_and_order_stays() -> None:
@@ -62,7 +69,7 @@ def test_what_is_taken_back_does_not_come_out() -> None:
 
 
 def test_the_schema_names_the_fields_in_their_order() -> None:
-    names = [part.split()[0].lower() for part in SCHEMA.split(", ")]
+    names = [part.split()[0].lower() for part in SINK_SCHEMA.split(", ")]
     assert names == [name.replace("_", "") for name in SinkRow._fields]
 
 
@@ -94,4 +101,4 @@ def test_original_keeps_properties_as_if_encoded_anew(parts: list[tuple[str, str
             release.original(opened)
         return
     found = release.original(opened)
-    assert (found.properties, found.encoded) == (read, expected)
+    assert (found.properties, found.encoded_properties) == (read, expected)

@@ -184,7 +184,7 @@ def test_queue_not_readable_to_end_stops_no_messages_for_long(world: World, monk
     for _ in range(3):
         node.turn(ONE)
     assert (len(node.store), node.sends.bodies) == (1, [])
-    monkeypatch.setattr(node.service, "_catch_up_until", Deadline(0.0))
+    monkeypatch.setattr(node.service, "_catch_up_deadline", Deadline(0.0))
     node.turn(ONE)
     assert node.sends.bodies == [b"m"]
 

@@ -19,8 +19,8 @@ from rocketmq_spark import Message, MessageQueue, Producer
 from rocketmq_spark.delay import delayed
 from rocketmq_spark.delay import portions as portions_module
 from rocketmq_spark.delay import stream as stream_module
-from rocketmq_spark.delay.release import PROBLEM
-from rocketmq_spark.delay.stream import _Waiting, protobuf_problem
+from rocketmq_spark.delay.release import PROBLEM_PROPERTY
+from rocketmq_spark.delay.stream import _WaitingEnvelopes, protobuf_problem
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import Envelope, cancel_envelope
@@ -74,7 +74,7 @@ def test_originals_come_when_they_are_due_once_and_whole(
         assert (row.tags, row["keys"], row.flag) == ("t", [name, "k"], 3)
         assert row.properties == {"region": "eu", "SPARK_ROW_ID": name}
     assert refused.body == b"no envelope"
-    assert "no envelope" in refused.properties[PROBLEM]
+    assert "no envelope" in refused.properties[PROBLEM_PROPERTY]
 
 
 def test_waiting_messages_are_sent_after_restart_without_input(
@@ -233,7 +233,7 @@ class Second:
 
     def __init__(self) -> None:
         self.state: Any = Waits()
-        self.processor = _Waiting("dead")
+        self.processor = _WaitingEnvelopes("dead")
         self.processor.init(self.state)
         self.at = START_MS // 1000 + 5
 
@@ -274,7 +274,7 @@ class Task:
     """A task with many shards and seconds, whose states and timers Spark keeps by key."""
 
     def __init__(self) -> None:
-        self.processor = _Waiting("dead")
+        self.processor = _WaitingEnvelopes("dead")
         self.kept: dict[tuple[int, int], Waits] = {}
         self.timers: set[tuple[int, tuple[int, int]]] = set()
 

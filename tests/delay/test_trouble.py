@@ -59,7 +59,7 @@ def test_starting_node_does_not_wait_for_unreachable_broker(world: World, held: 
         node.turn(ONE, OTHER)
         world.time.advance(6)
     assert node.sends.bodies == ([] if held else [b"other", b"m"])
-    node.service._join_until = Deadline(0.0)
+    node.service._join_deadline = Deadline(0.0)
     node.turn(ONE, OTHER)
     assert sorted(node.sends.bodies) == [b"m", b"other"]
 
@@ -217,7 +217,7 @@ def test_node_that_regains_queue_briefly_has_nothing_sent_again(
         back.open()
     for _ in range(3):
         back.turn(ONE)
-    back.service._catch_up_until = Deadline(0.0)
+    back.service._catch_up_deadline = Deadline(0.0)
     back.turn(ONE)
     world.time.advance(6)
     back.turn(ONE)
@@ -273,7 +273,7 @@ def test_what_one_broker_says_of_groups_stops_no_queue_of_others(
     for key in range(3):
         world.topic.put(envelope(f"m{key}", 10), ONE)
         node.turn(ONE, OTHER)
-    assert node.service.stored == 4
+    assert node.service.stored_count == 4
 
 
 def test_a_refused_pull_of_one_broker_ends_no_node(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,4 +291,4 @@ def test_a_refused_pull_of_one_broker_ends_no_node(world: World, monkeypatch: py
     world.topic.put(envelope("second", 10), ONE)
     for _ in range(2):
         node.turn(ONE, OTHER)
-    assert (refusals, node.service.stored) == ([], 2)
+    assert (refusals, node.service.stored_count) == ([], 2)

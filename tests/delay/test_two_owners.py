@@ -72,7 +72,9 @@ def test_mixed_progress_of_two_nodes_claims_no_more_than_either(
         *(b if other else a for a, b, other in zip(one.encode(), two.encode(), whose, strict=True))
     )
     found = CommittedProgress.decode(mixed).progress
-    ends = [each for progress in (one.progress, two.progress, found) for each in (progress.oldest, progress.read_end)]
+    ends = [
+        each for progress in (one.progress, two.progress, found) for each in (progress.oldest_offset, progress.read_end)
+    ]
     offset = data.draw(st.sampled_from(ends)) + data.draw(st.integers(-1, 1))
     moments = [progress.done_ms for progress in (one.progress, two.progress, found)]
     due_ms = data.draw(st.sampled_from(moments)) + data.draw(st.sampled_from((-1000, -1, 0, 1, 1000)))
@@ -82,7 +84,7 @@ def test_mixed_progress_of_two_nodes_claims_no_more_than_either(
 
 def test_a_progress_that_is_too_long_is_cut() -> None:
     claims = CommittedProgress.decode(CommittedProgress(Progress(5, 1 << 40, 1 << 62), 7).encode()).progress
-    assert claims.oldest == 5
+    assert claims.oldest_offset == 5
     assert 5 < claims.read_end < 1 << 40
     assert claims.done_ms < 1 << 62
 

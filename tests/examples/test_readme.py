@@ -113,6 +113,6 @@ def test_it_runs_in_one_shell(where: str, own_cache: Path, installed: Path, tmp_
         assert positions == sorted(positions)
         assert "RocketMQ has stopped" in shell.stdout
     finally:
-        left = background.running()
+        left = background.running_broker()
         if left is not None:
             os.kill(left.pid, signal.SIGKILL)

@@ -145,10 +145,10 @@ class _Member:
     """A client with a member of each kind. Its work is done at once, on the calling thread."""
 
     def __init__(self) -> None:
-        self.calls = RpcClient(Pool(ConnectOptions()))
-        self.requests = BrokerRequests(self.calls, "g", lambda address, question: None)
+        self.rpc_client = RpcClient(Pool(ConnectOptions()))
+        self.requests = BrokerRequests(self.rpc_client, "g", lambda address, question: None)
         self.awaited = AwaitedReplies()
-        self.checks = HalfChecks(self.calls, "g", lambda message, place: TransactionState.UNKNOWN)
+        self.checks = HalfChecks(self.rpc_client, "g", lambda message, place: TransactionState.UNKNOWN)
 
     def take(self, data: bytes) -> None:
         """Everything that a connection and a client do with the bytes of a server."""

@@ -47,7 +47,7 @@ def read(admin: BaseAdmin, topic: str, address: str | None = None) -> list[bytes
     try:
         while True:
             answer = calls.request(
-                address or _master(admin, topic, queue), _pull(queue, len(found)), accept=(0, 19, 21)
+                address or _master(admin, topic, queue), _pull(queue, len(found)), accepted_codes=(0, 19, 21)
             )
             if answer.code != Response.SUCCESS:
                 return found

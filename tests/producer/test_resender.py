@@ -103,12 +103,12 @@ def test_spooled_send_to_queue_outside_environment_is_refused(
     bench.sender = ScriptedSender(bench.time)
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     mine = Environment.of(*environment)
-    if mine.by_position:
+    if mine.is_by_position:
         queues_of_environment(bench.sender, mine)["T"] = (q("a:0"),)
     resender = EngineResender(bench.sender, ProducerSettings(group="g", environment=mine), ManualTimer(bench.time))
     resender.resend(SpooledSend("T", REQUEST, q(queue)), (found := []).append)
     assert found == [Resent(None, f"T/{queue.replace(':', '/')} does not belong to environment {mine.name!r}")]
-    own = q("a:0" if mine.by_position else "a:1")
+    own = q("a:0" if mine.is_by_position else "a:1")
     assert resent(bench, resender, SpooledSend("T", REQUEST, own)).queue == own
 
 

@@ -190,7 +190,7 @@ class Stream:
         self.model = model
         self.address = "h:1"
         self.buffer = np.zeros(model.buffer_bytes, np.uint8)
-        self.filled = 0
+        self.filled_bytes = 0
         self.closed = False
         self._silent = False
         self._pending: list[tuple[float, int, int, tuple[list[int], int] | EmptyAnswer]] = []
@@ -220,12 +220,12 @@ class Stream:
         return len(self._pending)
 
     @property
-    def room(self) -> int:
-        return len(self.buffer) - self.filled
+    def free_bytes(self) -> int:
+        return len(self.buffer) - self.filled_bytes
 
     @property
     def full(self) -> bool:
-        return bool(self._pending) and self.filled + max(map(self._size, self._pending)) > len(self.buffer)
+        return bool(self._pending) and self.filled_bytes + max(map(self._size, self._pending)) > len(self.buffer)
 
     def receive(self, timeout_s: float) -> bool:
         assert not self.closed
@@ -239,7 +239,7 @@ class Stream:
             return False
         self.model.time.advance(due - now)
         ready = [item for item in self._pending if item[0] <= self.model.time.now]
-        room = self.room
+        room = self.free_bytes
         for item in self.model.rng.sample(ready, self.model.rng.randint(1, len(ready))):
             if self._size(item) <= room:
                 room -= self._size(item)
@@ -255,12 +255,12 @@ class Stream:
                 others.append((opaque, answer))
                 continue
             body = b"".join(map(self.model.queues[queue].message, answer[0]))
-            begin, self.filled = self.filled, self.filled + len(body)
-            self.buffer[begin : self.filled] = np.frombuffer(body, np.uint8)
+            begin, self.filled_bytes = self.filled_bytes, self.filled_bytes + len(body)
+            self.buffer[begin : self.filled_bytes] = np.frombuffer(body, np.uint8)
             low = b"%d" % self.model.lows.get(queue, 0)
-            found.append((opaque, answer[1], self.model.suggests, begin, self.filled, low))
+            found.append((opaque, answer[1], self.model.suggests, begin, self.filled_bytes, low))
         self._arrived.clear()
-        self.model.max_filled = max(self.model.max_filled, self.filled)
+        self.model.max_filled = max(self.model.max_filled, self.filled_bytes)
         return found, others
 
     def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -273,8 +273,8 @@ class Stream:
             self.buffer[at : at + end - begin] = old[begin:end]
             moved[begin] = at
             at += end - begin
-        old[: self.filled] = 255  # whoever still looks there shall see it
-        self.filled = at
+        old[: self.filled_bytes] = 255  # whoever still looks there shall see it
+        self.filled_bytes = at
         return moved
 
     def close(self) -> None:
@@ -349,7 +349,7 @@ def queues(draw: st.DrawFn) -> Queue:
             if at + size <= high:
                 queue.batches[at] = size
             at += size + draw(st.integers(0, 20))
-    # An answer of before then arrives up to two seconds later (``Accidents.slow``), within the time of grace.
+    # An answer of before then arrives up to two seconds later (``Accidents.slow``), within the grace period.
     visible, until = draw(st.integers(0, high)), 1000 + draw(st.floats(0, 12))
     if draw(st.booleans()):
         queue.visible_from = lambda now: visible if now < until else high
@@ -375,5 +375,5 @@ pull_settings = st.builds(
     max_bytes_in_flight=st.sampled_from([64 << 10, 8 << 20]),
     depth=st.sampled_from([None, None, 1, 7]),
     batch_size=st.sampled_from([1, 10, 1024]),
-    fetched_offsets=st.sampled_from([1, 30, 16_384]),
+    offsets_per_fetch=st.sampled_from([1, 30, 16_384]),
 )

@@ -19,14 +19,14 @@ class Buffer:
     """Of a stream what is asked when answers were read. A turn puts what is kept to the front."""
 
     def __init__(self, filled: int = 30, room: int = 100, full: bool = False) -> None:
-        self.filled, self.room, self.full = filled, room, full
+        self.filled_bytes, self.free_bytes, self.full = filled, room, full
         self.turns = 0
 
     def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
         moved = {}
-        self.turns, self.filled = self.turns + 1, 0
+        self.turns, self.filled_bytes = self.turns + 1, 0
         for begin, end in keep:
-            moved[begin], self.filled = self.filled, self.filled + end - begin
+            moved[begin], self.filled_bytes = self.filled_bytes, self.filled_bytes + end - begin
         return moved
 
 
@@ -50,15 +50,15 @@ def test_answers_before_first_missing_offset_may_be_handed_out(
 def test_the_rest_stays_for_the_next_time() -> None:
     known, buffer = collected(), Buffer()
     ready, rest = known.split_at((0, 10))
-    known.being_decoded = ready
+    known.delivered_answers = ready
     known.retain(rest, offset_count(rest), buffer)  # type: ignore[arg-type]
-    assert (known.answers, known.offset_count, known.being_decoded, buffer.turns) == (ANSWERS[1:], 20, [], 0)
+    assert (known.answers, known.offset_count, known.delivered_answers, buffer.turns) == (ANSWERS[1:], 20, [], 0)
 
 
 def test_what_is_given_back_comes_again_before_the_rest() -> None:
     known, buffer = collected(), Buffer()
     ready, rest = known.split_at((1, 0))
-    known.being_decoded = ready
+    known.delivered_answers = ready
     known.give_back(ready[1:])
     known.retain(rest, offset_count(rest), buffer)  # type: ignore[arg-type]
     assert (known.answers, known.offset_count) == (ANSWERS[1:], 20)

@@ -113,7 +113,7 @@ class Filtered:
             view.latency = lambda queue, at: at / 64
         ranges = [OffsetRange(Q, start, end)]
         check = FilteredReadCheck(ranges, heads(log), self._lost, log.time.clock)
-        reader = view.reader(ranges, PullSettings(filtered=True, **settings), check.record_loss)
+        reader = view.reader(ranges, PullSettings(has_filter=True, **settings), check.record_loss)
         for fetched in reader.fetch():
             places = [at for answer in fetched.answers for at in range(answer.begin, answer.end, 40)]
             self.found += [first_offset(fetched.buffer, at) for at in places]
@@ -153,7 +153,7 @@ def test_a_loss_that_the_read_tells_is_told_once() -> None:
 
 def test_what_is_removed_after_it_was_looked_after_is_no_loss() -> None:
     """A long read at the front of the log: its first answers are read, and then their messages go."""
-    read = Filtered(removed_after_fetch=250).read(0, 4000, batch_size=64, fetched_offsets=256)
+    read = Filtered(removed_after_fetch=250).read(0, 4000, batch_size=64, offsets_per_fetch=256)
     assert read.lost == []
     assert read.questions > 4
 

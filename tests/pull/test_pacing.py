@@ -118,7 +118,7 @@ def test_the_depth_that_is_set_is_kept_within_the_bound() -> None:
 
 
 def test_filtered_pulls_always_ask_for_all_they_may() -> None:
-    assert set(run(PullPacing(PullSettings(filtered=True)), gives(3, 100), 50)) == {1024}
+    assert set(run(PullPacing(PullSettings(has_filter=True)), gives(3, 100), 50)) == {1024}
 
 
 @given(st.integers(1, 2000), st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 300_000)), max_size=60), st.data())

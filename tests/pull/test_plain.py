@@ -64,7 +64,7 @@ def test_ranges_of_several_queues_in_turn_are_read_whole() -> None:
     model = Model([Queue(0, 500), Queue(0, 500)])
     one = run(model, (0, 10, 60), (1, 0, 50), (0, 60, 110), (1, 50, 100))
     assert offsets(one) == {0: list(range(10, 110)), 1: list(range(100))}
-    assert one.whole
+    assert one.had_only_plain_answers
     assert max(count for _, _, count in model.asked) == 8
 
 
@@ -90,14 +90,14 @@ def test_it_ends_before_what_is_odd(queue: Queue) -> None:
     got = offsets(one).get(0, [])
     assert got == list(range(len(got)))
     assert len(got) <= 40
-    assert not one.whole
+    assert not one.had_only_plain_answers
     assert model.time.now - 1000 < 5.0
 
 
 def test_operator_reset_ends_the_plain_read_and_is_recorded() -> None:
     one = run(Model([Queue(0, 300), Queue(0, 300)], Accidents(reset_once=True)), (1, 0, 150), (0, 0, 150))
     assert offsets(one) == {}
-    assert (one.whole, one.resets) == (False, {QUEUES[1]: 0})
+    assert (one.had_only_plain_answers, one.resets) == (False, {QUEUES[1]: 0})
 
 
 def reset_after(model: Model, pulls: int) -> dict[int, int]:
@@ -123,7 +123,7 @@ def test_a_reset_of_several_queues_is_noted_for_each(seed: int) -> None:
     untold = reset_after(model, 20)
     one = run(model, *((number, at, at + 30) for at in range(0, 300, 30) for number in (0, 1)), offsets=256)
     assert all(max(got) < 280 for got in offsets(one).values())
-    assert (one.whole, one.resets, untold) == (False, {QUEUES[0]: 290, QUEUES[1]: 280}, {})
+    assert (one.had_only_plain_answers, one.resets, untold) == (False, {QUEUES[0]: 290, QUEUES[1]: 280}, {})
 
 
 @pytest.mark.parametrize("pulls", range(10, 60, 7))
@@ -155,14 +155,14 @@ def test_hanging_broker_delays_the_end_of_a_read_only_briefly() -> None:
 def test_inner_batches_come_whole() -> None:
     one = run(Model([Queue(0, 500, batches=dict.fromkeys(range(0, 500, 20), 20))]), (0, 0, 60), (0, 60, 120))
     assert offsets(one) == {0: list(range(120))}
-    assert one.whole
+    assert one.had_only_plain_answers
 
 
 def test_what_is_jumped_over_ends_it_too() -> None:
     model = Model([Queue(0, 200, frozenset(range(20, 24)))])
     one = run(model, (0, 0, 100))
     found = [answer for answers in one.fetch() for answer in answers]
-    assert not one.whole
+    assert not one.had_only_plain_answers
     assert all(answer.ends[-1][0] <= 24 for answer in found)
 
 
@@ -175,7 +175,7 @@ def test_answer_that_skips_empty_offsets_ends_the_plain_read() -> None:
     )
     one = run(model, (0, 0, 100))
     assert offsets(one) == {0: list(range(16))}
-    assert not one.whole
+    assert not one.had_only_plain_answers
 
 
 def test_it_ends_when_it_is_told_to() -> None:
@@ -202,4 +202,4 @@ def test_whatever_happens_on_the_way_everything_comes_once(seed: int, cut: float
     model.buffer_bytes = 1 << 12
     one = run(model, (0, 0, 150), (1, 0, 150), (0, 150, 300))
     assert offsets(one) == {0: list(range(300)), 1: list(range(150))}
-    assert one.whole
+    assert one.had_only_plain_answers

@@ -62,14 +62,14 @@ def test_a_reader_has_the_settings_the_filter_and_the_replica(
     monkeypatch.setattr(puller_module, "RangeReader", lambda *a, **how: (*a, how))
     ranges = [OffsetRange(QUEUE, 0, 5), OffsetRange(QUEUE._replace(queue_id=4), 0, 5)]
     found, replica, templates, settings, on_loss, how = puller.reader(ranges, print, filtered, "known:1")  # type: ignore[misc]
-    assert (found, on_loss, how) == (ranges, print, {"on_hint": replica.hint, "recreated": None})
+    assert (found, on_loss, how) == (ranges, print, {"on_hint": replica.hint, "recreated_topics": None})
     assert (replica.broker_name, replica.topic, replica.read_from, replica.planned_address) == (
         "broker-a",
         "t",
         "hint",
         "known:1",
     )
-    assert (settings.depth, settings.filtered) == (3, bool(filtered))
+    assert (settings.depth, settings.has_filter) == (3, bool(filtered))
     asked = [json.loads(template.frame(0, 0, 1)[8:])["extFields"] for template in templates]
     assert [fields["queueId"] for fields in asked] == ["3", "4"]
     assert {(fields["subscription"], fields["expressionType"]) for fields in asked} == {

@@ -21,7 +21,7 @@ from rocketmq_spark.remoting.bulk import BUFFER_BYTES, EmptyAnswer
 from tests.pull.pull_model import Accidents, Model, Queue, Read, Stream, accidents, pull_settings, queues, read
 from tests.scale import examples
 
-FAST = PullSettings(fetched_offsets=50)
+FAST = PullSettings(offsets_per_fetch=50)
 
 
 def rows(*bounds: tuple[int, int]) -> list[tuple[int, int]]:
@@ -269,7 +269,7 @@ def test_a_consumer_that_pauses_is_no_silent_broker() -> None:
     model = Model([Queue(0, 30_000)])
     buffers = 0
     ranges = [OffsetRange(read(Model([Queue(300, 301)]), [(0, 1)]).lost[0][0].queue, 0, 30_000)]
-    for _ in model.reader(ranges, PullSettings(fetched_offsets=200, read_deadline_s=30), lambda *_: None).fetch():
+    for _ in model.reader(ranges, PullSettings(offsets_per_fetch=200, read_deadline_s=30), lambda *_: None).fetch():
         model.time.advance(1000.0)
         buffers += 1
     assert buffers > 3

@@ -65,6 +65,6 @@ def test_holes_at_the_end_of_several_ranges() -> None:
 def test_filtered_answer_below_the_minimum_hides_a_loss(low: int, lost: list[tuple[int, int]]) -> None:
     model = Model([Queue(0, 100, gaps=frozenset(range(0, 100, 2)))])
     model.lows[0] = low
-    result = read(model, [(40, 100)], PullSettings(filtered=True))
+    result = read(model, [(40, 100)], PullSettings(has_filter=True))
     assert [(part.start, part.end) for part, _ in result.lost] == lost
     assert result.of(0) == [n for n in range(40, 100) if n % 2 and n >= low]

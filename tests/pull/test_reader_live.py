@@ -86,7 +86,7 @@ def fill(parts: Parts, topic: str, counts: Sequence[int], size: int = 200) -> li
             request = SendRequest("g", encode_batch(items), batch=True)
             eventually(lambda queue=queue, request=request: sent(parts, queue, request))  # type: ignore[misc]
     wanted = dict(zip(queues, counts, strict=True))
-    eventually(lambda: parts.brokers.max_offsets(queues, parts.soon) == wanted)
+    eventually(lambda: parts.offset_reader.max_offsets(queues, parts.soon) == wanted)
     return queues
 
 
@@ -124,7 +124,7 @@ def test_whole_queues_at_sight(filled: list[OffsetRange], address: str, monkeypa
     monkeypatch.setattr(BulkStream, "_parse_frame", None)
     reading = Reading(filled, lambda: address)
     assert reading.run() == reading.expected
-    assert reading.reader.requests.sent < 150
+    assert reading.reader.requests.sent_count < 150
 
 
 def test_cold_data_in_eights(lone: LocalBroker) -> None:
@@ -139,7 +139,7 @@ def test_cold_data_in_eights(lone: LocalBroker) -> None:
         try:
             reading = Reading(filled, lambda: lone.address(broker))
             assert reading.run() == reading.expected
-            assert reading.reader.requests.sent > 400
+            assert reading.reader.requests.sent_count > 400
         finally:
             lone.admin.update_broker_config(broker, before)
 
@@ -159,10 +159,10 @@ def test_an_operator_s_reset_is_ignored(real: Parts, filled: list[OffsetRange], 
     reset = rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(
         group=f"reader-{topic}", topic=topic, timestamp=0, isForce=True, queueId=-1
     )
-    assert real.calls.request(address, reset).code == 0
+    assert real.rpc_client.request(address, reset).code == 0
     reading = Reading([OffsetRange(filled[0].queue, 100, 300)], lambda: address)
     assert reading.run() == reading.expected
-    assert reading.reader.requests.sent > 1
+    assert reading.reader.requests.sent_count > 1
 
 
 def test_a_deleted_topic_and_one_that_was_made_again(
@@ -193,7 +193,7 @@ class TestFaultyNetwork:
         return make_proxy(address)
 
     def test_connections_that_break_again_and_again(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
-        reading = Reading(filled, lambda: proxy.address, PullSettings(fetched_offsets=100))
+        reading = Reading(filled, lambda: proxy.address, PullSettings(offsets_per_fetch=100))
         proxy.cut_after(50_000)
         for i, _ in enumerate(reading):
             proxy.cut_after(30_000 + 7_000 * i)
@@ -201,7 +201,7 @@ class TestFaultyNetwork:
         assert proxy.cuts > 0  # how often it meets an open one is chance
 
     def test_resets_between_buffers(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
-        reading = Reading(filled, lambda: proxy.address, PullSettings(fetched_offsets=500))
+        reading = Reading(filled, lambda: proxy.address, PullSettings(offsets_per_fetch=500))
         for _ in reading:
             proxy.cut(reset=True)
         assert reading.offsets == reading.expected
@@ -231,7 +231,7 @@ class TestFaultyNetwork:
                 proxy.black_hole()
 
         monkeypatch.setattr(proxy, "count", swallowing)
-        reading = Reading(filled, way, PullSettings(fetched_offsets=100))
+        reading = Reading(filled, way, PullSettings(offsets_per_fetch=100))
         reading.run()
         assert reading.offsets == reading.expected
         assert taken[1:], "all was there before"
@@ -250,7 +250,7 @@ def test_broker_killed_during_a_read_loses_and_repeats_nothing(lone: LocalBroker
     parts = Parts(lone.name_server)
     queues = fill(parts, topic, counts, 1000)
     (broker,) = lone.brokers
-    settings = PullSettings(max_bytes_in_flight=most, fetched_offsets=500, read_deadline_s=600.0)
+    settings = PullSettings(max_bytes_in_flight=most, offsets_per_fetch=500, read_deadline_s=600.0)
     reading = Reading(whole(queues, counts), lambda: lone.address(broker), settings)
     with told("the read waits for") as missed:
         restart = threading.Thread(target=lambda: (awaited(missed.is_set), lone.restart(broker)))

@@ -35,7 +35,7 @@ class Puller:
         recreated: RecreatedTopics | None = None,
     ) -> RangeReader:
         self.asked.append((filtered, planned_address))
-        return self.model.reader(ranges, PullSettings(filtered=bool(filtered)), on_loss)
+        return self.model.reader(ranges, PullSettings(has_filter=bool(filtered)), on_loss)
 
 
 def reading(puller: Puller, end: int, filtered: Filter = NO_FILTER) -> tuple[RangesReading, list[Any]]:

@@ -43,7 +43,7 @@ def test_a_stream_goes_where_an_address_leads_and_is_encrypted(
 ) -> None:
     monkeypatch.setattr(replica_module, "BulkStream", lambda address, deadline, tls, **memory: (address, tls))
     replica, tls = make("master", "known:1"), TlsSettings("ca.pem")
-    replica.dialling = ConnectOptions(tls=tls, address_map={"known:1": "mapped:1", MASTER: "mapped:2"})
+    replica.connect_options = ConnectOptions(tls=tls, address_map={"known:1": "mapped:1", MASTER: "mapped:2"})
     assert [address(replica), address(replica)] == [("mapped:1", tls), ("mapped:2", tls)]
 
 
@@ -57,7 +57,7 @@ def test_an_address_that_cannot_be_reached_is_explained(
 
     fresh, planned, reached, mapped = make("master"), make("master", "pod:1"), make("master"), make("master")
     address(reached)
-    mapped.dialling = ConnectOptions(at_name_server=True)
+    mapped.connect_options = ConnectOptions(at_name_server=True)
     monkeypatch.setattr(replica_module, "BulkStream", refused)
     remedies = []
     for replica in (fresh, planned, reached, mapped):

@@ -36,7 +36,7 @@ def test_lowest_missing_offsets_are_pulled_first_and_no_others() -> None:
         (2, 1, 0, 8),
     ]
     assert asked(sender.next_frames(todo, PullPacing(PullSettings()), 1, 4)) == [(3, 1, 8, 4)]
-    assert (sender.sent, todo.pulls_in_flight, todo.finish_pull(1)) == (4, 4, PendingRange(0, 13, 15))
+    assert (sender.sent_count, todo.pulls_in_flight, todo.finish_pull(1)) == (4, 4, PendingRange(0, 13, 15))
 
 
 def test_numbers_begin_anew_before_they_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_an_environment_that_is_a_number_alone_warns_once(caplog: pytest.LogCapt
         assert found.number == given["environment"]
     (line,) = [record.getMessage() for record in caplog.records]
     assert "option 'environment' is 3 without option 'environments'" in line
-    assert "say how many there are with 'environments'" in line
+    assert "Set option 'environments' to the number of environments" in line
 
 
 def test_environments_need_the_one_to_use() -> None:
@@ -169,7 +169,7 @@ def test_queues_that_members_had_by_position_stay_theirs(caplog: pytest.LogCaptu
         caplog.clear()
         assert own(qs("b:0-3")) == own(qs("b:0-3")) == []
         (said,) = caplog.messages
-        assert said.startswith("environment 1 had T/a/0 by its number alone, which topic T does not have now: nothing")
+        assert said.startswith("environment 1, a number alone, had T/a/0. Topic T does not have these queues now")
     assert names(own(EIGHT)) == "a:0"
 
 
@@ -203,8 +203,11 @@ def test_with_a_suffix_all_queues_are_used() -> None:
             {**SUFFIX, "environment": "dev", "environments": "3"},
             "option 'environments' shares out the queues of a topic",
         ),
-        ({**SUFFIX, "environment": "dév"}, "option 'environment' is 'dév'; expected letters, digits"),
-        ({**SUFFIX, "environment": "eu_dev"}, "option 'environment' is 'eu_dev'.*no '_', for that divides both"),
+        ({**SUFFIX, "environment": "dév"}, "option 'environment' is 'dév'; expected only letters, digits"),
+        (
+            {**SUFFIX, "environment": "eu_dev"},
+            "option 'environment' is 'eu_dev'.*end with the environment, after a '_'",
+        ),
     ],
 )
 def test_what_a_suffix_cannot_be_is_refused(given: dict[str, str], problem: str) -> None:

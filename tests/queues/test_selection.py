@@ -143,9 +143,9 @@ def test_selector_names_ignore_case_and_typos_get_suggestion() -> None:
     ],
 )
 def test_the_index_wraps_like_javas(stored: int, returned: int, after: int, position: int) -> None:
-    index = RoundRobin(stored=stored)
+    index = RoundRobin(counter=stored)
     assert index.next() == returned
-    assert index.stored == after
+    assert index.counter == after
     assert returned % 6 == position
 
 
@@ -158,9 +158,9 @@ def test_the_index_wraps_like_javas(stored: int, returned: int, after: int, posi
     ],
 )
 def test_round_robin_avoids_the_last_broker(queues: str, stored: int, last: str, picks: str, after: int) -> None:
-    index, listed = RoundRobin(stored=stored), qs(queues)
+    index, listed = RoundRobin(counter=stored), qs(queues)
     assert names([index.pick(listed, last) for _ in picks.split()]) == picks
-    assert index.stored == after
+    assert index.counter == after
 
 
 def test_eight_hundred_sends_of_one_thread_are_spread_evenly() -> None:
@@ -184,8 +184,8 @@ def test_each_thread_starts_somewhere_else() -> None:
 
 
 def test_reset_moves_to_a_place_of_its_own() -> None:
-    index = RoundRobin(random.Random(3), stored=5)
+    index = RoundRobin(random.Random(3), counter=5)
     index.reset()
-    assert index.stored is not None
-    assert 0 <= index.stored < (1 << 31) - 1
-    assert index.stored != 5
+    assert index.counter is not None
+    assert 0 <= index.counter < (1 << 31) - 1
+    assert index.counter != 5

@@ -97,8 +97,8 @@ class Wire:
     def feed(self, data: bytes) -> None:
         """Send ``data`` and take it in; the buffer must have room."""
         self.sock.sendall(data)
-        until = self.stream.received + len(data)
-        while self.stream.received < until:
+        until = self.stream.received_bytes + len(data)
+        while self.stream.received_bytes < until:
             assert self.stream.receive(5.0)
             self.scan()
 
@@ -231,13 +231,13 @@ def test_the_limit_itself_is_waited_for(wire: Wire) -> None:
 
 
 def test_memory_is_taken_for_arrived_bytes_not_announced_ones(wire: Wire) -> None:
-    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
+    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.free_bytes - 4))
     for _ in range(3):
         assert wire.stream.full
         wire.stream.compact(())
-        assert len(wire.stream.buffer) < 3 * wire.stream.filled
-        while wire.stream.room:
-            wire.feed(bytes(min(1000, wire.stream.room)))
+        assert len(wire.stream.buffer) < 3 * wire.stream.filled_bytes
+        while wire.stream.free_bytes:
+            wire.feed(bytes(min(1000, wire.stream.free_bytes)))
 
 
 def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> None:
@@ -245,11 +245,11 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
     wire.stream._account = others.account("mine")
     other = others.account("other")
     assert other.resize(50_000)
-    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
+    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.free_bytes - 4))
     while wire.stream.full:
         wire.stream.compact(())
-        while wire.stream.room and not wire.stream._out_of_memory:
-            wire.feed(bytes(min(1000, wire.stream.room)))
+        while wire.stream.free_bytes and not wire.stream._out_of_memory:
+            wire.feed(bytes(min(1000, wire.stream.free_bytes)))
     with pytest.raises(ConnectionLost, match="other arriving frames"):
         wire.stream.receive(1.0)
     assert not other.revoked
@@ -260,7 +260,7 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
 def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
     others = ReceiveBudget(100_000)
     wire.stream._account = others.account("mine")
-    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
+    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.free_bytes - 4))
     wire.stream.compact(())
     assert others.used > 0
     assert others.account("other").resize(99_000) is False
@@ -328,8 +328,8 @@ class Taken:
 
     def receive(self, piece: bytes) -> None:
         self.wire.sock.sendall(piece)
-        until = self.wire.stream.received + len(piece)
-        while self.wire.stream.received < until:
+        until = self.wire.stream.received_bytes + len(piece)
+        while self.wire.stream.received_bytes < until:
             if self.wire.stream.full or self.rng.random() < 0.2:
                 self.compact()
                 continue

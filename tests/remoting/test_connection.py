@@ -59,7 +59,7 @@ def test_an_answer_whatever_its_code(broker: MockBroker, connect: Connect) -> No
     assert (bytes(answer.body), answer.ext) == (b"body", {"a": "1"})
     refused = connection.call(ping(), soon())
     assert (refused.code, refused.remark) == (2, "busy")
-    assert connection.waiting == 0
+    assert connection.waiting_count == 0
 
 
 def test_answers_say_whether_they_came_from_a_proxy(broker: MockBroker, connect: Connect) -> None:
@@ -122,7 +122,7 @@ def test_one_way_requests_arrive_and_wait_for_nothing(broker: MockBroker, connec
     connection = connect(broker.address)
     connection.send_oneway(Command(PING, {"x": "1"}, flag=2), soon())
     broker.wait_for(lambda: len(broker.requests) == 1)
-    assert (broker.requests[0].is_oneway, connection.waiting) == (True, 0)
+    assert (broker.requests[0].is_oneway, connection.waiting_count) == (True, 0)
 
 
 def test_a_request_from_within_an_answer(broker: MockBroker, connect: Connect) -> None:
@@ -168,7 +168,7 @@ def test_an_asynchronous_call_times_out(broker: MockBroker, connect: Connect) ->
     connection.call_each([(ping(), outcomes)], soon(60))
     (late,) = outcomes.wait()
     assert isinstance(late, CallTimeout)
-    assert (connection.waiting, connection.closed) == (1, False)
+    assert (connection.waiting_count, connection.closed) == (1, False)
 
 
 def test_a_server_that_stays_silent_is_left(
@@ -572,24 +572,24 @@ def unfinished(answers_bytes: int) -> Iterator[str]:
 def test_an_answer_that_does_not_get_on_fails_its_call(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long its caller would wait: options of a service's users say that, too."""
     monkeypatch.setattr(protocol, "QUIET_TICKS", 3)
-    arriving = ReceiveBudget()
+    receive_budget = ReceiveBudget()
     with unfinished(2 << 20) as address:
-        connection = connect(address, arriving=arriving)
+        connection = connect(address, receive_budget=receive_budget)
         with pytest.raises(ConnectionLost, match=r"an answer of 8\d+ bytes was dropped: less than 1 MiB of it arrived"):
             connection.call(ping(), soon(1000.0))
-    assert arriving.used == 0
+    assert receive_budget.used == 0
 
 
 def test_an_answer_whose_room_others_need_fails_its_call(broker: MockBroker, connect: Connect) -> None:
     """The servers of a client share its room, and none can take what others need."""
     broker.on(PING, ok(bytes(3 << 20)))
-    arriving = ReceiveBudget(8 << 20)
+    receive_budget = ReceiveBudget(8 << 20)
     got = Outcomes()
     with unfinished(7 << 20) as address:
-        connect(address, arriving=arriving).call_each([(ping(), got)], soon(1000.0))
-        eventually(lambda: arriving.used > 6 << 20)
-        assert len(connect(broker.address, arriving=arriving).call(ping(), soon(30.0)).body) == 3 << 20
+        connect(address, receive_budget=receive_budget).call_each([(ping(), got)], soon(1000.0))
+        eventually(lambda: receive_budget.used > 6 << 20)
+        assert len(connect(broker.address, receive_budget=receive_budget).call(ping(), soon(30.0)).body) == 3 << 20
         (lost,) = got.wait()
     assert isinstance(lost, ConnectionLost)
     assert "other arriving frames" in str(lost)
-    eventually(lambda: arriving.used == 0)
+    eventually(lambda: receive_budget.used == 0)

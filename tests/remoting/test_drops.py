@@ -29,7 +29,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.transport import DropUnsent, UndeliveredPolicy
 from rocketmq_spark.wire.header import Command
-connection = Connection(sys.argv[1], Deadline.after(30), undelivered=UndeliveredPolicy(drop_unsent=DropUnsent[sys.argv[2]]))
+policy = UndeliveredPolicy(drop_unsent=DropUnsent[sys.argv[2]])
+connection = Connection(sys.argv[1], Deadline.after(30), undelivered_policy=policy)
 connection.call_each([(Command({int(PING)}, body=bytes({LARGE})), lambda outcome: None)], Deadline.after(0.5))
 print("blocked", flush=True)
 sys.stdin.read()
@@ -66,7 +67,7 @@ def ends_with_reset(peer: socket.socket) -> bool:
 def test_a_connection_that_is_closed_while_requests_wait(
     slow: socket.socket, connect: Connect, drops: DropUnsent, cut: bool
 ) -> None:
-    connection = connect(address(slow), undelivered=UndeliveredPolicy(drop_unsent=drops))
+    connection = connect(address(slow), undelivered_policy=UndeliveredPolicy(drop_unsent=drops))
     peer, _ = slow.accept()
     with peer:
         connection.call_each([(Command(PING, body=bytes(LARGE)), lambda outcome: None)], Deadline.after(0.1))
@@ -80,18 +81,18 @@ def test_a_request_that_was_given_up_counts_as_one_that_waits(
 ) -> None:
     """By its caller, that is: the thread that reads, which would do so at the same moment, has other work."""
     monkeypatch.setattr(connection_module, "TICK_S", 60.0)
-    connection = connect(address(slow), undelivered=UndeliveredPolicy(drop_unsent=DropUnsent.ON_CLOSE))
+    connection = connect(address(slow), undelivered_policy=UndeliveredPolicy(drop_unsent=DropUnsent.ON_CLOSE))
     peer, _ = slow.accept()
     with peer:
         with pytest.raises(CallTimeout):
             connection.call(Command(PING, body=bytes(LARGE)), Deadline.after(0.1))
-        assert not connection.waiting
+        assert not connection.waiting_count
         connection.close()
         assert ends_with_reset(peer)
 
 
 def test_what_expects_no_answer_is_still_sent(slow: socket.socket, connect: Connect) -> None:
-    connection = connect(address(slow), undelivered=UndeliveredPolicy(drop_unsent=DropUnsent.ON_CLOSE))
+    connection = connect(address(slow), undelivered_policy=UndeliveredPolicy(drop_unsent=DropUnsent.ON_CLOSE))
     peer, _ = slow.accept()
     with peer:
         connection.send_oneway(Command(PING, body=bytes(100_000)), Deadline.after(5.0))
@@ -118,7 +119,7 @@ def test_a_process_that_dies(slow: socket.socket, drops: DropUnsent, cut: bool) 
 
 def test_a_pool_that_hangs_up_goes_on_with_other_connections(broker: MockBroker) -> None:
     pool, soon = (
-        Pool(ConnectOptions(undelivered=UndeliveredPolicy(drop_unsent=DropUnsent.ON_EXIT))),
+        Pool(ConnectOptions(undelivered_policy=UndeliveredPolicy(drop_unsent=DropUnsent.ON_EXIT))),
         Deadline.after(5.0),
     )
     broker.on(PING, ok())

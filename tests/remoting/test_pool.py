@@ -208,7 +208,7 @@ def test_addresses_are_mapped(broker: MockBroker) -> None:
 @pytest.mark.parametrize("option", [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else [])
 def test_the_system_drops_what_is_not_confirmed_in_time(broker: MockBroker, option: int) -> None:
     for seconds in (15.0, 3.0):
-        pool = Pool(ConnectOptions(undelivered=UndeliveredPolicy(seconds)) if seconds < 15 else ConnectOptions())
+        pool = Pool(ConnectOptions(undelivered_policy=UndeliveredPolicy(seconds)) if seconds < 15 else ConnectOptions())
         sock = pool.get(broker.address, soon())._channel._sock
         assert sock.getsockopt(socket.IPPROTO_TCP, option) == 1000 * seconds
         pool.close()
@@ -363,7 +363,7 @@ def test_addresses_of_routes_are_not_kept_without_limit(
             pool.get(f"[h{number}]]:1", soon())
     pool.get(broker.address, soon())
     assert len(pool._slots) < 20
-    assert len(pool._advertised) < 20
+    assert len(pool._advertised_peers) < 20
     assert pool.is_connected(broker.address)
 
 

@@ -13,7 +13,7 @@ from rocketmq_spark.remoting import protocol
 from rocketmq_spark.remoting.protocol import (
     OPAQUE_MASK,
     PUSHED_BYTES,
-    SMALL_BODY,
+    SMALL_BODY_BYTES,
     WRITE_BYTES,
     RemotingProtocol,
     RequestReceived,
@@ -98,7 +98,7 @@ def test_each_request_has_its_own_number_and_gets_its_own_answer() -> None:
     (event,) = talk.receive(answer(second, b"x"))
     assert isinstance(event, ResponseReceived)
     assert (event.waiter, bytes(event.command.body)) == ("second", b"x")
-    assert talk.waiting == 1
+    assert talk.waiting_count == 1
 
 
 def test_numbers_wrap_and_pass_over_those_that_wait() -> None:
@@ -170,7 +170,7 @@ def test_what_expired_is_forgotten_and_returned() -> None:
     for waiter in ("late", "fine", "late too"):
         talk.send(Command(PING), waiter)
     assert talk.remove_expired(lambda waiter: "late" in waiter) == ["late", "late too"]
-    assert talk.waiting == 1
+    assert talk.waiting_count == 1
 
 
 def test_every_waiter_gets_its_own_copy_of_error_with_its_cause() -> None:
@@ -217,13 +217,13 @@ def test_a_request_that_cannot_be_encoded_waits_for_nothing() -> None:
     talk = conversation()
     with pytest.raises(LocalProtocolError):
         talk.send(Command(PING, {"k": "\ud800"}), "w")
-    assert talk.waiting == 0
+    assert talk.waiting_count == 0
     assert not talk.has_outgoing
 
 
 def test_large_bodies_are_not_copied_and_small_share_one_write() -> None:
     talk = conversation()
-    large = memoryview(bytes(SMALL_BODY))
+    large = memoryview(bytes(SMALL_BODY_BYTES))
     talk.send(Command(PING, body=large), "w")
     chunks = talk.take_outgoing()
     assert chunks[1] is large
@@ -234,12 +234,12 @@ def test_large_bodies_are_not_copied_and_small_share_one_write() -> None:
 
 def test_small_requests_are_written_together_around_large_ones() -> None:
     talk = conversation()
-    sent = [b"a", bytes(SMALL_BODY), b"b", *[bytes([i]) * (SMALL_BODY - 1) for i in range(12)], b"c"]
+    sent = [b"a", bytes(SMALL_BODY_BYTES), b"b", *[bytes([i]) * (SMALL_BODY_BYTES - 1) for i in range(12)], b"c"]
     for body in sent:
         talk.send(Command(PING, body=body), "w")
     chunks = talk.take_outgoing()
     assert 5 < len(chunks) < len(sent)
-    assert max(map(len, chunks)) < WRITE_BYTES + 2 * SMALL_BODY
+    assert max(map(len, chunks)) < WRITE_BYTES + 2 * SMALL_BODY_BYTES
     frames = FrameSplitter(MAX_FRAME).feed(b"".join(bytes(chunk) for chunk in chunks))
     assert [bytes(header.decode(frame).body) for frame in frames] == sent
 
@@ -259,7 +259,7 @@ def test_any_order_of_answers_in_any_pieces(data: st.DataObject, count: int) -> 
     answered = [event for event in events if isinstance(event, ResponseReceived)]
     assert [event.waiter for event in answered] == expected
     assert [int(bytes(event.command.body)) for event in answered] == expected
-    assert talk.waiting == 0
+    assert talk.waiting_count == 0
 
 
 @given(strategies.commands)
@@ -294,7 +294,7 @@ def test_an_answer_is_no_longer_than_its_request_allows(request_code: int, most:
     events = list(talk.receive(large[: 2 << 20]))
     for at in range(2 << 20, len(large), size << 10):
         events += talk.receive(large[at : at + (size << 10)])
-        peak = max(peak, talk._splitter.buffered)
+        peak = max(peak, talk._splitter.buffered_bytes)
     events += talk.receive(answer(after, b"x"))
     first, second = events
     assert isinstance(second, ResponseReceived)
@@ -330,7 +330,7 @@ def test_a_request_that_is_too_large_is_not_kept(flag: int) -> None:
     talk.send(Command(PING), "a")
     large = pushed(100_000, flag)
     began = in_pieces(talk, large[:300])
-    assert talk._splitter.buffered == 0
+    assert talk._splitter.buffered_bytes == 0
     events = [*began, *in_pieces(talk, large[300:] + request(8) + answer(0))]
     assert [type(event) for event in events] == [RequestReceived, RequestReceived, ResponseReceived]
     first, second = events[:2]
@@ -362,7 +362,7 @@ def test_a_request_behind_a_large_answer_is_judged_too() -> None:
     talk.send(Command(PING), "a")
     events = in_pieces(talk, answer(0, bytes(5000)) + pushed(5000), 1500)
     assert [type(event) for event in events] == [ResponseReceived, RequestReceived]
-    assert talk._splitter.buffered == 0
+    assert talk._splitter.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("how", ["give up", "expired", "lost"])
@@ -374,14 +374,14 @@ def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
     talk.send(Command(PING), "b")
     large = answer(0, bytes(5000))
     assert in_pieces(talk, large[:3000]) == []
-    assert (talk._splitter.buffered, room.used) == (3000, 3000)
+    assert (talk._splitter.buffered_bytes, room.used) == (3000, 3000)
     if how == "give up":
         assert talk.cancel(number) == "a"
     elif how == "expired":
         assert talk.remove_expired(lambda waiter: waiter == "a") == ["a"]
     else:
         talk.connection_lost(RemoteProtocolError("gone"))
-    assert (talk._splitter.buffered, room.used) == (0, 0)
+    assert (talk._splitter.buffered_bytes, room.used) == (0, 0)
     if how != "lost":
         (event,) = in_pieces(talk, large[3000:] + answer(1, bytes(10)))
         assert isinstance(event, ResponseReceived)
@@ -413,7 +413,7 @@ def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
     assert room.used == 0
     (dropped,) = greedy.tick()
     assert isinstance(dropped, ResponseDropped)
-    assert (dropped.waiter, dropped.error.retriable, greedy._splitter.buffered) == ("a", True, 0)
+    assert (dropped.waiter, dropped.error.retriable, greedy._splitter.buffered_bytes) == ("a", True, 0)
     assert in_pieces(greedy, answer(0, bytes(50_000))[11_900:]) == []
     greedy.send(Command(PING), "c")
     (event,) = in_pieces(greedy, answer(1, bytes(20_000)))
@@ -427,7 +427,7 @@ def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.Monke
     talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 8000, room.account("mine"))
     (event,) = in_pieces(talk, pushed(7000))
     assert isinstance(event, RequestReceived)
-    assert (event.held_bytes, event.drop_reason, talk._splitter.buffered) == (None, protocol._NO_ROOM, 0)
+    assert (event.held_bytes, event.drop_reason, talk._splitter.buffered_bytes) == (None, protocol._NO_ROOM, 0)
 
 
 @pytest.mark.parametrize("is_push", [False, True], ids=["answer", "request"])
@@ -451,7 +451,7 @@ def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatc
         assert (is_push, event.held_bytes, event.drop_reason) == (True, None, protocol._TOO_SLOW)
     else:
         assert (is_push, event.waiter, event.error.retriable) == (False, "a", True)
-    assert (talk._splitter.buffered, room.used, talk.tick()) == (0, 0, [])
+    assert (talk._splitter.buffered_bytes, room.used, talk.tick()) == (0, 0, [])
     number = talk.send(Command(PING), "b")
     (behind,) = in_pieces(talk, large[at + 500 :] + answer(number, b""))
     assert isinstance(behind, ResponseReceived)

@@ -114,14 +114,14 @@ def test_members_begin_and_seek_where_what_is_kept_begins(broker, table):
     positions = OffsetRequests(session.client(options).member, ConsumerSettings(group="g"))
     positions.queues("t")
     assert positions.bounds(A, for_group=True).min_offset == positions.offset_at_time(A, 0) == 100
-    assert (positions.offset_at_time(A, 200), positions.check_in_queue(A, 250)) == (101, 250)
+    assert (positions.offset_at_time(A, 200), positions.checked_offset(A, 250)) == (101, 250)
     broker.on(Request.GET_TOPIC_CONFIG, topic_config())
     assert positions.bounds(A, for_group=True).min_offset == 500
     with pytest.raises(OffsetError, match="from 500 to 600"):
-        positions.check_in_queue(A, 250)
+        positions.checked_offset(A, 250)
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.SYSTEM_BUSY, "busy"))
     with pytest.raises(BrokerBusy):
-        positions.check_in_queue(A, 250)
+        positions.checked_offset(A, 250)
 
 
 @pytest.mark.parametrize("size", [600, 650])

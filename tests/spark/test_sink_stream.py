@@ -84,7 +84,7 @@ def test_a_broker_killed_and_restarted_loses_no_row(
     )  # fmt: skip
 
     def at_the_other() -> int:
-        return sum(pair.admin.brokers.max_offsets(others, Deadline.after(10.0)).values())
+        return sum(pair.admin.offset_reader.max_offsets(others, Deadline.after(10.0)).values())
 
     try:
         wait_until(query, lambda: progressed(query) >= struck)

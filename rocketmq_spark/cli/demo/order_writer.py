@@ -64,7 +64,7 @@ class OrderWriter:
     def end_windows(self) -> None:
         """One more order, dated ahead: it takes the watermark past every window with orders, and is in no total."""
         order = self._orders.next()
-        self._producer.send(replace(order, at_s=order.at_s + _DAY_S, region="closing").message(self._topic))
+        self._producer.send(replace(order, time_s=order.time_s + _DAY_S, region="closing").message(self._topic))
 
     def _write(self) -> None:
         end = time.monotonic() + self._seconds

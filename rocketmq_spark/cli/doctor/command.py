@@ -71,9 +71,9 @@ def examine(target: Target, subject: Subject) -> Iterator[Finding]:
     """Yield the finding of each check when it is done."""
     yield from check_machine()
     yield from findings.check_proxies(target, subject.topics)
-    brokers = findings.broker_target(target)
-    if brokers is not None:
-        yield from check_cluster(brokers, subject)
+    broker_target = findings.broker_target(target)
+    if broker_target is not None:
+        yield from check_cluster(broker_target, subject)
     elif subject.group or subject.checkpoint:
         yield advice(
             "readers",
@@ -92,7 +92,7 @@ def check_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
         return
     name_servers = list(check_name_servers(client, options))
     yield from (finding for finding, _ in name_servers)
-    if not any(usable for _, usable in name_servers):
+    if not any(is_usable for _, is_usable in name_servers):
         return
     yield from check_brokers(client, options)
     yield from check_advertised_addresses(client, options, subject.topics)
@@ -106,15 +106,15 @@ def check_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
 def check_machine() -> Iterator[Finding]:
     try:
         java = find_java()
-        yield findings.java((str(java.path), java.major))
+        yield findings.java_finding((str(java.path), java.major))
     except LocalBrokerError as e:
-        yield findings.java(e)
+        yield findings.java_finding(e)
     versions = {name: _version(name) for name in _PACKAGES}
-    yield findings.python(platform.python_version(), versions)
+    yield findings.python_finding(platform.python_version(), versions)
     if (pyspark := versions["pyspark"]) is not None and not conf.has_data_sources():
         yield findings.no_data_sources(pyspark)
     program = os.environ.get("PYSPARK_PYTHON") or "python3"
-    yield findings.workers(program, sys.executable, conf.can_import(program))
+    yield findings.workers_finding(program, sys.executable, conf.can_import(program))
 
 
 def _version(package: str) -> str | None:
@@ -131,8 +131,8 @@ def check_name_servers(client: Client, options: Options) -> Iterator[tuple[Findi
         if isinstance(error, NotSupported) and not client.admin.name_servers.serves_routes(address):
             yield servers.not_a_name_server(address), False
             continue
-        usable = error is None or isinstance(error, AccessDenied | NotSupported)
-        yield servers.name_server(address, error, options.tls), usable
+        is_usable = error is None or isinstance(error, AccessDenied | NotSupported)
+        yield servers.name_server_finding(address, error, options.tls), is_usable
 
 
 def _request_error(client: Client, address: str, command: Command) -> RocketMQError | None:
@@ -148,7 +148,7 @@ def check_brokers(client: Client, options: Options) -> Iterator[Finding]:
         cluster: Mapping[str, BrokerData] = client.routes.cluster()
     except (AccessDenied, NotSupported):  # reported by check_name_servers
         return
-    yield servers.brokers(cluster)
+    yield servers.brokers_finding(cluster)
     for name, data in sorted(cluster.items()):
         for address in data.addresses.values():
             yield from _check_broker(client, options, name, address)
@@ -162,7 +162,7 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
     """Check the addresses in a Proxy's routes of ``topics``, by default of TBW102. Each broker behind an address is checked."""
     if not any(map(client.rpc_client.pool.is_proxy, options.name_server)):
         return
-    queue_of: dict[tuple[str, str], MessageQueue] = {}
+    queue_by_broker: dict[tuple[str, str], MessageQueue] = {}
     for topic in topics or (AUTO_CREATE_TOPIC,):
         try:
             route = client.routes.get(topic, 0.0)
@@ -170,15 +170,15 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
             if not topics:  # otherwise the checks of the topic report it
                 yield servers.unchecked_addresses(e)
             continue
-        queue_of |= {
+        queue_by_broker |= {
             (address, data.broker_name): MessageQueue(topic, data.broker_name, 0)
             for data in route.queues
             if (address := route.brokers[data.broker_name].master)
         }
-    addressed_brokers = sorted(queue_of)
+    addressed_brokers = sorted(queue_by_broker)
     broker_request = client.offset_reader.broker_client.for_queue
     requests = [
-        (addressed_broker[0], broker_request(rpc.GET_MAX_OFFSET, queue_of[addressed_broker]).command)
+        (addressed_broker[0], broker_request(rpc.GET_MAX_OFFSET, queue_by_broker[addressed_broker]).command)
         for addressed_broker in addressed_brokers
     ]
     answers = client.rpc_client.invoke_each(requests, deadline(client))
@@ -189,7 +189,7 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
         if isinstance(answer, RocketMQError) and not isinstance(answer, AccessDenied):
             errors[address][broker_name] = answer
     for address, errors_by_broker in errors.items():
-        yield from servers.advertised(address, errors_by_broker, options.tls)
+        yield from servers.advertised_address_findings(address, errors_by_broker, options.tls)
 
 
 def _check_broker(client: Client, options: Options, name: str, address: str) -> Iterator[Finding]:
@@ -206,7 +206,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
         yield servers.not_a_broker(name, error)
         return
     connected_address = client.rpc_client.pool.connect_options.reachable(address)
-    yield servers.broker_address(name, address, connected_address, None if was_reached else error, options.tls)
+    yield servers.broker_address_finding(name, address, connected_address, None if was_reached else error, options.tls)
     if error is not None and not was_reached:
         return
     if isinstance(error, AccessDenied):
@@ -215,7 +215,11 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     if error is not None:
         yield servers.unreadable_state(name, error)
     now_ms = time.time_ns() // 1_000_000
-    checks = (servers.version(name, runtime), servers.disk(name, runtime), servers.clock(name, runtime, now_ms))
+    checks = (
+        servers.version_finding(name, runtime),
+        servers.disk_finding(name, runtime),
+        servers.clock_finding(name, runtime, now_ms),
+    )
     yield from (finding for finding in checks if finding is not None)
     if not client.rpc_client.is_private(address):
         return  # the answer contains passwords, which others in the network could read
@@ -224,7 +228,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     except RocketMQError as e:
         yield servers.unreadable_settings(name, e)
         return
-    yield from servers.settings(name, config, bool(options.sql))
+    yield from servers.settings_findings(name, config, bool(options.sql))
 
 
 def check_topic(client: Client, options: Options, topic: str, group: str | None) -> Iterator[Finding]:
@@ -233,7 +237,7 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
     except RocketMQError as e:
         yield failed(f"topic {topic}", e, "Check its name")
         return
-    yield from servers.topic(route, _attributes(client, route))
+    yield from servers.topic_findings(route, _attributes(client, route))
     answers: dict[str, RocketMQError | None] = {}
     if queues := [queue for queue in route.readable_queues() if route.brokers[queue.broker_name].master]:
         answers["source"] = findings.worst_read_error(client, route, queues, group or options.group)
@@ -244,7 +248,7 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
         writable = []
     if writable:
         answers["sink"] = findings.worst_write_error(client, route, writable)
-    yield from servers.rights(topic, options.access_key, answers)
+    yield from servers.rights_findings(topic, options.access_key, answers)
 
 
 def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
@@ -278,26 +282,26 @@ def check_readers(target: Target, client: Client, subject: Subject) -> Iterator[
 
 
 def _check_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
-    subscribed: set[str] = set()
+    subscribed_topics: set[str] = set()
     try:
         filters_by_member = topic_readers.member_subscriptions(client.rpc_client, client.admin, group)
     except NotSupported as e:
         yield servers.unknown_members(group, e)
     else:
-        yield servers.subscriptions(group, filters_by_member)
-        subscribed = {topic for filters in filters_by_member.values() for topic in filters or ()}
-    yield from servers.consume_modes(
-        group, client.member.consume_modes(group, sorted({*topics, *subscribed}), deadline(client))
+        yield servers.subscriptions_finding(group, filters_by_member)
+        subscribed_topics = {topic for filters in filters_by_member.values() for topic in filters or ()}
+    yield from servers.consume_modes_findings(
+        group, client.member.consume_modes(group, sorted({*topics, *subscribed_topics}), deadline(client))
     )
-    committed = committed_offsets(client, group, topics)
-    yield _retention_finding(client, f"group {group}", queue_lags(client, committed))
+    committed_positions = committed_offsets(client, group, topics)
+    yield _lag_finding(client, f"group {group}", queue_lags(client, committed_positions))
 
 
 def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterator[Finding]:
     from rocketmq_spark.cli.checkpoint import compare_with_brokers
-    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
+    from rocketmq_spark.spark.checkpoints.files import open_folder as open_checkpoint
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch
-    from rocketmq_spark.spark.checkpoints.offset_log import uncommitted_batch as not_done
+    from rocketmq_spark.spark.checkpoints.offset_log import uncommitted_batch as unfinished_batch_of
     from rocketmq_spark.spark.checkpoints.owners import exposure, owner_of
     from rocketmq_spark.spark.checkpoints.rewind import DriftState
 
@@ -310,12 +314,14 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     elif owner != folders.ROOT:
         problem = f"belongs to {folders.user_text(owner)}, so root starts no query to RocketMQ with it"
         yield advice(check, problem, "Run the query as that user")
-    if (read := not_done(opened(folder))) is not None:
+    if (unfinished_read := unfinished_batch_of(open_checkpoint(folder))) is not None:
         silent_brokers = query.silent_brokers_of(
-            target.in_checkpoint_scope(read.batch.source_identities).client(), read
+            target.in_checkpoint_scope(unfinished_read.batch.source_identities).client(), unfinished_read
         )
-        yield servers.unfinished_batch(check, unfinished_batch(read, silent_brokers, time.time_ns() // 1_000_000))
-    batch = last_batch(opened(folder))
+        yield servers.unfinished_batch_finding(
+            check, unfinished_batch(unfinished_read, silent_brokers, time.time_ns() // 1_000_000)
+        )
+    batch = last_batch(open_checkpoint(folder))
     if batch is None or not batch.sources:
         yield broken(
             check,
@@ -331,12 +337,12 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     read_topics = {drift.queue.topic for drift in drifts}
     if topics and not read_topics.intersection(topics):
         yield servers.reads_other_topics(check, read_topics, topics)
-    yield from servers.checkpoint_drift(check, drifts)
+    yield from servers.checkpoint_drift_findings(check, drifts)
     comparable = [drift for drift in drifts if drift.state.is_lossless or drift.state is DriftState.LOST]
     if comparable:
-        new = {drift.queue for drift in comparable if drift.state is DriftState.NEW}
-        yield _retention_finding(
-            client, check, queue_lags(client, {drift.queue: drift.position for drift in comparable}, new)
+        new_queues = {drift.queue for drift in comparable if drift.state is DriftState.NEW}
+        yield _lag_finding(
+            client, check, queue_lags(client, {drift.queue: drift.position for drift in comparable}, new_queues)
         )
 
 
@@ -350,9 +356,9 @@ def check_exactly_once(target: Target, subject: Subject) -> Finding:
     topic_options: dict[str, object] = (
         {"topic": topics[0]} if len(topics) == 1 else {"allowed_topics": ",".join(topics)}
     )
-    options_given = {**target.settings(), **topic_options, "delivery_guarantee": exactly_once_checks.EXACTLY_ONCE}
+    given_options = {**target.settings(), **topic_options, "delivery_guarantee": exactly_once_checks.EXACTLY_ONCE}
     try:
-        options = options_table.parse(options_given).for_role("sink")
+        options = options_table.parse(given_options).for_role("sink")
         if problems := exactly_once_checks.option_problems(options, ()):
             raise OptionError.of(problems)
         ends = exactly_once.snapshot_queue_ends(options)
@@ -363,15 +369,15 @@ def check_exactly_once(target: Target, subject: Subject) -> Finding:
             )
     except RocketMQError as e:
         return failed(check, e, "See docs/exactly-once.md")
-    queues = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"
+    queues_text = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"
     return findings.ok(
         check,
-        f"{', '.join(topics)}: {queues} say where they end, and what is stored there may be read{batch_note}. This command "
+        f"{', '.join(topics)}: {queues_text} say where they end, and what is stored there may be read{batch_note}. This command "
         "cannot see whether the Spark context was started with exactly_once_conf()",
     )
 
 
-def _retention_finding(client: Client, reader: str, positions: QueuePositions) -> Finding:
+def _lag_finding(client: Client, reader: str, positions: QueuePositions) -> Finding:
     """Compare the lag of a reader with the shortest retention of its brokers."""
     if positions.errors:
         return failed(reader, positions.errors[0], "Look at the broker")
@@ -379,9 +385,9 @@ def _retention_finding(client: Client, reader: str, positions: QueuePositions) -
     for name in {row.queue.broker_name for row in positions.rows}:
         with contextlib.suppress(RocketMQError):  # its retention is unknown then, and not compared
             retention_hours.append(bodies.config_number(client.admin.broker_config(name), "fileReservedTime"))
-    known_hours = [one for one in retention_hours if one is not None]
+    known_hours = [hours for hours in retention_hours if hours is not None]
     retention_ms = min(known_hours) * _HOUR_MS if known_hours else None
-    return servers.retention(reader, positions.rows, retention_ms, time.time_ns() // 1_000_000)
+    return servers.retention_finding(reader, positions.rows, retention_ms, time.time_ns() // 1_000_000)
 
 
 _INDENT = 8
@@ -426,9 +432,9 @@ def doctor(
     if exactly_once and not topics:
         raise click.UsageError("--exactly-once needs the topics that are written: --topic NAME")
     if server is not None:
-        target = replace(target, given={**target.given, "name_server": server})
+        target = replace(target, given_options={**target.given_options, "name_server": server})
     if proxy_endpoint is not None:
-        target = replace(target, given={**target.given, "proxy_endpoint": proxy_endpoint})
+        target = replace(target, given_options={**target.given_options, "proxy_endpoint": proxy_endpoint})
     width = width_of(sys.stdout)
     all_findings = []
     checkpoint = reader_options["checkpoint"]

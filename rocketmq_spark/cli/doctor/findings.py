@@ -81,14 +81,14 @@ OLDEST = {name: low for name, (low, _) in _BOUNDS.items()}
 TOO_NEW = {name: high for name, (_, high) in _BOUNDS.items() if high}
 
 
-def java(java_or_error: tuple[str, int] | RocketMQError) -> Finding:
+def java_finding(java_or_error: tuple[str, int] | RocketMQError) -> Finding:
     """Report the path and version of Java, or why there is none."""
     if isinstance(java_or_error, RocketMQError):
         return broken("java", java_or_error.message, java_or_error.remedy or "Install a Java runtime")
     return ok("java", f"Java {java_or_error[1]}, {java_or_error[0]}")
 
 
-def python(version: str, versions: Mapping[str, str | None]) -> Finding:
+def python_finding(version: str, versions: Mapping[str, str | None]) -> Finding:
     """Check the packages. ``versions`` has their versions by name, None for a missing package."""
     packages = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     missing = [name for name, number in versions.items() if number is None and name in OLDEST]
@@ -117,7 +117,7 @@ def no_data_sources(version: str) -> Finding:
     )
 
 
-def workers(program: str, executable: str, can_import: bool) -> Finding:
+def workers_finding(program: str, executable: str, can_import: bool) -> Finding:
     """Check the Python that Spark's workers run."""
     if can_import:
         return ok("workers", f"Spark's workers on this machine run {program}, which has this package")
@@ -151,14 +151,14 @@ def worst_write_error(client: Client, route: TopicRoute, queues: Sequence[Messag
 
 
 def _worst_error(
-    queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], RocketMQError | None]
+    queues: Sequence[MessageQueue], error_of: Callable[[MessageQueue], RocketMQError | None]
 ) -> RocketMQError | None:
     """Ask for one queue of each broker, because each has its own rights and groups. A denial counts more than other errors."""
-    errors = [ask(queue) for queue in {queue.broker_name: queue for queue in queues}.values()]
-    denials_and_errors = [error for error in errors if error is not None]
+    errors = [error_of(queue) for queue in {queue.broker_name: queue for queue in queues}.values()]
+    actual_errors = [error for error in errors if error is not None]
     return next(
-        (error for error in denials_and_errors if isinstance(error, AccessDenied)),
-        denials_and_errors[0] if denials_and_errors else None,
+        (error for error in actual_errors if isinstance(error, AccessDenied)),
+        actual_errors[0] if actual_errors else None,
     )
 
 
@@ -169,13 +169,13 @@ def _read_error(client: Client, route: TopicRoute, queue: MessageQueue, group: s
     returns to the next pull of the group.
     """
     missing_queue = queue._replace(queue_id=max(data.read_queues for data in route.queues) + 1_000)
-    within = deadline(client)
+    request_deadline = deadline(client)
     try:
-        client.offset_reader.bounds([queue], within)
+        client.offset_reader.bounds([queue], request_deadline)
     except RocketMQError as e:
         return e
     try:
-        client.offset_reader.sample(group, missing_queue, 0, within)
+        client.offset_reader.sample(group, missing_queue, 0, request_deadline)
     except RocketMQError as e:
         return e if isinstance(e, AccessDenied | GroupNotFound) or e.broker_code is None else None
     return None
@@ -205,7 +205,7 @@ _TYPE_REMEDIES = {
 }
 
 
-def proxy_endpoint(address: str, error: RocketMQError | None, tls: bool) -> Finding:
+def proxy_endpoint_finding(address: str, error: RocketMQError | None, tls: bool) -> Finding:
     """Report whether a Proxy answers. ``error`` is that of a request for a route; a Proxy may also answer with an error."""
     if error is None or _is_answer_of_proxy(error):
         return ok(PROXY_CHECK, f"{address} answers over gRPC{', in TLS' if tls else ''}")
@@ -239,7 +239,7 @@ def _error_text(error: RocketMQError) -> str:
     return " ".join(f"{error.message}{f': {error.remark}' if error.remark else ''}".split())
 
 
-def proxy_topic(address: str, name: str, types_or_error: frozenset[str] | RocketMQError) -> Finding:
+def proxy_topic_finding(address: str, name: str, types_or_error: frozenset[str] | RocketMQError) -> Finding:
     """Report whether a sink can write to a topic. ``types_or_error`` has the types of messages that the topic takes."""
     check = f"topic {name}"
     if isinstance(types_or_error, RocketMQError):
@@ -263,16 +263,18 @@ def _normalized_name(name: str) -> str:
 
 
 def _names_a_proxy(target: Target) -> bool:
-    given = {_normalized_name(name): value for name, value in target.given.items() if value}
+    given = {_normalized_name(name): value for name, value in target.given_options.items() if value}
     return "proxyendpoint" in given or given.get("transport") == GRPC
 
 
 def broker_target(target: Target) -> Target | None:
     """Return the target of requests to name servers and brokers; None if only a Proxy is given."""
-    given_names = {_normalized_name(name) for name, value in target.given.items() if value}
+    given_names = {_normalized_name(name) for name, value in target.given_options.items() if value}
     if _names_a_proxy(target) and not given_names & {"nameserver", "namesrvaddr"}:
         return None
-    return Target({name: value for name, value in target.given.items() if _normalized_name(name) not in _PROXY_OPTIONS})
+    return Target(
+        {name: value for name, value in target.given_options.items() if _normalized_name(name) not in _PROXY_OPTIONS}
+    )
 
 
 def proxy_options(target: Target) -> dict[str, object] | None:
@@ -284,9 +286,9 @@ def proxy_options(target: Target) -> dict[str, object] | None:
     foreign_options = {
         _normalized_name(name) for row in TABLE if "sink" not in row.roles for name in (row.name, *row.aliases)
     }
-    left_out = _BROKER_OPTIONS | foreign_options | {"transport"}
+    omitted_names = _BROKER_OPTIONS | foreign_options | {"transport"}
     return {
-        **{name: value for name, value in target.given.items() if _normalized_name(name) not in left_out},
+        **{name: value for name, value in target.given_options.items() if _normalized_name(name) not in omitted_names},
         "transport": GRPC,
     }
 
@@ -295,11 +297,11 @@ def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
     """Check each endpoint of a Proxy, and each topic there. Yields nothing if no Proxy is given."""
     from rocketmq_spark import options as table
 
-    options_given = proxy_options(target)
-    if options_given is None:
+    given_options = proxy_options(target)
+    if given_options is None:
         return
     try:
-        options = table.parse(options_given).for_role("sink")
+        options = table.parse(given_options).for_role("sink")
     except RocketMQError as e:
         yield failed("options", e, "Look at docs/options.md")
         return
@@ -308,19 +310,19 @@ def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
         options_of_address = dataclasses.replace(options, proxy_endpoint=(address,))
         # This topic need not exist: any answer, also that it is unknown, shows that a Proxy is there.
         answer = _message_types(options_of_address, GROUP)
-        finding = proxy_endpoint(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
+        finding = proxy_endpoint_finding(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
         yield finding
         if finding.level is Level.OK:
             for name in topics:
-                yield proxy_topic(address, name, _message_types(options_of_address, name))
+                yield proxy_topic_finding(address, name, _message_types(options_of_address, name))
 
 
 def _message_types(options: Options, topic: str) -> frozenset[str] | RocketMQError:
     from rocketmq_spark import session
 
     try:
-        within = Deadline.after(options.request_timeout)
-        session.sender(options).publish_queues(topic, within, refresh=True)
-        return session.message_types(options, topic, within) or frozenset()
+        request_deadline = Deadline.after(options.request_timeout)
+        session.sender(options).publish_queues(topic, request_deadline, refresh=True)
+        return session.message_types(options, topic, request_deadline) or frozenset()
     except RocketMQError as e:
         return e

@@ -41,7 +41,7 @@ CHECK_PROXY = "Check that the Proxy and the broker run, and firewalls"
 _UPTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
 
 
-def name_server(address: str, error: RocketMQError | None, tls: bool) -> Finding:
+def name_server_finding(address: str, error: RocketMQError | None, tls: bool) -> Finding:
     check = "name server"
     if error is None:
         return ok(check, f"{address} answers{', in TLS' if tls else ''}")
@@ -65,20 +65,24 @@ def not_a_name_server(address: str) -> Finding:
     )
 
 
-def brokers(cluster: Mapping[str, BrokerData]) -> Finding:
+def brokers_finding(cluster: Mapping[str, BrokerData]) -> Finding:
     """Report the registered brokers, and those without a master."""
     if not cluster:
         return broken("brokers", "none is registered", "Start one, or look at its namesrvAddr and its log")
-    orphans = sorted(name for name, data in cluster.items() if not data.master)
-    if orphans:
+    masterless_brokers = sorted(name for name, data in cluster.items() if not data.master)
+    if masterless_brokers:
         return broken(
-            "brokers", f"{', '.join(orphans)} without a master: nothing can be written there", "Start the master"
+            "brokers",
+            f"{', '.join(masterless_brokers)} without a master: nothing can be written there",
+            "Start the master",
         )
     slaves = sum(len(data.slaves) for data in cluster.values())
     return ok("brokers", f"{', '.join(sorted(cluster))}; {slaves} slaves. Brokers that are down are not listed")
 
 
-def broker_address(name: str, address: str, connected_address: str, error: RocketMQError | None, tls: bool) -> Finding:
+def broker_address_finding(
+    name: str, address: str, connected_address: str, error: RocketMQError | None, tls: bool
+) -> Finding:
     """Report whether the address that a broker advertises can be reached, or the address to which ``addressMap`` maps it."""
     check, shown_address = (
         f"broker {name}",
@@ -97,7 +101,7 @@ def broker_address(name: str, address: str, connected_address: str, error: Rocke
     )
 
 
-def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> Iterator[Finding]:
+def advertised_address_findings(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> Iterator[Finding]:
     """Yield findings about an address in the routes of a Proxy. ``errors`` are those of requests to it, by name of the broker."""
     check = "Proxy"
     if not errors:
@@ -133,7 +137,7 @@ def _unreachable(check: str, text: str, error: RocketMQError, tls: bool, remedy:
     return broken(check, f"{text}: {error.message}{f': {error.remark}' if error.remark else ''}", remedy + hint)
 
 
-def settings(name: str, config: Mapping[str, str], uses_sql: bool) -> Iterator[Finding]:
+def settings_findings(name: str, config: Mapping[str, str], uses_sql: bool) -> Iterator[Finding]:
     """Check settings of broker.conf. A setting that the broker does not report is not checked."""
     check = f"broker {name}"
     for limits, pull_kind in ((PULL_MINIMUMS, "a pull"), (COLD_PULL_MINIMUMS, "a pull of old messages")):
@@ -194,21 +198,21 @@ def unreadable_state(name: str, error: RocketMQError) -> Finding:
     )
 
 
-def disk(name: str, runtime: Mapping[str, str]) -> Finding | None:
+def disk_finding(name: str, runtime: Mapping[str, str]) -> Finding | None:
     """Check the fullest disk of a broker; None if the broker does not report disks."""
-    shares = [float(runtime[key]) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio") if key in runtime]
-    if not shares or max(shares) < 0:
+    used_shares = [float(runtime[key]) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio") if key in runtime]
+    if not used_shares or max(used_shares) < 0:
         return None
-    check, usage = f"broker {name}", f"its disk is {max(shares):.0%} full"
+    check, usage = f"broker {name}", f"its disk is {max(used_shares):.0%} full"
     remedy = "Free space, or lower fileReservedTime"
-    if max(shares) > DISK_BROKEN:
+    if max(used_shares) > DISK_BROKEN:
         return broken(check, f"{usage}: it refuses messages", remedy)
-    if max(shares) > DISK_ADVICE:
+    if max(used_shares) > DISK_ADVICE:
         return advice(check, f"{usage}: soon it deletes messages before their time", remedy)
     return ok(check, usage)
 
 
-def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
+def clock_finding(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
     """Compare the clock of a broker with ours; None if the broker does not report its uptime."""
     match = _UPTIME.match(runtime.get("runtime", ""))
     if match is None or "bootTimestamp" not in runtime:
@@ -226,7 +230,7 @@ def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
     )
 
 
-def version(name: str, runtime: Mapping[str, str]) -> Finding | None:
+def version_finding(name: str, runtime: Mapping[str, str]) -> Finding | None:
     """Check the release of a broker; None if the broker does not report it."""
     release = runtime.get("brokerVersionDesc")
     if release is None:
@@ -250,7 +254,7 @@ _UNAVAILABLE_STATES = (
 )
 
 
-def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Finding]:
+def topic_findings(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Finding]:
     """Report the queues, permissions and type of a topic. ``config`` are its attributes, None if they are unknown."""
     check, attributes = f"topic {route.topic}", config or {}
     message_type = attributes.get(_TYPE_ATTRIBUTE, "NORMAL") if config is not None else "unknown"
@@ -276,10 +280,10 @@ def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Findi
         )
 
 
-def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
+def rights_findings(topic: str, user: str | None, answers: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
     """Report the rights of a user. ``answers`` has the errors of ``source`` and ``sink``, None for an allowed request."""
     user_text = f"user {user}" if user else "a user without accessKey"
-    needed = {"source": "Sub and Get on the topic, Sub on the group", "sink": "Pub on the topic"}
+    needed_rights = {"source": "Sub and Get on the topic, Sub on the group", "sink": "Pub on the topic"}
     for role, error in answers.items():
         check, verb = f"rights {role}", "read" if role == "source" else "write"
         if error is None:
@@ -287,7 +291,7 @@ def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | N
         elif isinstance(error, AccessDenied):
             where = f" (at {error.addr})" if error.addr else ""
             text = f"{user_text} may not {verb} {topic}: {error.remark or error.message}{where}"
-            remedy = f"Grant {needed[role]}, or give options 'accessKey' and 'secretKey'"
+            remedy = f"Grant {needed_rights[role]}, or give options 'accessKey' and 'secretKey'"
             yield (
                 broken(check, text, remedy)
                 if role == "source"
@@ -303,7 +307,7 @@ def unknown_members(group: str, error: NotSupported) -> Finding:
     return advice(f"group {group}", text, error.remedy or "Name another server")
 
 
-def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]) -> Finding:
+def subscriptions_finding(group: str, members: Mapping[str, Mapping[str, Filter] | None]) -> Finding:
     """Check that all members have the same subscriptions. ``members`` has None for a member that did not report them."""
     check = f"group {group}"
     silent_members = sorted(name for name, filters in members.items() if filters is None)
@@ -311,7 +315,7 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
     if not members:
         return ok(check, "has no member now that brokers know; only a Proxy knows members that consume over gRPC")
     members_by_subscription = {
-        _normalized(filters): name for name, filters in reversed(subscriptions_by_member.items())
+        _normalized_filters(filters): name for name, filters in reversed(subscriptions_by_member.items())
     }
     if len(members_by_subscription) > 1:
         examples = "; ".join(
@@ -334,11 +338,11 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
     return ok(check, f"{count} to {_subscription_text(next(iter(subscriptions_by_member.values())))}")
 
 
-def consume_modes(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
+def consume_modes_findings(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
     """Yield advice for each topic whose consume mode is POP. ``modes`` has the mode for each topic and broker."""
-    popped = sorted(place for place, mode in modes.items() if mode == POP)
-    for topic in dict.fromkeys(topic for topic, _ in popped):
-        brokers = ", ".join(broker for name, broker in popped if name == topic)
+    popped_topics = sorted(topic_and_broker for topic_and_broker, mode in modes.items() if mode == POP)
+    for topic in dict.fromkeys(topic for topic, _ in popped_topics):
+        brokers = ", ".join(broker for name, broker in popped_topics if name == topic)
         yield advice(
             f"group {group}",
             f"its consume mode for topic {topic} is POP at {brokers}: if some members pull (such as consumers of this package "
@@ -347,7 +351,7 @@ def consume_modes(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[
         )
 
 
-def _normalized(filters: Mapping[str, Filter]) -> frozenset[tuple[str, str, frozenset[str]]]:
+def _normalized_filters(filters: Mapping[str, Filter]) -> frozenset[tuple[str, str, frozenset[str]]]:
     return frozenset(
         (
             topic,
@@ -367,7 +371,7 @@ def _subscription_text(filters: Mapping[str, Filter]) -> str:
     )
 
 
-def retention(reader: str, rows: Sequence[QueueLag], retention_ms: int | None, now_ms: int) -> Finding:
+def retention_finding(reader: str, rows: Sequence[QueueLag], retention_ms: int | None, now_ms: int) -> Finding:
     """Compare the lag of a reader with the retention of messages, which is None if brokers do not report it."""
     totals = total(rows, now_ms)
     if went_back_queues := went_back(rows):
@@ -385,16 +389,16 @@ def retention(reader: str, rows: Sequence[QueueLag], retention_ms: int | None, n
         return broken(reader, f"{totals.lost} messages were removed before they were read", remedy)
     if totals.lag is None:
         return advice(reader, "how far it is behind is not known", "Let it commit, or finish a batch, first")
-    counted = f" in {len(rows) - totals.unknown_queues} of {len(rows)} queues" if totals.unknown_queues else ""
-    oldest = f", the oldest for {duration(totals.behind_ms)}" if totals.behind_ms else ""
-    behind = f"{totals.lag} messages behind{counted}{oldest}"
+    counted_text = f" in {len(rows) - totals.unknown_queues} of {len(rows)} queues" if totals.unknown_queues else ""
+    oldest_text = f", the oldest for {duration(totals.behind_ms)}" if totals.behind_ms else ""
+    behind_text = f"{totals.lag} messages behind{counted_text}{oldest_text}"
     if retention_ms is not None and totals.behind_ms is not None and totals.behind_ms > _RETENTION_SHARE * retention_ms:
-        return advice(reader, f"{behind}, and messages are kept for {duration(retention_ms)}", remedy)
+        return advice(reader, f"{behind_text}, and messages are kept for {duration(retention_ms)}", remedy)
     retention_text = "" if retention_ms is None else f"; messages are kept for {duration(retention_ms)}"
-    return ok(reader, behind + retention_text)
+    return ok(reader, behind_text + retention_text)
 
 
-def unfinished_batch(reader: str, state: Mapping[str, Any]) -> Finding:
+def unfinished_batch_finding(reader: str, state: Mapping[str, Any]) -> Finding:
     """Report the unfinished batch of a query. ``state`` is from ``lag_view.unfinished_batch``. The query may have ended."""
     brokers = ", ".join(state["waitsFor"])
     if not brokers and (state["forMs"] or 0) < LONG_BATCH_MS:
@@ -412,25 +416,25 @@ def unfinished_batch(reader: str, state: Mapping[str, Any]) -> Finding:
     )
 
 
-def reads_other_topics(reader: str, read: Iterable[str], topics: Iterable[str]) -> Finding:
+def reads_other_topics(reader: str, read_topics: Iterable[str], topics: Iterable[str]) -> Finding:
     """Advise if the query of a checkpoint reads none of the given topics."""
     topic_names = ", ".join(sorted(set(topics)))
     return advice(
         reader,
-        f"its query reads {', '.join(sorted(read))}, not {topic_names}",
+        f"its query reads {', '.join(sorted(read_topics))}, not {topic_names}",
         f"If the query is to read {topic_names}, give its own checkpointLocation; if it writes {topic_names}, this is right",
     )
 
 
-def checkpoint_drift(reader: str, queues: Iterable[Drift]) -> Iterator[Finding]:
+def checkpoint_drift_findings(reader: str, queues: Iterable[Drift]) -> Iterator[Finding]:
     """Report the queues of a checkpoint that do not match the brokers."""
     drifts = list(queues)
-    lossy = [drift for drift in drifts if not drift.state.is_lossless and not drift.state.is_unavailable]
-    if lossy:
-        examples = ", ".join(f"{drift.queue} {drift.state.value}" for drift in lossy[:3])
+    lossy_drifts = [drift for drift in drifts if not drift.state.is_lossless and not drift.state.is_unavailable]
+    if lossy_drifts:
+        examples = ", ".join(f"{drift.queue} {drift.state.value}" for drift in lossy_drifts[:3])
         yield broken(
             reader,
-            f"{len(lossy)} of {len(drifts)} queues do not match what brokers have: {examples}",
+            f"{len(lossy_drifts)} of {len(drifts)} queues do not match what brokers have: {examples}",
             "See: rocketmq-spark checkpoint diff; with failOnDataLoss=warn the query continues at the first message that is "
             "kept, and reads a topic that was created again from its start",
         )

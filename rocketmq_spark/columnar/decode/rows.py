@@ -199,7 +199,7 @@ def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
         except Malformed:
             checks.append(AnswerCheck(False, beyond, []))
             continue
-        holes = [hole._replace(answer=i) for hole in stored_messages.holes(messages)]
+        holes = [hole._replace(answer_index=i) for hole in stored_messages.holes(messages)]
         # The offset in an inner batch's head is only that of its first message.
         last = (
             messages.combined_flags & SysFlag.INNER_BATCH or (messages.fixed_field("queueOffset") >= answer.limit).any()

@@ -154,7 +154,7 @@ class OffsetCache:
         environment = environment_of(self._options)
         return (
             dict.fromkeys(self._environment_queues, environment.number)
-            if environment is not None and environment.by_position
+            if environment is not None and environment.is_by_position
             else {}
         )
 

@@ -164,9 +164,9 @@ def _environment_layout(environment: Environment | None) -> object:
     """Return what determines the queues of an environment besides its number: the number of environments, or the list of its
     queues. The queues of other environments may change.
     """
-    if environment is None or environment.listed is None:
+    if environment is None or environment.listed_queues is None:
         return environment and environment.count
-    return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed)]
+    return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed_queues)]
 
 
 def _layout_text(record: Mapping[str, object]) -> str:
@@ -179,7 +179,7 @@ def _layout_text(record: Mapping[str, object]) -> str:
 def _layout_was_added(options: Options, start: Offsets) -> bool:
     """Whether offsets that record no layout have only positions of queues that the environment of the options owns."""
     environment = environment_of(options)
-    if "environments" in start.source_identity or environment is None or environment.by_position:
+    if "environments" in start.source_identity or environment is None or environment.is_by_position:
         return False
     return _owns_all_positions(environment, start)
 
@@ -191,7 +191,7 @@ def _legacy_identity_matches(options: Options, start: Offsets) -> bool:
         return False
     if start.environment:
         return set(start.environment.values()) == {environment.number}
-    if environment.by_position:
+    if environment.is_by_position:
         # ``check_environment_queues`` compares the queues when brokers have answered.
         return _lacks_environment_record(start)
     return _owns_all_positions(environment, start)
@@ -223,7 +223,7 @@ def check_environment_queues(options: Options, start: Offsets, owned: Collection
     environment = environment_of(options)
     if (
         environment is None
-        or not environment.by_position
+        or not environment.is_by_position
         or not start.positions
         or not _lacks_environment_record(start)
     ):
@@ -300,7 +300,8 @@ def _recorded_environment(offsets: Offsets) -> Environment | None:
     if isinstance(layout, list):
         listed = (text.rpartition(":") for text in map(str, layout))
         return Environment(
-            name, listed=frozenset((broker.replace("*", ANY_BROKER), int(queue_id)) for broker, _, queue_id in listed)
+            name,
+            listed_queues=frozenset((broker.replace("*", ANY_BROKER), int(queue_id)) for broker, _, queue_id in listed),
         )
     if isinstance(layout, int) or offsets.environment:
         return Environment.of(name, layout)

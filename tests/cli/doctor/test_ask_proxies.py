@@ -165,7 +165,7 @@ def test_what_is_given_goes_to_whom_it_concerns() -> None:
     }  # fmt: skip
     brokers = broker_target(Target(given))
     assert brokers is not None
-    assert brokers.given.keys() == {"name_server", "addressMap", "sql", "requestTimeout", "nonsense"}
+    assert brokers.given_options.keys() == {"name_server", "addressMap", "sql", "requestTimeout", "nonsense"}
     assert broker_target(Target({"proxyEndpoint": "h:2"})) is None
     assert proxy_options(Target({"name_server": "h:1"})) is None
     assert broker_target(Target({})) is not None

@@ -62,7 +62,7 @@ def test_the_name_server_may_be_an_argument(rocketmq: LocalBroker, no_broker: ob
 
 def test_what_is_given_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(command, "examine", lambda target, subject: asked.append((target.given, subject)) or [])
+    monkeypatch.setattr(command, "examine", lambda target, subject: asked.append((target.given_options, subject)) or [])
     given = [
         "--topic",
         "t",

@@ -283,7 +283,7 @@ class TestOfTopics:
         group = f"g-{topic}"
         rocketmq.admin.create_topic(topic, 2)
         rocketmq.admin.create_group(group)
-        calls, address = rocketmq.admin.brokers.calls, rocketmq.address("broker-a")
+        calls, address = rocketmq.admin.offset_reader.rpc_client, rocketmq.address("broker-a")
         fields = {"group": group, "topic": topic, "timestamp": 0, "isForce": True, "queueId": -1}
         calls.request(address, rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(**fields))
         assert bad(doctor(rocketmq.name_server, Subject([topic]), group=group)) == []

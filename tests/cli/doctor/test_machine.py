@@ -12,8 +12,8 @@ FINE = {"rocketmq-spark": "0.1.0", "pyspark": "4.3.0.dev1", "pyarrow": "21.0.0",
 
 
 def test_java() -> None:
-    assert findings.java(("/j/bin/java", 17)) == ("java", Level.OK, "Java 17, /j/bin/java", None)
-    gone = findings.java(LocalBrokerError("Java 17 or newer is needed", remedy="Install one"))
+    assert findings.java_finding(("/j/bin/java", 17)) == ("java", Level.OK, "Java 17, /j/bin/java", None)
+    gone = findings.java_finding(LocalBrokerError("Java 17 or newer is needed", remedy="Install one"))
     assert gone == ("java", Level.BROKEN, "Java 17 or newer is needed", "Install one")
 
 
@@ -31,7 +31,7 @@ def test_java() -> None:
     ],
 )
 def test_packages(changed: dict[str, str | None], level: Level, remedy: str | None) -> None:
-    found = findings.python("3.11.9", {**FINE, **changed})
+    found = findings.python_finding("3.11.9", {**FINE, **changed})
     assert (found.level, found.remedy) == (level, remedy)
     told = ", ".join(f"{name} {number}" for name, number in {**FINE, **changed}.items() if number is not None)
     assert found.text.partition(";")[0] == f"Python 3.11.9, {told}"
@@ -45,8 +45,8 @@ def test_pyspark_without_data_sources() -> None:
 
 
 def test_the_python_of_workers() -> None:
-    assert findings.workers("python3", "/venv/bin/python", True).level is Level.OK
-    found = findings.workers("python3", "/venv/bin/python", False)
+    assert findings.workers_finding("python3", "/venv/bin/python", True).level is Level.OK
+    found = findings.workers_finding("python3", "/venv/bin/python", False)
     assert (found.level, found.remedy) == (
         Level.BROKEN, "Activate the virtual environment, or set PYSPARK_PYTHON=/venv/bin/python",
     )  # fmt: skip

@@ -40,11 +40,11 @@ A = "h:8081"
     ],
 )
 def test_an_endpoint(error, level, words, remedy) -> None:
-    found = findings.proxy_endpoint(A, error, tls=False)
+    found = findings.proxy_endpoint_finding(A, error, tls=False)
     assert found.level is level
     assert words in found.text
     assert remedy is found.remedy is None or remedy in (found.remedy or "")
-    assert ("in TLS" in findings.proxy_endpoint(A, error, tls=True).text) == (level is Level.OK)
+    assert ("in TLS" in findings.proxy_endpoint_finding(A, error, tls=True).text) == (level is Level.OK)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_an_endpoint(error, level, words, remedy) -> None:
     ],
 )
 def test_a_topic(told, level, words, remedy) -> None:
-    found = findings.proxy_topic(A, "t", frozenset(told))
+    found = findings.proxy_topic_finding(A, "t", frozenset(told))
     assert (found.check, found.level) == ("topic t", level)
     assert words in found.text
     assert remedy is found.remedy is None or remedy in (found.remedy or "")
 
 
 def test_a_topic_without_a_route() -> None:
-    found = findings.proxy_topic(A, "t", RouteNotFound("the Proxy knows no such topic", A, remark="no route"))
+    found = findings.proxy_topic_finding(A, "t", RouteNotFound("the Proxy knows no such topic", A, remark="no route"))
     assert found[:3] == ("topic t", Level.BROKEN, "the Proxy knows no such topic: no route (at h:8081)")
     assert found.remedy

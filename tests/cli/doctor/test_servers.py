@@ -35,36 +35,39 @@ def data(name: str, **addresses: str) -> BrokerData:
     ],
 )
 def test_a_name_server(error, level, words) -> None:
-    found = servers.name_server("h:1", error, tls=True)
+    found = servers.name_server_finding("h:1", error, tls=True)
     assert found.level is level
     assert words in found.text
     assert ("option 'tls' asks for" in (found.remedy or "")) == (error is LOST)
 
 
 def test_a_name_server_at_kafkas_port() -> None:
-    assert "h:9092 has Kafka's usual port" in (servers.name_server("h:9092", LOST, tls=False).remedy or "")
+    assert "h:9092 has Kafka's usual port" in (servers.name_server_finding("h:9092", LOST, tls=False).remedy or "")
 
 
 def test_who_is_registered() -> None:
-    assert servers.brokers({}).level is Level.BROKEN
+    assert servers.brokers_finding({}).level is Level.BROKEN
     whole = {"a": data("a", _0="h:1", _1="h:2")}
-    assert servers.brokers(whole)[1:3] == (Level.OK, "a; 1 slaves. Brokers that are down are not listed")
-    orphaned = servers.brokers({**whole, "b": data("b", _1="h:3")})
+    assert servers.brokers_finding(whole)[1:3] == (Level.OK, "a; 1 slaves. Brokers that are down are not listed")
+    orphaned = servers.brokers_finding({**whole, "b": data("b", _1="h:3")})
     assert (orphaned.level, orphaned.text.split()[0]) == (Level.BROKEN, "b")
 
 
 def test_an_address_that_cannot_be_reached_says_addressMap() -> None:
-    found = servers.broker_address("a", "172.17.0.2:10911", "172.17.0.2:10911", CallTimeout("no answer in time"), False)
+    found = servers.broker_address_finding(
+        "a", "172.17.0.2:10911", "172.17.0.2:10911", CallTimeout("no answer in time"), False
+    )
     assert (found.check, found.level) == ("broker a", Level.BROKEN)
     assert "advertises 172.17.0.2:10911, which cannot be reached from here: no answer in time" in found.text
     assert '-o \'addressMap={"172.17.0.2:10911":"<reachable host>:10911"}\'' in (found.remedy or "")
-    mapped = servers.broker_address("a", "172.17.0.2:10911", "localhost:1", None, False)
+    mapped = servers.broker_address_finding("a", "172.17.0.2:10911", "localhost:1", None, False)
     assert mapped[1:3] == (Level.OK, "172.17.0.2:10911, dialled as localhost:1 answers")
 
 
 def test_a_time_out_of_a_proxy_is_no_unreachable_address() -> None:
-    (slow,) = servers.advertised("p:1", {"a": CallTimeout("no answer in time", "p:1")}, False)
-    (dead,) = servers.advertised("p:1", dict.fromkeys("ab", CallTimeout("cannot connect: no progress in time")), False)
+    (slow,) = servers.advertised_address_findings("p:1", {"a": CallTimeout("no answer in time", "p:1")}, False)
+    errors = dict.fromkeys("ab", CallTimeout("cannot connect: no progress in time"))
+    (dead,) = servers.advertised_address_findings("p:1", errors, False)
     assert slow.text == "p:1 does not reach broker a: no answer in time (at p:1)"
     assert dead.text.startswith("advertises p:1, which cannot be reached from here")
 
@@ -76,15 +79,15 @@ STOCK = {
 
 
 def test_settings_that_make_reads_slow_say_the_lines() -> None:
-    warm, cold = servers.settings("a", STOCK, False)
+    warm, cold = servers.settings_findings("a", STOCK, False)
     assert warm[1:3] == (Level.ADVICE, "a pull gives at most 32 messages or 262144 bytes")
     assert (warm.remedy or "").startswith(
         "In broker.conf maxTransferCountOnMessageInMemory=1024, maxTransferBytesOnMessageInMemory=4194304: "
     )
     assert cold.text == "a pull of old messages gives at most 8 messages or 65536 bytes"
     raised = {**servers.PULL_MINIMUMS, **servers.COLD_PULL_MINIMUMS}
-    assert list(servers.settings("a", {name: str(value) for name, value in raised.items()}, False)) == []
-    assert list(servers.settings("a", {}, True)) == []
+    assert list(servers.settings_findings("a", {name: str(value) for name, value in raised.items()}, False)) == []
+    assert list(servers.settings_findings("a", {}, True)) == []
 
 
 def test_settings_that_are_not_told_are_not_judged() -> None:
@@ -98,10 +101,10 @@ def test_settings_that_are_not_told_are_not_judged() -> None:
 
 def test_index_and_sql() -> None:
     off = {"messageIndexEnable": "false", "enablePropertyFilter": "false"}
-    assert [f.level for f in servers.settings("a", off, False)] == [Level.ADVICE, Level.ADVICE]
-    assert [f.level for f in servers.settings("a", off, True)] == [Level.ADVICE, Level.BROKEN]
+    assert [f.level for f in servers.settings_findings("a", off, False)] == [Level.ADVICE, Level.ADVICE]
+    assert [f.level for f in servers.settings_findings("a", off, True)] == [Level.ADVICE, Level.BROKEN]
     on = {"messageIndexEnable": "true", "enablePropertyFilter": "true"}
-    assert list(servers.settings("a", on, True)) == []
+    assert list(servers.settings_findings("a", on, True)) == []
 
 
 @pytest.mark.parametrize(
@@ -113,11 +116,11 @@ def test_index_and_sql() -> None:
     ],
 )  # fmt: skip
 def test_disks(log: str, queue: str, level: Level) -> None:
-    found = servers.disk("a", {"commitLogDiskRatio": log, "consumeQueueDiskRatio": queue})
+    found = servers.disk_finding("a", {"commitLogDiskRatio": log, "consumeQueueDiskRatio": queue})
     assert found is not None
     assert found.level is level
-    assert servers.disk("a", {}) is None
-    assert servers.disk("a", {"commitLogDiskRatio": "-1", "consumeQueueDiskRatio": "-1"}) is None
+    assert servers.disk_finding("a", {}) is None
+    assert servers.disk_finding("a", {"commitLogDiskRatio": "-1", "consumeQueueDiskRatio": "-1"}) is None
 
 
 @pytest.mark.parametrize(
@@ -133,16 +136,17 @@ def test_clocks(ahead_ms: int, level: Level, words: str) -> None:
         "bootTimestamp": str(NOW_MS + ahead_ms - up_ms),
         "runtime": "[ 1 days, 2 hours, 3 minutes, 4 seconds ]",
     }
-    found = servers.clock("a", runtime, NOW_MS)
+    found = servers.clock_finding("a", runtime, NOW_MS)
     assert found is not None
     assert found.level is level
     assert words in found.text
-    assert servers.clock("a", {**runtime, "runtime": "later"}, NOW_MS) is None
-    assert servers.clock("a", {"runtime": runtime["runtime"]}, NOW_MS) is None
+    assert servers.clock_finding("a", {**runtime, "runtime": "later"}, NOW_MS) is None
+    assert servers.clock_finding("a", {"runtime": runtime["runtime"]}, NOW_MS) is None
 
 
 def test_releases() -> None:
     assert [
-        (servers.version("a", {"brokerVersionDesc": text}) or pytest.fail(text)).level for text in ("V5_5_0", "V4_9_7")
+        (servers.version_finding("a", {"brokerVersionDesc": text}) or pytest.fail(text)).level
+        for text in ("V5_5_0", "V4_9_7")
     ] == [Level.OK, Level.ADVICE]
-    assert servers.version("a", {}) is None
+    assert servers.version_finding("a", {}) is None

@@ -41,21 +41,21 @@ def route(**perms: int) -> TopicRoute:
     ],
 )
 def test_a_topic(perms, attributes, expected) -> None:
-    found = list(servers.topic(route(**perms), attributes))
+    found = list(servers.topic_findings(route(**perms), attributes))
     assert [one.level for one in found] == [level for level, _ in expected]
     assert all(words in one.text for one, (_, words) in zip(found, expected, strict=True)), found
 
 
 def test_rights_that_are_missing_are_named() -> None:
     denied = AccessDenied("access denied", remark="User:x has no permission")
-    source, sink = servers.rights("t", "x", {"source": denied, "sink": denied})
+    source, sink = servers.rights_findings("t", "x", {"source": denied, "sink": denied})
     assert (source.level, sink.level) == (Level.BROKEN, Level.ADVICE)
     assert "user x may not read t: User:x has no permission" in source.text
     assert "Grant Sub and Get on the topic, Sub on the group" in (source.remedy or "")
     assert "Grant Pub on the topic" in (sink.remedy or "")
-    fine = servers.rights("t", None, {"source": None, "sink": None})
+    fine = servers.rights_findings("t", None, {"source": None, "sink": None})
     assert [one.level for one in fine] == [Level.OK, Level.OK]
-    (away,) = servers.rights("t", None, {"source": CallTimeout("no answer in time", "h:1")})
+    (away,) = servers.rights_findings("t", None, {"source": CallTimeout("no answer in time", "h:1")})
     assert (away.level, away.text) == (Level.BROKEN, "no answer in time (at h:1)")
 
 
@@ -72,7 +72,7 @@ def test_every_broker_is_checked_and_denials_count_before_errors(monkeypatch) ->
         )
 
     assert [asked(names) for names in ("abc", "ac", "c")] == [(denied, denied), (lacks, lacks), (None, None)]
-    (told,) = servers.rights("t", "x", {"source": denied})
+    (told,) = servers.rights_findings("t", "x", {"source": denied})
     assert told.text == "user x may not read t: access denied (at h:2)"
 
 
@@ -91,18 +91,18 @@ A, B = {"t": Filter("x || y")}, {"t": Filter("y||x"), "u": Filter()}
     ],
 )
 def test_what_members_want(members, level, words) -> None:
-    found = servers.subscriptions("g", members)
+    found = servers.subscriptions_finding("g", members)
     assert found.level is level
     assert words in found.text
 
 
 def test_a_group_that_is_to_pop_is_advice_with_the_remedy() -> None:
     modes = {("t", "broker-a"): "POP", ("t", "broker-b"): "PULL", ("u", "broker-a"): "PULL", ("t", "broker-c"): "POP"}
-    (found,) = servers.consume_modes("g", modes)
+    (found,) = servers.consume_modes_findings("g", modes)
     assert (found.check, found.level) == ("group g", Level.ADVICE)
     assert "consume mode for topic t is POP at broker-a, broker-c" in found.text
     assert "mqadmin setConsumeMode -m PULL" in str(found.remedy)
-    assert not list(servers.consume_modes("g", {("t", "broker-a"): "PULL"}))
+    assert not list(servers.consume_modes_findings("g", {("t", "broker-a"): "PULL"}))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_group_that_is_to_pop_is_advice_with_the_remedy() -> None:
     ],
 )
 def test_how_far_a_reader_is_next_to_retention(row, kept_ms, level, words) -> None:
-    found = servers.retention("group g", [row], kept_ms, NOW_MS)
+    found = servers.retention_finding("group g", [row], kept_ms, NOW_MS)
     assert (found.check, found.level) == ("group g", level)
     assert words in found.text
 
@@ -127,34 +127,34 @@ def test_how_far_a_reader_is_next_to_retention(row, kept_ms, level, words) -> No
 @pytest.mark.parametrize(("whose", "option"), [("group g", False), ("checkpoint /c", True)])
 def test_only_a_query_is_told_of_an_option_of_queries(whose: str, option: bool) -> None:
     """A group has no ``failOnDataLoss``: its members continue at the first message that is kept."""
-    found = servers.retention(whose, [QueueLag(Q, 7, 4, 10)], HOUR_MS, NOW_MS)
+    found = servers.retention_finding(whose, [QueueLag(Q, 7, 4, 10)], HOUR_MS, NOW_MS)
     assert ("failOnDataLoss=warn" in (found.remedy or "")) is option
 
 
 def test_a_batch_that_waits_for_a_broker() -> None:
     told = {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
-    found = servers.unfinished_batch("c", told)
+    found = servers.unfinished_batch_finding("c", told)
     assert (found.level, found.text) == (
         Level.BROKEN,
         "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer",
     )
     assert (found.remedy or "").startswith("Start broker-b: nothing is lost")
-    fine = servers.unfinished_batch("c", {**told, "waitsFor": []})
+    fine = servers.unfinished_batch_finding("c", {**told, "waitsFor": []})
     assert (fine.level, fine.text) == (
         Level.OK,
         "batch 7 was begun 1 m 5 s ago and is not done: it runs, or its query has ended",
     )
-    assert servers.unfinished_batch("c", {**told, "waitsFor": [], "forMs": None}).level is Level.OK
-    old = servers.unfinished_batch("c", {**told, "waitsFor": [], "forMs": 300_000})
+    assert servers.unfinished_batch_finding("c", {**told, "waitsFor": [], "forMs": None}).level is Level.OK
+    old = servers.unfinished_batch_finding("c", {**told, "waitsFor": [], "forMs": 300_000})
     assert (old.level, "start it: it repeats the batch" in (old.remedy or "")) == (Level.ADVICE, True)
 
 
 def test_a_group_in_a_topic_that_was_made_again() -> None:
     rows = [QueueLag(Q, 0, 12, 10), QueueLag(Q._replace(queue_id=1), 0, 4, 10)]
-    found = servers.retention("group g", rows, None, NOW_MS)
+    found = servers.retention_finding("group g", rows, None, NOW_MS)
     assert (found.level, found.text.partition(":")[0]) == (Level.BROKEN, "1 of 2 queues end before its offsets")
     assert "offsets set g --to earliest" in (found.remedy or "")
-    known = servers.retention("group g", [QueueLag(Q, None, 4, None), rows[1]], None, NOW_MS)
+    known = servers.retention_finding("group g", [QueueLag(Q, None, 4, None), rows[1]], None, NOW_MS)
     assert known.text == "6 messages behind in 1 of 2 queues"
 
 
@@ -175,18 +175,18 @@ def test_a_checkpoint_of_another_topic() -> None:
 
 def test_a_checkpoint_next_to_brokers() -> None:
     bounds = {Q: QueueBounds(5, 10, 0)}
-    (well,) = servers.checkpoint_drift("c", drift({Q: 7}, bounds))
+    (well,) = servers.checkpoint_drift_findings("c", drift({Q: 7}, bounds))
     assert well.level is Level.OK
-    (lost,) = servers.checkpoint_drift("c", drift({Q: 2}, bounds))
+    (lost,) = servers.checkpoint_drift_findings("c", drift({Q: 2}, bounds))
     assert (lost.level, lost.text) == (Level.BROKEN, "1 of 1 queues do not match what brokers have: t/a/0 lost")
     assert "reads a topic that was created again from its start" in (lost.remedy or "")
 
 
 def test_brokers_that_a_checkpoint_waits_for_are_no_loss() -> None:
     other = Q._replace(broker_name="b")
-    (silent,) = servers.checkpoint_drift("c", drift({Q: 7}, {}, unavailable_brokers={"a"}))
+    (silent,) = servers.checkpoint_drift_findings("c", drift({Q: 7}, {}, unavailable_brokers={"a"}))
     assert (silent.level, silent.text) == (Level.BROKEN, "a does not answer, and 1 of 1 queues wait for it")
-    lost, down = servers.checkpoint_drift(
+    lost, down = servers.checkpoint_drift_findings(
         "c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered_brokers={"b"})
     )
     assert "1 of 2 queues do not match what brokers have: t/a/0 lost" in lost.text

@@ -207,7 +207,7 @@ def _default_policy(secured: Secured, user: str) -> None:
     entry = {"resource": "Topic:*", "actions": ["Pub"], "decision": "Allow"}
     body = {"subject": f"User:{user}", "policies": [{"policyType": "Default", "entries": [entry]}]}
     command = rpc.AUTH_UPDATE_ACL.request(json.dumps(body).encode(), subject=body["subject"])
-    secured.admin.name_servers.calls.request(secured.mq.address("broker-a"), command)
+    secured.admin.name_servers.rpc_client.request(secured.mq.address("broker-a"), command)
 
 
 def test_users_and_policies(secured: Secured, name: str) -> None:
@@ -252,7 +252,7 @@ def test_a_route_that_lost_a_registration_is_set_right(rocketmq: LocalBroker, na
         ):
 
             def lose(lost: Command = lost) -> list[tuple[int, int]]:
-                assert rocketmq.admin.brokers.calls.request(rocketmq.name_server, lost).code == 0
+                assert rocketmq.admin.offset_reader.rpc_client.request(rocketmq.name_server, lost).code == 0
                 return [(queues.read_queues, queues.write_queues) for queues in _queues(rocketmq, name)]
 
             awaited(lose, left.__eq__)  # the broker's own registration, every 30 s, may come in between

@@ -121,11 +121,11 @@ class Members:
     def stored(self) -> dict[MessageQueue, int | None]:
         queues = self.mq.admin.route(self.topic).readable_queues()
         try:
-            return self.mq.admin.brokers.committed(self.group, queues, Deadline.after(10))
+            return self.mq.admin.offset_reader.committed(self.group, queues, Deadline.after(10))
         except ConnectionLost:
             # A broker closes a connection two minutes after the last word of a member that was there and said no goodbye
             # that it heard; the connection is that of all tests of this process.
-            return self.mq.admin.brokers.committed(self.group, queues, Deadline.after(10))
+            return self.mq.admin.offset_reader.committed(self.group, queues, Deadline.after(10))
 
     def all_stored(self, count: int) -> None:
         """Until the offsets of so many messages are stored, before who consumed them leaves: of what a member stores as it

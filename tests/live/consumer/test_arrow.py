@@ -74,7 +74,7 @@ class Group:
 
     def stored(self, topic: str | None = None) -> int:
         queues = self.mq.admin.route(topic or self.topic).readable_queues()
-        found = self.mq.admin.brokers.committed(self.name, queues, Deadline.after(10))
+        found = self.mq.admin.offset_reader.committed(self.name, queues, Deadline.after(10))
         return sum(offset or 0 for offset in found.values())
 
     def all_stored(self, count: int, topic: str | None = None) -> None:

@@ -46,13 +46,13 @@ def test_each_backlog_message_is_read_ahead_once_in_queue_order(
     topic = make_topic(queues=2, attributes={"queue.type": "BatchCQ"} if batch else None)
     sent = backlog(rocketmq, topic, 6000)
     ahead: list[int] = []
-    copies = PlainRead._copies
+    copies = PlainRead._plain_answers
 
     def noted(run: PlainRead, fetched: Any) -> Any:
         ahead.append(len(fetched.answers))
         return copies(run, fetched)
 
-    monkeypatch.setattr(PlainRead, "_copies", noted)
+    monkeypatch.setattr(PlainRead, "_plain_answers", noted)
     ids: Counter[str] = Counter()
     places: dict[MessageQueue, list[int]] = {}
     with make(consume_from_where="earliest") as consumer:

@@ -63,7 +63,7 @@ def test_a_member_needs_no_right_of_an_administrator(secured: Secured) -> None:
     secured.admin.create_topic(topic, 2)
     secured.admin.create_group(group)
     mode = json.dumps({"topic": topic, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}).encode()
-    secured.admin.brokers.calls.request(
+    secured.admin.offset_reader.rpc_client.request(
         secured.mq.address("broker-a"), Command(SET_MESSAGE_REQUEST_MODE, {}, body=mode)
     )
     user = secured.user("switched-member", (f"Topic:{topic}", "Sub"), (f"Group:{group}", "Sub"))

@@ -41,7 +41,7 @@ def heartbeats(tap: Tap) -> Iterator[dict[str, Any]]:
 def knows(mq: LocalBroker, broker: str, producer_group: str) -> bool:
     try:
         asked = Command(GET_PRODUCER_CONNECTION_LIST, {"producerGroup": producer_group})
-        return b'"clientId"' in bytes(mq.admin.brokers.calls.request(mq.address(broker), asked).body)
+        return b'"clientId"' in bytes(mq.admin.offset_reader.rpc_client.request(mq.address(broker), asked).body)
     except BrokerError:
         return False
 

@@ -500,7 +500,7 @@ def test_operators_get_its_stacks_only_if_it_agrees(
         consumer.poll(0.1)
         names = {"consumerGroup": group, "clientId": consumer.client_id}
         command = rpc.GET_CONSUMER_RUNNING_INFO.request(**names, jstackEnable=True)
-        calls = admin.name_servers.calls
+        calls = admin.name_servers.rpc_client
         address = rocketmq.address("broker-a")
         answer = awaited(lambda: calls.invoke(address, command, Deadline.after(WAIT_S)), lambda found: not found.code)
     info = read_json(answer.body)

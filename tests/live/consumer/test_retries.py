@@ -119,7 +119,7 @@ def test_counts_go_on_where_a_member_of_the_other_kind_left_them(make_members, f
 
     def finished() -> bool:
         """The last offset is stored, which comes after the dead letter."""
-        return mq.admin.brokers.committed(members.group, [retried], Deadline.after(10))[retried] == FEW
+        return mq.admin.offset_reader.committed(members.group, [retried], Deadline.after(10))[retried] == FEW
 
     def ours(over: Callable[[], bool]) -> list[int]:
         listener = Fails()

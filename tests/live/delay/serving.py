@@ -33,7 +33,7 @@ class Node:
         self._thread.start()
 
     def holds(self, count: int) -> bool:
-        return wait_until(lambda: self.service.waiting == count, Deadline.after(WAIT_S), 0.02)
+        return wait_until(lambda: self.service.waiting_count == count, Deadline.after(WAIT_S), 0.02)
 
     def __enter__(self) -> Self:
         return self

@@ -188,11 +188,11 @@ def test_delay_store_survives_restart_and_new_disk_is_rebuilt(
         assert node.holds(30)
     with Node(tmp_path / "a", **given) as node:
         assert node.holds(30)
-        assert node.service.stored == 0
+        assert node.service.stored_count == 0
     with Node(tmp_path / "b", **given) as node:
         assert node.holds(30)
         node.step_s = DAYS_10
         assert sorted(message.msg_id for message in stored(rocketmq, topic, 30)) == sorted(ids)
         assert node.holds(0)
     with Node(tmp_path / "c", **given) as node:
-        assert node.service.waiting == 0
+        assert node.service.waiting_count == 0

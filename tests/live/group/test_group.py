@@ -34,7 +34,7 @@ def group(topic: str) -> str:
 def stored(mq: LocalBroker, group: str, topic: str) -> dict[MessageQueue, int | None]:
     """What a client would start from, by a question of its own."""
     queues = mq.admin.route(topic).readable_queues()
-    return mq.admin.brokers.committed(group, queues, Deadline.after(10))
+    return mq.admin.offset_reader.committed(group, queues, Deadline.after(10))
 
 
 def test_offsets_are_the_next_to_read_after_each_batch(rocketmq, topic, group):
@@ -157,7 +157,7 @@ def test_live_members_are_warned_about(rocketmq, topic, group, caplog):
     assert "live members" not in caplog.text
     member = GroupMembership(group, {topic: Subscription()})
     heartbeat = rpc.HEART_BEAT.request(wire_bodies.heartbeat("10.0.0.9@java", memberships=[member]))
-    calls, address = rocketmq.admin.brokers.calls, rocketmq.address("broker-a")
+    calls, address = rocketmq.admin.offset_reader.rpc_client, rocketmq.address("broker-a")
     calls.request(address, heartbeat)
     again = Run(rocketmq, run.offset, subscribe=topic, group=group)
     again.latest()

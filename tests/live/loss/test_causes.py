@@ -177,7 +177,9 @@ def test_a_topic_that_was_deleted_on_one_of_two_brokers(pair, lost_lines, availa
 
 
 def delete_on(mq: LocalBroker, topic: str, broker: str) -> None:
-    mq.admin.brokers.calls.request(mq.address(broker), rpc.DELETE_TOPIC_IN_BROKER.request(topic=topic, bname=broker))
+    mq.admin.offset_reader.rpc_client.request(
+        mq.address(broker), rpc.DELETE_TOPIC_IN_BROKER.request(topic=topic, bname=broker)
+    )
 
 
 def test_a_queue_that_its_broker_does_not_read_any_more(rocketmq, make_topic, lost_lines):
@@ -245,7 +247,7 @@ def test_an_operator_s_reset_of_the_group_moves_nothing(rocketmq, topic):
         reset = rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(
             group=group, topic=topic, timestamp=time_ms, isForce=True, queueId=-1
         )
-        rocketmq.admin.brokers.calls.request(rocketmq.address("broker-a"), reset)
+        rocketmq.admin.offset_reader.rpc_client.request(rocketmq.address("broker-a"), reset)
         run.read.clear()
         run.drain(sent)
         assert sorted(run.read) == sorted(sent)

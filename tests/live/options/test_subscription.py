@@ -98,7 +98,7 @@ def internal(mq: LocalBroker, name: str) -> None:
         topicSysFlag=0,
         order=False,
     )
-    mq.admin.brokers.calls.request(mq.address("broker-a"), command)
+    mq.admin.offset_reader.rpc_client.request(mq.address("broker-a"), command)
     deadline = Deadline.after(20)
     while name not in mq.admin.topics():
         assert not deadline.expired

@@ -102,7 +102,7 @@ def test_streams_and_their_group(proxied, topic, only_the_proxy):
     assert sorted(run.read + again.read) == sorted(sent)
     again.latest()
     only_the_proxy()
-    stored = proxied.admin.brokers.committed(group, list(again.positions), Deadline.after(10))
+    stored = proxied.admin.offset_reader.committed(group, list(again.positions), Deadline.after(10))
     assert stored == again.positions
 
 

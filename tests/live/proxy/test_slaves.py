@@ -42,7 +42,7 @@ def topic(both: LocalBroker) -> str:
 
 def copied(mq: LocalBroker, topic: str, total: int) -> None:
     """Wait until the slave has so many messages of a topic."""
-    calls, slave = mq.admin.brokers.calls, mq.address(mq.slaves[0])
+    calls, slave = mq.admin.offset_reader.rpc_client, mq.address(mq.slaves[0])
 
     def has() -> int:
         asked = [rpc.GET_MAX_OFFSET.request(topic=topic, queueId=i, bname="broker-a") for i in range(4)]
