@@ -124,7 +124,10 @@ def test_one_folder_has_one_owner_whatever_it_is_called(tmp_path: Path, monkeypa
 def test_folder_in_use_is_detected_without_changing_it(tmp_path: Path) -> None:
     db = Database(tmp_path)
     files = sorted(path.name for path in tmp_path.iterdir())
-    code = f"from pathlib import Path\nfrom rocketmq_spark.spool.database import in_use\nprint(in_use(Path({str(tmp_path)!r})))"
+    code = (
+        "from pathlib import Path\nfrom rocketmq_spark.spool.database import is_in_use\n"
+        f"print(is_in_use(Path({str(tmp_path)!r})))"
+    )
 
     def another_sees() -> str:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

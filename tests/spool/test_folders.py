@@ -234,7 +234,7 @@ def test_emptied_folder_is_closed_then_removed_under_its_lock(tmp_path: Path, mo
     monkeypatch.setattr(Store, "close", lambda self: (there.append(self.path.exists()), close(self)))
 
     def renamed(self: Path, target: Path) -> Path:
-        look = f"from rocketmq_spark.spool.database import in_use, Path; print(in_use(Path({str(self)!r})))"
+        look = f"from rocketmq_spark.spool.database import is_in_use, Path; print(is_in_use(Path({str(self)!r})))"
         locked.append(subprocess.check_output([sys.executable, "-c", look], cwd=ROOT, text=True, timeout=60).strip())
         return rename(self, target)
 
