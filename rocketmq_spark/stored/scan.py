@@ -54,7 +54,9 @@ class ScanTools:
 
 
 class StoredIdScan:
-    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted`` (or ``since``)."""
+    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted``, by default
+    ``since``.
+    """
 
     def __init__(self, tools: ScanTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
@@ -260,7 +262,7 @@ class NotedStoredIds:
         return found_ids
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        """Ends of queues that were noted before the sends began. They show whether a topic was created again since."""
+        """Ends of queues that were noted before the sends began. These ends show whether a topic was created again."""
         return [self._ends.of_queues(queues)]
 
     def stop(self) -> None:
@@ -376,4 +378,7 @@ class LiveStoredIds(NotedStoredIds):
                 raise
             logger.info("could not refresh the route of %s: %s", queue.topic, e)
             return {queue} if note is None else {queue, *note.ends.queues}
-        return {queue, *(each for each in route.readable_queues() if each.broker_name == queue.broker_name)}
+        return {
+            queue,
+            *(other_queue for other_queue in route.readable_queues() if other_queue.broker_name == queue.broker_name),
+        }
