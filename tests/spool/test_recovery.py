@@ -64,7 +64,7 @@ def drained(path: Path) -> list[int]:
         found += [int(work.record.payload.rstrip(b"x")) for work in works]
         store.settle([(work, Done()) for work in works], 10**13)
     assert len(store) == 0
-    assert not store.has_earlier_record(b"l")
+    assert not store.holds(b"l")
     store.close()
     return found
 
@@ -326,7 +326,7 @@ def test_records_leased_when_damage_is_found_end_normally(
     ended = [work.record.payload for work in out] if not isinstance(verdict, RetryLater) and gone == "due times" else []
     assert sorted(found) == sorted(set(left) - set(ended))
     assert (store.totals.depth, store.totals.size, store._new_keys, store._leased_sequences) == (0, 0, {}, set())
-    assert not store.has_earlier_record(lane)
+    assert not store.holds(lane)
     store.close()
 
 

@@ -86,10 +86,10 @@ def test_broker_that_answers_again_makes_its_records_due_now(fixture: Fixture) -
     fixture.time.advance(40)
     fixture.resender.answer = lambda one: Resent(one.queue or q("a:0", one.topic))
     fixture.resender.sent.clear()
-    fixture.spool.answered(q("a:7"))
+    fixture.spool.note_accepted_send(q("a:7"))
     fixture.time.advance(0)
     assert [one.request.body for one in fixture.resender.sent] == [b"x"]
-    fixture.spool.answered(q("c:7", "U"))
+    fixture.spool.note_accepted_send(q("c:7", "U"))
     fixture.time.advance(0)
     assert [one.request.body for one in fixture.resender.sent] == [b"x", b"z"]
 
@@ -114,8 +114,8 @@ def test_after_restart_answer_of_broker_makes_its_records_due(fixture: Fixture) 
     fixture.open()
     fixture.time.advance(1)
     assert fixture.resender.sent == []
-    fixture.spool.answered(q("b:0", "U"))
-    fixture.spool.answered(q("a:0"))
+    fixture.spool.note_accepted_send(q("b:0", "U"))
+    fixture.spool.note_accepted_send(q("a:0"))
     fixture.time.advance(0)
     assert [one.request.body for one in fixture.resender.sent] == [b"x"]
 
