@@ -26,10 +26,10 @@ PRELOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spar
 def unzipped_folder(path: Iterable[str]) -> Path | None:
     """Return the folder of the PySpark whose zip is in ``path``; None if there is only the zip, as in YARN's containers."""
     for entry in path:
-        zipped = Path(entry)
-        if zipped.name == "pyspark.zip" and zipped.parent.match("python/lib"):
+        archive = Path(entry)
+        if archive.name == "pyspark.zip" and archive.parent.match("python/lib"):
             # SPARK_HOME/python of a distribution; of a package from PyPI what SPARK_HOME, pyspark/, is in.
-            for folder in (*zipped.parents[1:2], *zipped.parents[3:4]):
+            for folder in (*archive.parents[1:2], *archive.parents[3:4]):
                 if (folder / "pyspark" / "daemon.py").is_file():
                     return folder
     return None

@@ -119,11 +119,11 @@ def demo_environment(
     Servers that were started stop at the end of the block. An error in the block is replaced by its cause if a server has ended
     or the disk is full.
     """
-    base = distribution.cache_folder() / "demo"
+    demo_folder = distribution.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
-        with distribution.writing_to(base):
-            with distribution.file_locked(base / "lock"):
-                folder, lock = _free_folder(base)
+        with distribution.writing_to(demo_folder):
+            with distribution.file_locked(demo_folder / "lock"):
+                folder, lock = _free_folder(demo_folder)
             stack.callback(os.close, lock)
             if name_server is None:
                 mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=grpc, queues=QUEUES))
@@ -148,12 +148,12 @@ def demo_environment(
             raise
 
 
-def _free_folder(base: Path) -> tuple[Path, int]:
+def _free_folder(demo_folder: Path) -> tuple[Path, int]:
     """The first of run-1, run-2, ... that is not in use, emptied, with the descriptor that locks it. A folder on whose data a
     broker runs is in use. A folder in which other users may create files is left alone.
     """
     for number in itertools.count(1):
-        folder = base / f"run-{number}"
+        folder = demo_folder / f"run-{number}"
         created = folders.make_folders(folder)
         if not folders.is_writable_by_owner_only(folder):
             if created:
@@ -199,17 +199,17 @@ def interruptible() -> Iterator[None]:
     """In the block, Ctrl-C or SIGTERM raises ``KeyboardInterrupt`` once. A second one ends this process at once, and so does a
     block that runs for ten seconds after the first. The servers and Spark's driver end with the process.
     """
-    stopping = False
+    is_stopping = False
 
     def end() -> None:
         _write_to_stderr("Ended before everything was closed")
         os._exit(INTERRUPTED)
 
     def interrupt() -> None:
-        nonlocal stopping
-        if stopping:
+        nonlocal is_stopping
+        if is_stopping:
             end()
-        stopping = True
+        is_stopping = True
         signal.alarm(_STOP_WITHIN_S)
         _write_to_stderr("Stopping ...")
         raise KeyboardInterrupt
@@ -218,7 +218,7 @@ def interruptible() -> Iterator[None]:
         try:
             yield
         finally:
-            if stopping:
+            if is_stopping:
                 signal.alarm(0)
 
 

@@ -31,9 +31,9 @@ class OrderWriter:
         self._orders = Orders()
         self._stop = Latch()
         self._executor = ThreadPoolExecutor(1, "demo producer")
-        self._writing: Future[None] | None = None
+        self._write_future: Future[None] | None = None
         # Written by the executor's thread, read by the demo's.
-        self.sent = 0
+        self.sent_count = 0
         self.cents = 0
 
     def __enter__(self) -> OrderWriter:
@@ -51,14 +51,14 @@ class OrderWriter:
         self._producer.close()
 
     def start(self) -> None:
-        self._writing = self._executor.submit(self._write)
+        self._write_future = self._executor.submit(self._write)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether all orders are written. Raises what ended the thread early."""
-        if self._writing is None or not self._writing.done():
+        if self._write_future is None or not self._write_future.done():
             return False
-        self._writing.result()
+        self._write_future.result()
         return True
 
     def end_windows(self) -> None:
@@ -67,10 +67,10 @@ class OrderWriter:
         self._producer.send(replace(order, time_s=order.time_s + _DAY_S, region="closing").message(self._topic))
 
     def _write(self) -> None:
-        end = time.monotonic() + self._seconds
-        for due in due_counts(self._rate, None, self._stop):
-            self._send(due)
-            if time.monotonic() >= end:
+        end_s = time.monotonic() + self._seconds
+        for due_count in due_counts(self._rate, None, self._stop):
+            self._send(due_count)
+            if time.monotonic() >= end_s:
                 return
 
     def _send(self, count: int) -> None:
@@ -79,5 +79,5 @@ class OrderWriter:
         futures = [self._producer.send_async(order.message(self._topic)) for order in orders]
         for order, future in zip(orders, futures, strict=True):
             future.result()
-            self.sent += 1
+            self.sent_count += 1
             self.cents += order.cents

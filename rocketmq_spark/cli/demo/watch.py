@@ -76,7 +76,7 @@ class DemoWatch:
 
     def __init__(self, environment: DemoEnvironment, driver: SparkDriver) -> None:
         self.state = DemoState()
-        self.returned: ReturnedTotals | None = None
+        self.returned_totals: ReturnedTotals | None = None
         self.finished = -1  # the newest batch that was finished at the last refresh
         self.remedy = environment.remedy
         self._driver = driver
@@ -129,7 +129,7 @@ class DemoWatch:
                     if rows:
                         self.state.batch_ms.append(ms)
                 case {"totals": dict(totals)}:
-                    self.returned = ReturnedTotals(**totals)
+                    self.returned_totals = ReturnedTotals(**totals)
                 case {"failed": str(reason)}:
                     raise RocketMQError("the streaming query failed", remark=reason, remedy=self.remedy)
 
