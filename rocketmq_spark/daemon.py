@@ -28,7 +28,8 @@ def unzipped_folder(path: Iterable[str]) -> Path | None:
     for entry in path:
         archive = Path(entry)
         if archive.name == "pyspark.zip" and archive.parent.match("python/lib"):
-            # SPARK_HOME/python of a distribution; of a package from PyPI what SPARK_HOME, pyspark/, is in.
+            # In a distribution, PySpark is in SPARK_HOME/python. With the package from PyPI, SPARK_HOME is PySpark itself, so the
+            # folder above SPARK_HOME is used.
             for folder in (*archive.parents[1:2], *archive.parents[3:4]):
                 if (folder / "pyspark" / "daemon.py").is_file():
                     return folder
@@ -47,14 +48,14 @@ def import_unzipped() -> None:
     folder = unzipped_folder(sys.path)
     if folder is not None:
         sys.path.insert(0, str(folder))
-        load("pyspark")  # the place of a package is that of its modules
+        load("pyspark")  # later, the modules of the package come from the same folder
         sys.path.remove(str(folder))
 
 
 if __name__ == "__main__":
     import_unzipped()
     load(*PRELOADED)
-    gc.freeze()  # so that collections of workers do not copy its pages
+    gc.freeze()  # so that garbage collections of workers do not copy the daemon's memory
     from pyspark import daemon
 
     daemon.manager()

@@ -38,7 +38,7 @@ class RocketMQError(Exception):
     refresh_route: ClassVar[bool] = False
     _is_remark_multiline: ClassVar[bool] = False
     unsent = False  # whether it is certain that no byte of the request left this process
-    # If a send consists of several requests: the results, by id, of its messages that were acknowledged.
+    # If a send consists of several requests, these are the results of its acknowledged messages, by id.
     stored: Mapping[str, Any] = MappingProxyType({})
     behind: Collection[str] = ()  # messages that were not sent, because an earlier one in their order was rejected
 
@@ -285,9 +285,9 @@ class SelectorError(RocketMQError, ValueError):
 
 
 class SendFailed(RocketMQError):
-    """Messages were not acknowledged despite retries, not sent after others failed, or stored less safely than required.
+    """Messages were not acknowledged despite retries, not sent because others failed, or stored less safely than required.
 
-    The text of the error says which.
+    The text of the error says which of these happened.
     """
 
     code = "ROCKETMQ_SEND_FAILED"

@@ -106,14 +106,14 @@ class LagChart:
     def _is_active(self) -> bool:
         try:
             return bool(self._query.isActive)
-        except Exception:  # the root of a thread: the session may have ended, and with it the chart
+        except Exception:  # no caller is left in this thread; the session may have ended, so the chart ends, too
             logger.info("the chart ends: the query no longer answers", exc_info=True)
             return False
 
     def _read_progress(self) -> None:
         try:
             reports = [json.loads(report.json) for report in self._query.recentProgress]
-        except Exception:  # as above: the points so far are kept
+        except Exception:  # as in ``_is_active``; the earlier points are kept
             logger.info("cannot read the progress of the query", exc_info=True)
             return
         with self._lock:
@@ -140,7 +140,7 @@ def draw(figure: Figure, points: list[Point]) -> None:
     first_s = points[0].at_s if points else 0.0
     times_s = [point.at_s - first_s for point in points]
     known_lags = [(time_s, point.lag) for time_s, point in zip(times_s, points, strict=True) if point.lag is not None]
-    # Not clipped: half of a point at 0 would be cut off, and a query that keeps up has only these.
+    # Not clipped, because half of a point at 0 would be cut off, and a query that keeps up has only such points.
     lag_axes.step(
         [time_s for time_s, _ in known_lags],
         [lag for _, lag in known_lags],
@@ -199,7 +199,7 @@ def _display(figure: Figure) -> Any:
 
 
 def _picture(figure: Figure) -> Any:
-    """The figure as an image: notebooks show only figures of pyplot by themselves."""
+    """The figure as an image, because notebooks by themselves show only figures of pyplot."""
     from IPython.display import Image
 
     image_file = io.BytesIO()

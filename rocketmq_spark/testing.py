@@ -1,9 +1,9 @@
 """pytest plug-in with fixtures for a real RocketMQ. It is active once the package is installed.
 
 ``rocketmq`` is one ``LocalBroker`` for the whole session. ``rocketmq_topic`` is a new topic on it for one test, and
-``make_rocketmq_topic`` creates more. Nothing is downloaded, started or imported before the first test uses a fixture. When a
-test fails that got a ``LocalBroker`` from a fixture, its report has lines of the log of each master: the last 40 that are
-warnings or errors, or that name the test's topics.
+``make_rocketmq_topic`` creates more. Nothing is downloaded, started or imported before the first test uses a fixture. If a test
+with a ``LocalBroker`` from a fixture fails, its report has the last 40 relevant lines of the log of each master: warnings,
+errors, and lines that name the test's topics.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Adds the brokers' logs to the report of a failed test."""
     report = yield
-    # Whatever happens in here, the test run of a user goes on: the report is theirs, the logs are an extra.
+    # An error in here must not end the test run of a user, because the logs are only an addition to the report.
     try:
         if report.failed:
             report.sections += _log_sections(item)

@@ -334,8 +334,8 @@ class LocalBroker(Closeable):
 
 @contextlib.contextmanager
 def _starting_on(folder: Path) -> Iterator[None]:
-    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy says that. On a full disk the
-    operating system ends a server, and its log, which has no room either, does not name the cause.
+    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy says that. The reason is that
+    on a full disk the operating system ends a server, and the log of the server has no room to name the cause.
     """
     with distribution.writing_to(folder):
         try:

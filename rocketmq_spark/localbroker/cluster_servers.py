@@ -1,8 +1,8 @@
 """The servers of one running cluster: the order in which they start, and how to detect that each one is up.
 
-A broker that starts fast has a race condition (5.5.0): if its own scan has not yet found the name server reachable, it silently
-skips its registration and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
-broker that is up but not registered is sent the permission that it already has.
+A broker that starts fast has a race condition (5.5.0). If it has not yet found that the name server can be reached, it silently
+skips its registration, and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
+broker that is up but not registered gets a request to set the permission that it already has.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Registration:
         except RocketMQError:
             return
         finally:
-            # The broker has written all of its thousand settings into the file. Users read this file, so restore the short text.
+            # The broker has written its thousand settings into the file. Restore the short text, because users read this file.
             replace_file(conf, text)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ def _is_registered(admin: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartSettings:
-    """What all servers of a cluster are started with: jars, settings of brokers and proxy, heap and JVM flags of both."""
+    """What all servers of a cluster are started with: jars, and settings, heap and JVM flags of the brokers and the proxy."""
 
     jars: tuple[Path, ...]
     name_server_jars: tuple[Path, ...]
@@ -188,7 +188,7 @@ class ClusterServers:
             )
 
     def bring_up(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
-        """Start a broker or slave for the first time; returns when the name servers show it."""
+        """Start a broker or slave for the first time. Returns when the name servers show it."""
         settings = {**self.start_settings.conf, **(conf or {})}
 
         def make_program(port: int) -> Program:
@@ -217,7 +217,7 @@ class ClusterServers:
             servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
         spec = next((spec for spec in self._specs if spec.name == server.program.name), None)
         if spec is not None and (name_server := self._running_name_server()):
-            # Otherwise the registration from before the kill would be taken for the new one.
+            # Otherwise the registration from before the kill would be mistaken for the new registration.
             name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
         self.workspace.restart(server, self._readiness(spec), deadline)
         if name in self._name_servers:

@@ -111,8 +111,8 @@ def cache_folder() -> Path:
 
 
 def _prepare_cache(folder: Path) -> Path:
-    """Create the cache for this user only. In an existing cache, remove the right of other users to write to it and to its
-    folders. Raises ``LocalBrokerError`` for a cache that is not safe, and then changes no mode.
+    """Create the cache for this user only. If the cache exists, revoke the right of other users to write to it and to its
+    folders. Raises ``LocalBrokerError`` for a cache that is not safe. In this case, no mode is changed.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
         folders.make_folders(folder)
@@ -144,7 +144,7 @@ def _moved_folder_problem(cache: Path, was_open: bool) -> str | None:
 
 
 def _inner_folders(own_folder: Path) -> Iterator[Path]:
-    """The folders in a folder of this package, without the data folder of ``broker start``: ``workspace`` checks data folders."""
+    """The folders in a folder of this package, without the data folder of ``broker start``, which ``workspace`` checks."""
     return (folder for folder in _folders_in(own_folder) if (own_folder.name, folder.name) != BACKGROUND_DATA)
 
 
@@ -285,7 +285,7 @@ def _unusable_jars(cache: Path, sections: Sequence[Section]) -> list[tuple[Secti
 
 
 def _is_usable(path: Path, jar: Jar) -> bool:
-    """Whether the jar is sound, and no other user can change it. A jar to which others may write is replaced by a copy first,
+    """Whether the jar is sound, and no other user can change it. If others may write to the jar, it is replaced by a copy first,
     because others may have the file open.
     """
     try:
@@ -327,7 +327,7 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
         for section, jar in unusable_jars:
             target = cache / "jars" / section.key / jar.file_name
             folders.make_folders(target.parent, folders.READABLE)
-            # Whatever the umask is, and before others can open the file.
+            # The mode does not depend on the umask, and is set before others can open the file.
             folders.set_mode(files[jar.coordinate], _FILE_MODE)
             os.replace(files[jar.coordinate], target)
     finally:

@@ -120,8 +120,8 @@ def user_cache() -> Path:
 
 
 def _is_safe_folder(folder: Path) -> bool:
-    """Whether this user or root owns a folder and the one above it, and no other user may write there or replace a folder above
-    them. The folder may be missing.
+    """Whether this user or root owns a folder and its parent, and no other user may write to them or replace a folder above them.
+    The folder may be missing.
     """
     try:
         folders_to_check = (folder.parent, folder, folder.resolve().parent)
@@ -156,7 +156,7 @@ class Archive:
         self._stop_event = threading.Event()
 
     def flags(self, home: Path) -> list[str]:
-        """JVM flags for a server at ``home``: to use the archive, or to record classes for it."""
+        """JVM flags for a server at ``home``. With them, it uses the archive, or records classes for a new archive."""
         if self._is_usable():
             with contextlib.suppress(OSError):
                 os.utime(self.path)
@@ -204,7 +204,7 @@ class Archive:
             _LOG.debug("no class-data archive: %s", e)
 
     def _run_dump(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
-        """Make the archive while holding its lock, so it may overwrite files that a killed dump left."""
+        """Make the archive. The caller holds the lock of the archive, so files that a killed dump left may be overwritten."""
         part_file, class_list = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part_file, class_list, self.path.with_suffix(".log")):
             path.unlink(missing_ok=True)  # otherwise writing would follow a link of this name
@@ -239,8 +239,8 @@ class Archive:
 
 
 def _merged_class_lists(server_folders: Sequence[Path]) -> dict[str, None]:
-    """The lines of all servers' class lists, without repetitions. A list may still be growing, so its last line may be
-    incomplete.
+    """The lines of all servers' class lists, without repetitions. The last line of each list is omitted, because a server may
+    still be writing it.
 
     Newer JVMs number the classes. The numbers differ between lists, and are not needed.
     """

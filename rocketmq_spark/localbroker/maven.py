@@ -160,11 +160,11 @@ def _download_file(
     file = target.file
     existing_bytes = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
-    handlers: list[urllib.request.BaseHandler] = []  # in addition to the defaults, which use the current proxies
+    handlers: list[urllib.request.BaseHandler] = []  # added to the default handlers, which use the current proxies
     if repository.authorization:  # not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
-        if request.type == "http":  # only this machine is allowed here, and it needs no proxy
+        if request.type == "http":  # the repository is on this machine, and needs no proxy
             handlers.append(urllib.request.ProxyHandler({}))
     if existing_bytes:
         request.add_header("Range", f"bytes={existing_bytes}-")

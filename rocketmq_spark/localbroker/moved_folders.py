@@ -1,7 +1,7 @@
 """Finds folders that others may have moved to names under which ``LocalBroker`` deletes and replaces files.
 
-A user who may write to a folder can rename each entry in it, also a folder that only its owner may change. So ``LocalBroker``
-rejects a data folder or a cache to which others may write if the folder has entries with such names: the owner checks them first.
+A user who may write to a folder can rename each entry in it, even a folder that only its owner may change. So ``LocalBroker``
+rejects a data folder or a cache to which others may write if it has entries with such names. The owner must check these first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _REMEDY = "; LocalBroker deletes and replaces files there, so check first that a
 def close_if_safe(
     folder: Path, check_entries: Callable[[bool], str | None], close_entries: Callable[[], str | None] = lambda: None
 ) -> str | None:
-    """Check a folder, take the right to write to it from others, and check it again, because others could change it during the
-    first check. Returns a clause about the problem, and then the folder has its former mode; None if the folder is closed.
+    """Check a folder, revoke the right of others to write to it, and check it again, because others could change it during the
+    first check. Returns None if the folder is closed. Otherwise returns a clause about the problem, and restores the folder's
+    mode.
 
     Args:
         folder: The folder.

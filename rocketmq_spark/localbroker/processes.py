@@ -1,12 +1,12 @@
 """One server as a child process: a JVM with little memory that ends with this process, its log in a file, its ports on loopback.
 
-The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` it ends even
-if Python is killed. The kernel ties that to the *thread* that started the child, so one permanent thread starts all children.
+The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` the child ends even
+if Python is killed. The kernel ends the child with the *thread* that started it. So one permanent thread starts all children.
 
-Free ports are chosen below the kernel's range for outgoing connections, so that no connection takes
-one between the choice and the start. Each process chooses from its own blocks of ports, and no port twice, so a server that was
-killed finds its ports free when it is restarted. Without blocks, two processes may choose the same port: then the later
-start fails, and is repeated on other ports.
+Free ports are chosen below the kernel's range for outgoing connections, so that no connection takes a port between the choice and
+the start. Each process chooses from its own blocks of ports, and chooses no port twice. So a server that was killed finds its
+ports free when it is restarted. Without blocks, two processes may choose the same port. Then the later start fails, and is
+repeated on other ports.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _PortBlocks:
         starts = list(range(_PORT_RANGE.start, _PORT_RANGE.stop, _BLOCK_SIZE))
         for start in [*self._own_blocks, *rng.sample(starts, len(starts))]:
             if self._reserve_block(start):
-                # Without the first and last ports of the block, whose neighbours are in other blocks.
+                # The first and last ports of the block are not used, because their neighbours are in other blocks.
                 yield from rng.sample(range(start + 2, start + _BLOCK_SIZE - 1), _BLOCK_SIZE - 3)
         for _ in range(1000):
             yield rng.choice(_PORT_RANGE)
@@ -136,7 +136,9 @@ def port_in_use_error(name: str, ports: Iterable[int]) -> LocalBrokerError:
 
 
 class PortAssignments:
-    """The ports of the servers of a data folder: the requested port, otherwise the previous port if it is free, or a new one."""
+    """The ports of the servers of a data folder. A server gets the requested port, or its previous port if it is free, or a new
+    port.
+    """
 
     def __init__(self, path: Path, requested_ports: Mapping[str, int]) -> None:
         self._path = path
@@ -344,7 +346,7 @@ _spawner_lock = threading.Lock()
 
 
 def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``call`` in the thread that starts all children. It never ends; a forked process has its own."""
+    """Run ``call`` in the thread that starts all children. This thread never ends. A forked process has another one."""
     global _spawner
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():

@@ -105,14 +105,14 @@ def write_compose_files(folder: Path) -> None:
 
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
-# Modes of a proxy: in its own process, for the brokers of a cluster, or in the process of one broker.
+# Modes of a proxy. ``CLUSTER``: in its own process, for all brokers of a cluster. ``LOCAL``: in the process of one broker.
 CLUSTER, LOCAL = "cluster", "local"
 _PROXY_STARTUP = "org.apache.rocketmq.proxy.ProxyStartup"
 # A name server needs a small heap. A broker's heap contains the messages in flight, of up to 4 MiB each.
 _NAME_SERVER_HEAP_MB = 64
 _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
-# Folder for files that libraries unpack at a start. In the system's folder they would remain after a kill.
+# Folder for files that libraries unpack at a start. In the system's temporary folder, these files would remain after a kill.
 _TEMPORARY_FOLDER = "tmp"
 # The JVM uses the last of equal flags. With enforced TLS alone, the proxy would use TLS to brokers, too (NettyClientConfig).
 _ENFORCED_TLS_FLAGS = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
@@ -230,7 +230,8 @@ def _write_timer_checkpoint(store: Path) -> None:
     """Write into a new store that timers were read until now. Otherwise the broker would search each second of the last week for
     timers.
 
-    This writes the first of the eight-byte numbers in TimerCheckpoint's file, in milliseconds; missing ones count as 0.
+    Writes only the first of the eight-byte numbers in TimerCheckpoint's file, a time in ms. The broker reads missing numbers as
+    0.
     """
     if not store.exists():
         path = store / "config" / "timercheck"

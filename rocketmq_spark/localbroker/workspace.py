@@ -1,8 +1,8 @@
 """The data folder, ports and child processes of one cluster, and how a child is started.
 
 Here servers are only programs with ports; ``cluster_servers`` knows their relations. A start may fail without a fault of the
-user. So it is repeated on other ports if another process took a port that was chosen at random, and without the class-data
-archive if the first start used one.
+user. If another process took a port that was chosen at random, the start is repeated on other ports. If the start used a
+class-data archive, it is repeated without the archive.
 
 A cluster holds two locks while it runs: one on its record in the cache, one in its data folder. A record whose lock is free
 belongs to a killed Python process. The next start ends the JVMs whose command line contains the record's data folder, and deletes
@@ -81,8 +81,9 @@ def reserve(run_folder: Path, data: Path | None, keep: bool) -> Reservation:
 def _check_data_folder(data: Path) -> None:
     """Create a data folder if it is missing. Remove the right of other users to write to it, and to the files of clusters in it.
 
-    Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
-    configuration of the servers, or lead them to other files. Also raises it if others may have moved one of these folders there.
+    Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one, because this user could change
+    the configuration of the servers, or lead the servers to other files. Also raises it if others may have moved one of these
+    folders there.
     """
     folders.make_folders(data)
     problem = _data_folder_problem(data)
@@ -107,7 +108,7 @@ def _data_folder_problem(data: Path) -> str | None:
 
 
 def _entries_problem(data: Path, was_open: bool) -> str | None:
-    """Return a clause about the first place in a data folder that servers must not use; None if there is none."""
+    """Return a clause about the first entry of a data folder that servers must not use; None if servers may use all entries."""
     for entry in _cluster_entries(data):
         if was_open:
             return moved_folder_problem(entry, was_open)
@@ -184,7 +185,7 @@ def _clean_up(record: Path) -> None:
         # Another user may have created a folder of this name after it was removed.
         is_own = folders.foreign_file(data) is None
         was_reserved = folders.foreign_file(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
-        # Another process with another cache may use the folder now: then its servers belong to that process.
+        # Another process with another cache may use the folder now. In this case, the servers belong to that process.
         with _locked_if_unused(data) if is_own else contextlib.nullcontext():
             for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):

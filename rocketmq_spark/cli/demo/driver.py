@@ -76,7 +76,7 @@ class SparkDriver:
         with open(
             folders.open_regular(self._environment.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab"
         ) as log:
-            # A session of its own: Ctrl-C is the demo's, and ``kill`` finds all processes that the driver has started.
+            # The driver gets its own session, so that only the demo gets Ctrl-C, and ``kill`` finds all processes of the driver.
             self._process = subprocess.Popen(
                 **call_arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_fd, *self._locks],
                 start_new_session=True,
@@ -111,7 +111,7 @@ class SparkDriver:
 
     def reports(self) -> Iterator[Mapping[str, object]]:
         """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
-        # Before the read: it then gets all that the driver wrote until it ended.
+        # Checked before the read, so that the read gets everything that an ended driver has written.
         has_ended = self._exit_code() is not None
         while received_bytes := self._read():
             self._unread_bytes += received_bytes
@@ -133,7 +133,7 @@ class SparkDriver:
             return b""
 
     def stop(self) -> bool:
-        """Stop all processes of the driver with SIGSTOP. Returns whether there are any, and none of them runs any more."""
+        """Stop all processes of the driver with SIGSTOP. Returns False if there are none, or if one of them still runs."""
         assert self._process is not None
         return process_session.stop(self._process.pid, _STOP_WITHIN_S)
 
@@ -162,8 +162,8 @@ class SparkDriver:
             deadline.pause(_POLL_S)
 
     def _exit_code(self) -> int | None:
-        """The exit code; None while the process lives. Only ``kill`` reaps the process: until then no other process can have its
-        number, which is also that of its session.
+        """The exit code; None while the process lives. Only ``kill`` reaps the process. Until then, no other process can have its
+        process id, which is also the id of its session.
         """
         assert self._process is not None
         if sys.platform == "darwin":  # without ``os.waitid``

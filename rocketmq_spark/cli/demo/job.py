@@ -37,7 +37,7 @@ WINDOW = "5 seconds"
 WATERMARK = "5 seconds"
 _REPORT_INTERVAL_S = 0.25
 
-# The run is too short for the C2 compiler to pay: with it the driver takes twice the CPU time.
+# Without the C2 compiler, with which the driver of such a short run would take twice the CPU time.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SPARK_CONF = {
     **exactly_once_conf(),
@@ -114,7 +114,7 @@ def read_totals(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
 def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
-    # A driver that is killed deletes none of its temporary files: the next run in this folder does.
+    # A driver that is killed does not delete its temporary files. The next run in this folder deletes them.
     folders.make_folders(temporary_folder := environment.folder / "tmp")
     quoted_folder = str(temporary_folder).replace("\\", "\\\\").replace('"', '\\"')
     folder_conf = {

@@ -11,7 +11,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, due_counts
 from rocketmq_spark.session.producers import Producer
 
-# ``end_windows`` sends so many orders that count for nothing.
+# ``end_windows`` sends this many orders, which are in no total.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
 # Timeout of unacknowledged orders if the run has failed.
@@ -45,7 +45,7 @@ class OrderWriter:
     ) -> None:
         self._stop.set()
         if kind is not None:
-            # This ends the thread, too, which may wait for a broker that does not answer.
+            # This also ends the thread, which may be waiting for a broker that does not answer.
             self._producer.close(_FAILED_CLOSE_S)
         self._executor.shutdown()
         self._producer.close()
@@ -62,7 +62,7 @@ class OrderWriter:
         return True
 
     def end_windows(self) -> None:
-        """One more order, dated ahead: it takes the watermark past every window with orders, and is in no total."""
+        """Send an order with a time in the future. It moves the watermark past every window with orders, and is in no total."""
         order = self._orders.next()
         self._producer.send(replace(order, time_s=order.time_s + _DAY_S, region="closing").message(self._topic))
 
@@ -74,7 +74,7 @@ class OrderWriter:
                 return
 
     def _send(self, count: int) -> None:
-        # A group is acknowledged before the next one gets its times: orders come nearly sorted, and none comes late.
+        # A group is acknowledged before the next group gets its times. So orders come nearly sorted, and none comes late.
         orders = [self._orders.next() for _ in range(count)]
         futures = [self._producer.send_async(order.message(self._topic)) for order in orders]
         for order, future in zip(orders, futures, strict=True):

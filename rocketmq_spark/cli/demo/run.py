@@ -125,8 +125,8 @@ class DemoRun:
             )
 
     def _kill_in_a_batch(self) -> None:
-        """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the
-        driver are stopped: until then Spark may finish the batch, and a worker may send more of its totals.
+        """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the driver
+        are stopped. Otherwise Spark might finish the batch meanwhile, or a worker might send more of its totals.
         """
         end_s = time.monotonic() + _REFRESH_S
         while time.monotonic() < end_s:
@@ -146,8 +146,8 @@ class DemoRun:
     def _stored_in_flight(self) -> int | None:
         """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
 
-        The checkpoint is listed after the totals were counted. The listing before is that of the last call: if both are the same,
-        nothing changed in between.
+        The checkpoint is listed after the totals were counted. If this listing equals the listing of the last call, nothing has
+        changed in between.
         """
         totals = self._watch.stored_totals()
         if totals is None:

@@ -115,8 +115,8 @@ def _picture(title: str, state: DemoState) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """The newest batches as bars, and the last in numbers. The first batch of a driver starts Python and takes longer: no
-    bar is higher than that of four times the median.
+    """The newest batches as bars, and the last batch in numbers. The first batch of a driver takes longer, because it starts
+    Python. So no bar is higher than a bar for four times the median.
     """
     if not times_ms:
         return "batches: none yet"

@@ -89,8 +89,8 @@ class DemoWatch:
         self._positions: Mapping[MessageQueue, int] = {}
 
     def refresh(self) -> DemoState:
-        """Ask Spark, its checkpoint and the broker. If a broker does not answer, its numbers stay as they were. Raises
-        ``RocketMQError`` if the query, its process or a server of the demo has failed.
+        """Update the state from Spark, its checkpoint and the broker. The numbers of a broker that does not answer stay
+        unchanged. Raises ``RocketMQError`` if the query, its process or a server of the demo has failed.
         """
         self._environment.check()
         self._read_reports()
