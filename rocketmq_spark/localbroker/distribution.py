@@ -231,9 +231,8 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
             writing_to(cache),
             file_locked(cache / "jars" / "lock", lambda: _print(quiet, "Waiting for another download")),
         ):
-            for abandoned_folder in (cache / "jars").glob(
-                "fetch-*"
-            ):  # a killed process left it: a running one has the lock
+            # Killed processes left these folders, because a running process would have the lock.
+            for abandoned_folder in (cache / "jars").glob("fetch-*"):
                 shutil.rmtree(abandoned_folder, ignore_errors=True)
             unusable_jars = _unusable_jars(cache, sections)
             if unusable_jars:

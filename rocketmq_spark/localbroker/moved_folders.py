@@ -26,9 +26,9 @@ def close_if_safe(
 
     Args:
         folder: The folder.
-        problem_in: Checks the entries, and returns a clause about a problem. Its argument is whether others could write to the
+        check_entries: Checks the entries, and returns a clause about a problem. Its argument is whether others could write to the
             folder before this call.
-        problem_after: Is called when the folder is closed: closes the entries, checks them, and returns a clause about a problem.
+        close_entries: Called when the folder is closed. Closes the entries, checks them, and returns a clause about a problem.
     """
     old_status = folder.stat()
     was_open = folders.others_may_write(old_status)
@@ -58,7 +58,7 @@ def moved_folder_problem(entry: Path, was_open: bool, inner_folders: Iterable[Pa
     Args:
         entry: An existing file or folder with a name by which files are deleted.
         was_open: Whether others could write to the folder above.
-        below: Folders in ``entry``. Others must not write to these either. Links among them are not checked.
+        inner_folders: Folders in ``entry``. Others must not write to these either. Links among them are not checked.
     """
     if was_open:
         return f"others may write to it, and may have moved a folder of yours to {entry}{_REMEDY}"
