@@ -426,7 +426,7 @@ def test_records_and_locks_are_private_whatever_the_umask_is(run: Path, tmp_path
 @pytest.mark.usefixtures("any_mode")
 def test_a_record_is_private_while_its_process_lives(run: Path) -> None:
     taken = reserve(run, None, keep=False)
-    mode = stat.S_IMODE(taken._record.stat().st_mode)
+    mode = stat.S_IMODE(taken._record_file.stat().st_mode)
     taken.release(delete=True)
     assert mode == 0o600
 
