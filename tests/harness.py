@@ -118,7 +118,7 @@ def check_stream(new: Callable[[], FrameSplitter], data: bytes, expected: Sequen
     for pieces in (pieces_of(data, range(1, len(data))), pieces_of(data, cuts)):
         splitter = new()
         assert [frame for piece in pieces for frame in splitter.feed(piece)] == list(expected)
-        assert splitter.buffered == len(data) - sum(len(frame) + 4 for frame in expected)
+        assert splitter.buffered_bytes == len(data) - sum(len(frame) + 4 for frame in expected)
 
 
 def pieces_of(data: bytes, cuts: Sequence[int]) -> Iterator[bytes]:

@@ -46,7 +46,7 @@ def test_sockets_that_others_could_write_to_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mask: int
 ) -> None:
     """Spark checks nobody who connects to them, and unpickles what comes. A group of its own has only this user."""
-    monkeypatch.setattr(folders, "_is_private", lambda gid, uid: False)
+    monkeypatch.setattr(folders, "_is_private_group", lambda gid, uid: False)
     before = os.umask(mask)
     try:
         with caplog.at_level(logging.WARNING):
@@ -59,7 +59,7 @@ def test_sockets_that_others_could_write_to_are_not_used(
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_sockets_of_this_user_alone_are_used(monkeypatch: pytest.MonkeyPatch, mask: int) -> None:
-    monkeypatch.setattr(folders, "_is_private", lambda gid, uid: True)
+    monkeypatch.setattr(folders, "_is_private_group", lambda gid, uid: True)
     before = os.umask(mask)
     try:
         assert low_latency_conf()[SOCKETS] == "true"

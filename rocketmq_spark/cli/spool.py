@@ -618,7 +618,7 @@ def serve(
 
     stop = Latch()
     with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-        node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
+        node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, resends_dead_letters=dead)
         node = open_node(node_settings, **{**target.settings(), "group": group})
         tune_gc()
         row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting_count}

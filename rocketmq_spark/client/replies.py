@@ -259,7 +259,7 @@ class RemotingReplies:
         body, sys_flag = bytes(raw_body), 0
         if not 0 < len(body) <= MAX_BODY_BYTES:
             raise MessageRefused(f"the reply has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", topic=to.topic)
-        if len(body) > COMPRESS_ABOVE_BYTES and (compressed_body := compression.smaller(body)) is not None:
+        if len(body) > COMPRESS_ABOVE_BYTES and (compressed_body := compression.compress_if_smaller(body)) is not None:
             body, sys_flag = compressed_body, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
         return lambda broker_name: rpc.SEND_REPLY_MESSAGE_V2.request(
             body,

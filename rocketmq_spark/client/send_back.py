@@ -141,7 +141,7 @@ def retry_copy(
     body, sys_flag = message.body, message.sys_flag & int(SysFlag.COMPRESSED | COMPRESSION_MASK)
     if not sys_flag & SysFlag.COMPRESSED:
         sys_flag = 0
-        if len(body) > COMPRESS_ABOVE_BYTES and (compressed_body := compression.smaller(body)) is not None:
+        if len(body) > COMPRESS_ABOVE_BYTES and (compressed_body := compression.compress_if_smaller(body)) is not None:
             body, sys_flag = compressed_body, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
     if not 0 < len(body) <= MAX_BODY_BYTES:
         raise MessageRefused(

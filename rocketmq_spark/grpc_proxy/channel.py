@@ -44,7 +44,7 @@ class Endpoints:
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
         self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
-        self._verified: set[str] = set()  # addresses that have answered since their last failure
+        self._verified_addresses: set[str] = set()  # addresses that have answered since their last failure
         self._next_start = 0  # index of the endpoint that the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
@@ -66,7 +66,7 @@ class Endpoints:
         """Record that an endpoint could not be reached or did not answer. Calls avoid it for ``avoid_s``."""
         with self._lock:
             self._avoided_until[address] = now + avoid_s
-            self._verified.discard(address)
+            self._verified_addresses.discard(address)
 
     def record_contact(self, address: str) -> None:
         """Record that an endpoint answered, even with an error. Calls avoid it no longer."""
@@ -76,16 +76,18 @@ class Endpoints:
 
     def record_answer(self, address: str) -> None:
         """Record an answer without a gRPC error. From now on, a call to this endpoint may use the whole time of its deadline."""
-        self._verified.add(address)
+        self._verified_addresses.add(address)
         self.record_contact(address)
 
-    def time_slice(self, address: str, deadline: Deadline, untried: int) -> Deadline:
-        """Return the deadline of a call to ``address`` if ``untried`` endpoints, this one included, can still be tried.
+    def time_slice(self, address: str, deadline: Deadline, untried_count: int) -> Deadline:
+        """Return the deadline of a call to ``address`` if ``untried_count`` endpoints, this one included, can still be tried.
 
         An endpoint that has not answered yet gets only a part of the remaining time, because an address that drops all packets
         causes no error before the time is over.
         """
-        return deadline if address in self._verified else deadline.within(deadline.remaining() / untried)
+        return (
+            deadline if address in self._verified_addresses else deadline.within(deadline.remaining() / untried_count)
+        )
 
 
 PROTOCOL = "v2"
@@ -149,7 +151,7 @@ _MAX_CONNECT_MS = 20_000
 _leaked_channels: list[grpc.Channel] = []
 
 _MAX_TIMEOUT_S = 365 * 86_400.0
-# Ids of processes that have opened a channel: this process, and those from which it was forked.
+# Ids of processes that have opened a channel: this process, and the processes from which it was forked.
 _grpc_processes: set[int] = set()
 
 Headers = Callable[[], list[tuple[str, str]]]
@@ -193,7 +195,7 @@ class ProxyChannel:
         self._used_credentials: grpc.ChannelCredentials | None = None  # the credentials of ``_channel``
         # Whether the channel is dropped when its connection ends, because the TLS files cannot be read any more.
         self._ends_with_connection = False
-        # Streams and asynchronous calls, which ``close`` cancels. Those of replaced channels are included.
+        # Streams and asynchronous calls, also of replaced channels. ``close`` cancels them.
         self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False  # whether the system had no thread for the last call
         self._last_used = time.monotonic()
@@ -301,8 +303,8 @@ class ProxyChannel:
 
     def _multi_callable(self, rpc: Rpc) -> Any:
         self._last_used = time.monotonic()
-        for other in _all_channels.due(self._last_used):
-            other.close_idle(self._last_used)
+        for idle_channel in _all_channels.due(self._last_used):
+            idle_channel.close_idle(self._last_used)
         credentials = self._renew_credentials()
         multi_callable = self._multi_callables.get(rpc.name)
         if multi_callable is None:
@@ -313,8 +315,10 @@ class ProxyChannel:
                     self._channel = self._open(credentials)
                 # Read both under the lock, because another thread may replace them.
                 channel, multi_callables = self._channel, self._multi_callables
-            kind = f"{'stream' if rpc.client_streaming else 'unary'}_{'stream' if rpc.server_streaming else 'unary'}"
-            multi_callable = multi_callables[rpc.name] = getattr(channel, kind)(
+            multi_callable_kind = (
+                f"{'stream' if rpc.client_streaming else 'unary'}_{'stream' if rpc.server_streaming else 'unary'}"
+            )
+            multi_callable = multi_callables[rpc.name] = getattr(channel, multi_callable_kind)(
                 rpc.path,
                 request_serializer=_serialize,
                 response_deserializer=proto(rpc.response).FromString,
@@ -369,7 +373,7 @@ class ProxyChannel:
         If the files could not be read for too long, the channel is dropped when its connection ends. Returns the credentials for
         a new channel, or the error of the files.
 
-        Reading a pipe or a disk that hangs may take forever. Then calls of this channel wait, and ``close`` does not.
+        Reading a pipe or a disk that hangs may take forever. Calls of this channel then wait, but ``close`` does not.
         """
         if self._tls_files is None:
             return None
@@ -418,7 +422,7 @@ def _do_nothing() -> None:
 
 
 def _timeout_s(deadline: Deadline) -> float:
-    """Return the remaining time, at most a year, because gRPC treats a deadline in some centuries as expired."""
+    """Return the remaining time, at most a year, because gRPC treats a deadline that is centuries away as expired."""
     return min(deadline.remaining(), _MAX_TIMEOUT_S)
 
 

@@ -82,27 +82,27 @@ def to_popped_message(
 
 def group_policy(settings: Any) -> GroupPolicy:
     """Return the policy of a group from the settings that a Proxy sends to its consumers."""
-    retry = settings.backoff_policy
-    if retry.HasField("customized_backoff"):
-        pauses = [get_seconds(pause) for pause in retry.customized_backoff.next[:_MAX_PAUSES]]
-    elif retry.HasField("exponential_backoff"):
-        exponential = retry.exponential_backoff
-        longest, pause = get_seconds(exponential.max), get_seconds(exponential.initial)
+    retry_policy = settings.backoff_policy
+    if retry_policy.HasField("customized_backoff"):
+        pauses = [get_seconds(pause) for pause in retry_policy.customized_backoff.next[:_MAX_PAUSES]]
+    elif retry_policy.HasField("exponential_backoff"):
+        exponential = retry_policy.exponential_backoff
+        longest_pause, pause = get_seconds(exponential.max), get_seconds(exponential.initial)
         pauses = [pause]
-        while exponential.multiplier > 1 and pause < longest and len(pauses) < _MAX_PAUSES:
-            pause = min(longest, pause * exponential.multiplier)
+        while exponential.multiplier > 1 and pause < longest_pause and len(pauses) < _MAX_PAUSES:
+            pause = min(longest_pause, pause * exponential.multiplier)
             pauses.append(pause)
     else:
         pauses = []
-    attempts = retry.max_attempts if retry.max_attempts > 0 else _DEFAULT_ATTEMPTS
-    return GroupPolicy(attempts, settings.subscription.fifo, tuple(pauses) or _DEFAULT_PAUSES_S)
+    max_attempts = retry_policy.max_attempts if retry_policy.max_attempts > 0 else _DEFAULT_ATTEMPTS
+    return GroupPolicy(max_attempts, settings.subscription.fifo, tuple(pauses) or _DEFAULT_PAUSES_S)
 
 
 HEARTBEAT_S = 10.0
-# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number times the
-# requested messages, but at least the first number.
+# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number for each
+# requested message, but at least the first number.
 _MIN_ANSWER_BYTES, _ANSWER_BYTES_PER_MESSAGE = 64 << 20, 4 << 20
-# If one endpoint has accepted the settings, the others are waited for only this long.
+# If one endpoint has accepted the settings, a member waits only this long for the other endpoints.
 _OTHER_ENDPOINTS_S = 1.0
 # Maximum age of the cached brokers of a topic.
 _ASSIGNMENT_AGE_S = 30.0
@@ -129,7 +129,7 @@ class ProxyMember:
         self._policy = group_policy(proto("Settings")())
         self._closed = False
         self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered: the last settings of each endpoint
-        # The queues of each topic, one for each of its brokers, until a deadline.
+        # The queues of each topic, one queue for each broker of the topic, and when they expire.
         self._assignments: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
@@ -142,7 +142,7 @@ class ProxyMember:
             if self._closed:  # a start that failed has closed the member, and the user may start it again
                 self._proxy.open()
                 self._closed = False
-            existing = list(self._streams.values())
+            existing_streams = list(self._streams.values())
             # A call may fail in the middle. So each step below checks what exists, and the next call completes the steps.
             if self._timer is None:
                 timer = Timer(f"rocketmq-{self._group}-heartbeat")
@@ -155,19 +155,19 @@ class ProxyMember:
                         self._proxy.channel_of(address), self._settings, on_settings
                     )
             streams = list(self._streams.values())
-        for stream in existing:
+        for stream in existing_streams:
             stream.send_settings()
         errors = _settings_errors(streams, deadline)
         failures = [error for error in errors if error is not None]
         if len(failures) == len(errors):
-            permanent = [error for error in failures if not error.retriable]
-            if previous_filters and not filters.items() <= previous_filters.items() and permanent:
+            permanent_errors = [error for error in failures if not error.retriable]
+            if previous_filters and not filters.items() <= previous_filters.items() and permanent_errors:
                 with self._lock:
-                    # A Proxy rejects all topics because of one. So remove the new topics; otherwise new streams fail, too.
+                    # A Proxy rejects all topics because of one topic. So remove the new topics; otherwise new streams fail, too.
                     self._filters = previous_filters
                 for stream in streams:
                     stream.send_settings()
-            raise (permanent or failures)[0]
+            raise (permanent_errors or failures)[0]
 
     def policy(self) -> GroupPolicy:
         return self._policy
@@ -298,7 +298,7 @@ class ProxyMember:
             stream.resend_settings()
 
     def _send_to_all(self, rpc: tables.Rpc, request: Any, deadline: Deadline) -> None:
-        """Send a request to all endpoints in parallel, so that one that hangs does not delay the others. Logs failures."""
+        """Send a request to all endpoints in parallel, so that an endpoint that hangs delays no other endpoint. Logs failures."""
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:

@@ -70,8 +70,8 @@ VARINTS = _Varints()
 def field_key(message: str, name: str) -> bytes:
     """Return the encoded key of a field. Its length and content, or its number, follow the key."""
     (field,) = (field for field in FIELDS if (field.message, field.name) == (message, name))
-    delimited = field.kind not in ("enum", "int32", "int64", "bool")
-    return VARINTS[field.number << 3 | (_LENGTH_DELIMITED if delimited else _VARINT)]
+    is_delimited = field.kind not in ("enum", "int32", "int64", "bool")
+    return VARINTS[field.number << 3 | (_LENGTH_DELIMITED if is_delimited else _VARINT)]
 
 
 def number_field(message: str, name: str, value: int) -> bytes:
@@ -161,8 +161,8 @@ def get_ms(timestamp: Any) -> int:
 
 def set_seconds(duration: Any, seconds: float) -> None:
     """Set a field of kind ``duration``."""
-    us = round(seconds * 1_000_000)
-    duration.seconds, rest = divmod(us, 1_000_000)
+    microseconds = round(seconds * 1_000_000)
+    duration.seconds, rest = divmod(microseconds, 1_000_000)
     duration.nanos = rest * 1000
 
 
@@ -269,7 +269,7 @@ def _error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketM
             return NotSupported(
                 "the Proxy does not implement this over gRPC", addr, remark=details, remedy=REMOTING_REMEDY
             )
-        # First, because gRPC checks the name after the chain of certificates.
+        # This case is the first, because gRPC checks the name after the chain of certificates.
         case "UNAVAILABLE" if any(part in details for part in _NAME_MISMATCH):
             return CertificateRefused(
                 "the certificate of the Proxy has another name",

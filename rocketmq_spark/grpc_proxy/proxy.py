@@ -59,7 +59,7 @@ class ProxyConnectOptions(NamedTuple):
 
 
 class Proxy:
-    """A client of a Proxy. All producers of a process with the same connection options share one; each consumer has its own."""
+    """A client of a Proxy. Producers of a process with the same connection options share a client; each consumer has its own."""
 
     def __init__(self, connect_options: ProxyConnectOptions) -> None:
         self.connect_options = connect_options
@@ -109,26 +109,26 @@ class Proxy:
         self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, preferred: str | None = None
     ) -> Any:
         """Return a successful answer, or raise ``RocketMQError``. Tries the next endpoint if one cannot be reached."""
-        for untried in range(len(self.addresses), 0, -1):
+        for untried_count in range(len(self.addresses), 0, -1):
             channel = self.channel(preferred)
-            time_slice = self._endpoints.time_slice(channel.address, deadline, untried)
+            time_slice = self._endpoints.time_slice(channel.address, deadline, untried_count)
             try:
                 answer = channel.invoke(rpc, request, time_slice)
             except (ConnectionLost, CallTimeout) as e:
                 self.record_result(channel.address, e)
-                if untried == 1 or deadline.expired or (time_slice is deadline and isinstance(e, CallTimeout)):
+                if untried_count == 1 or deadline.expired or (time_slice is deadline and isinstance(e, CallTimeout)):
                     raise
                 continue
             self.record_result(channel.address)
             return require_success(answer, channel.address, topic)
         raise ConnectionLost("there is no endpoint")
 
-    def record_result(self, address: str, error: RocketMQError | None = None, took_s: float = 0.0) -> None:
+    def record_result(self, address: str, error: RocketMQError | None = None, duration_s: float = 0.0) -> None:
         """Record the result of a call to an endpoint. After a call without an answer, calls avoid the endpoint for at least
-        ``took_s``, the duration of this call.
+        ``duration_s``, the duration of this call.
         """
         if isinstance(error, ConnectionLost | CallTimeout):
-            self._endpoints.record_failure(address, time.monotonic(), max(AVOID_S, took_s))
+            self._endpoints.record_failure(address, time.monotonic(), max(AVOID_S, duration_s))
         elif error is None:
             self._endpoints.record_answer(address)
         else:
@@ -137,8 +137,8 @@ class Proxy:
     def endpoints(self, address: str | None = None) -> Any:
         """Return all addresses, or one, as ``Endpoints``."""
         endpoints = proto("Endpoints")()
-        for each_address in (address,) if address else self.addresses:
-            host, _, port = each_address.rpartition(":")
+        for chosen_address in (address,) if address else self.addresses:
+            host, _, port = chosen_address.rpartition(":")
             endpoints.scheme = _address_scheme(host.strip("[]"))
             endpoints.addresses.add(host=host.strip("[]"), port=int(port))
         return endpoints
@@ -195,7 +195,7 @@ class TelemetryStream:
         self._channel = channel
         self._settings = settings
         self._on_settings = on_settings
-        # ``with`` on the lock itself, not on the condition: then Ctrl-C cannot leave the lock locked.
+        # ``with`` blocks take the lock itself, not the condition, so that Ctrl-C cannot leave the lock locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._settings_version = 0  # incremented when the settings change
@@ -268,7 +268,7 @@ class TelemetryStream:
             call.cancel()
 
     def _enqueue_settings(self) -> None:
-        # This line comes first: if it raises, no answer is expected.
+        # This line comes first. So if it raises, no answer is expected.
         command = proto("TelemetryCommand")(settings=self._settings())
         self._unanswered.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)
@@ -283,7 +283,7 @@ class TelemetryStream:
                 if self._error is None:  # the Proxy has accepted settings since the last error
                     pauses = backoff(0.1, 5.0)
                 version = self._unanswered[0][0] if self._unanswered else self._settings_version
-                if version == self._settings_version or error.retriable:  # ignore a rejection of old settings
+                if version == self._settings_version or error.retriable:  # otherwise it is a rejection of old settings
                     self._error = error
                 self._changed.notify_all()
                 self._pause(version, next(pauses))

@@ -36,8 +36,9 @@ QUEUES_PER_ENDPOINT = 16
 UNKNOWN_QUEUE_ID = -1
 ROUTE_AGE_S = 30.0
 # Maximum number of chains of one batch in flight. A batch has many chains if its messages are of many groups.
-_MAX_PARALLEL = 32
-# Maximum number of topics whose routes ``has_master`` requests. It is small, because every failed send calls ``has_master``.
+_MAX_PARALLEL_CHAINS = 32
+# Maximum number of topics whose routes ``has_master`` requests. The number is small, because every failed send calls
+# ``has_master``.
 _MAX_PROBED_TOPICS = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 
@@ -188,8 +189,8 @@ def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadli
         raise RouteNotFound("no queue of the topic is writable: no write permission", topic=topic)
     type_numbers = {number for queue in queues for number in queue.accept_message_types}
     types = frozenset(kind for kind in MessageType if kind in type_numbers)
-    lanes = cached.queues if cached else _virtual_queues(topic, proxy.addresses)
-    routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_AGE_S)
+    virtual_queues = cached.queues if cached else _virtual_queues(topic, proxy.addresses)
+    routes[topic] = _Route(types, virtual_queues, time.monotonic() + ROUTE_AGE_S)
     return routes[topic]
 
 
@@ -221,7 +222,7 @@ def _send_blocking(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest,
 
 
 class _ParallelSend:
-    """One send of several requests, in chains that are sent in parallel. Guarded by its lock.
+    """One send of several requests, in chains that are sent in parallel. ``_lock`` guards its state.
 
     The outcome is a result for all messages, or an error with the results of the stored messages. A rejected message stops only
     its own chain. Any other failure stops all chains, and takes precedence as the outcome.
@@ -237,13 +238,13 @@ class _ParallelSend:
         self._results: list[tuple[SendResult, str]] = []  # each with the ids of its messages
         self._error: RocketMQError | None = None
         self._unsent_ids: list[str] = []  # ids of messages after a failed request of their chain
-        self._open_chains = 0  # number of chains in flight
+        self._open_chain_count = 0  # number of chains in flight
 
     def send(self, chains: Sequence[Sequence[ProxySendRequest]]) -> None:
-        first, later = chains[:_MAX_PARALLEL], chains[_MAX_PARALLEL:]
-        self._open_chains = len(first)
-        self._waiting_chains.extend(map(deque, later))
-        for chain in first:
+        first_chains, later_chains = chains[:_MAX_PARALLEL_CHAINS], chains[_MAX_PARALLEL_CHAINS:]
+        self._open_chain_count = len(first_chains)
+        self._waiting_chains.extend(map(deque, later_chains))
+        for chain in first_chains:
             self._send(deque(chain))
 
     def _send(self, chain: deque[ProxySendRequest]) -> None:
@@ -277,8 +278,8 @@ class _ParallelSend:
                 None if is_stopped else chain or (self._waiting_chains.popleft() if self._waiting_chains else None)
             )
             if next_chain is None:
-                self._open_chains -= 1
-            is_over = self._open_chains == 0
+                self._open_chain_count -= 1
+            is_over = self._open_chain_count == 0
         if next_chain is not None:
             self._send(next_chain)
         elif is_over and self._error is not None:

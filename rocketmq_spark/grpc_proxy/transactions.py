@@ -29,7 +29,7 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, st
 
 logger = logging.getLogger(__name__)
 
-_Copies = CheckCoalescer[HalfPlace, TransactionState]
+_Coalescer = CheckCoalescer[HalfPlace, TransactionState]
 _GroupsByTopic = dict[str, tuple[str, ...]]  # topics, with the groups that sent to them, the latest first
 
 
@@ -52,8 +52,8 @@ class ProxyTransactions:
         self._lock = threading.Lock()
         # Held while the announced topics change and, if one topic is announced alone, while the Proxy's answer is awaited.
         self._announce_lock = threading.Lock()
-        # By registration: the producer group, the function that decides, and the open checks of the group.
-        self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
+        # By registration: the producer group, the function that decides, and the coalescer of the group's checks.
+        self._checks: dict[object, tuple[str, HalfCheck, _Coalescer]] = {}
         self._topics: _GroupsByTopic = {}
         self._accepted_topics: set[str] = set()  # topics that the Proxy has accepted
         self._streams: dict[str, TelemetryStream] = {}
@@ -62,14 +62,14 @@ class ProxyTransactions:
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
         """Register ``check`` for half messages of this group. Returns a function that unregisters it."""
         registration, state = object(), TransactionState
-        copies: _Copies = CheckCoalescer(
+        coalescer: _Coalescer = CheckCoalescer(
             self._send_answer, _endpoint_of, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("grpc", group)
         )
         with self._lock:
-            self._checks[registration] = group, check, copies
+            self._checks[registration] = group, check, coalescer
 
         def leave(deadline: Deadline) -> None:
-            copies.leave()
+            coalescer.leave()
             with self._lock:
                 self._checks.pop(registration, None)
                 if self._checks:
@@ -94,8 +94,8 @@ class ProxyTransactions:
     def announce(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
         """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
-        A Proxy rejects all topics because of one, and does not report which. So if it rejects this topic together with the
-        others, this topic is announced alone.
+        A Proxy rejects all topics because of one topic, and does not report which one. So if it rejects this topic together with
+        the other topics, this topic is announced alone.
         """
         deadline = deadline.within(self._proxy.connect_options.request_timeout_s)
         try:
@@ -120,14 +120,16 @@ class ProxyTransactions:
             error = stream.wait(deadline)
             if error is not None:
                 return error
-            # In one step, because a thread that announces its topic alone drops the topics that are not accepted yet.
+            # The lock is held for both steps, because a thread that announces its topic alone drops topics that are not accepted.
             with self._lock:
                 if topic in self._topics:
                     self._accepted_topics.add(topic)
                     return None
 
     def _announce_alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        """Announce a topic alone. Other threads must not announce topics meanwhile, because the answer would also cover these."""
+        """Announce a topic alone. No other thread may announce topics meanwhile, because the answer would also be about its
+        topics.
+        """
         if not self._announce_lock.acquire(timeout=deadline.remaining()):
             return CallTimeout("the Proxy has not answered about another topic in time", address)
 
@@ -135,28 +137,28 @@ class ProxyTransactions:
             return self._announce(group, change)[address].wait(deadline)
 
         try:
-            # Try with the others once more, because another thread may have removed the rejected topic.
+            # Try with the other topics once more, because another thread may have removed the rejected topic.
             error = announce(lambda topics: _with_topic(topics, topic, group))
             if error is None:
                 self._accepted_topics.add(topic)
             if error is None or error.retriable:
                 return error
             this_topic = _with_topic({topic: self._topics.get(topic, ())}, topic, group)
-            others = {name: groups for name, groups in self._topics.items() if name != topic}
+            other_topics = {name: groups for name, groups in self._topics.items() if name != topic}
             error = announce(lambda topics: this_topic)
             if error is not None:
                 self._accepted_topics.discard(topic)
-                self._announce(group, lambda topics: others)
+                self._announce(group, lambda topics: other_topics)
                 return error
             self._accepted_topics.add(topic)
-            # Announce the accepted topics again. The threads of the other topics announce these again themselves.
-            accepted = {name: groups for name, groups in others.items() if name in self._accepted_topics}
-            error = announce(lambda topics: {**accepted, **this_topic}) if accepted else None
+            # Announce the accepted topics again. The topics that are not accepted yet are announced again by their own threads.
+            accepted_topics = {name: groups for name, groups in other_topics.items() if name in self._accepted_topics}
+            error = announce(lambda topics: {**accepted_topics, **this_topic}) if accepted_topics else None
             if error is not None and not error.retriable:
                 logger.warning(
                     "the Proxy at %s rejects one of the topics %s, so it checks no half messages of these topics",
                     address,
-                    [*accepted],
+                    [*accepted_topics],
                 )
                 error = announce(lambda topics: this_topic)
             return error
@@ -164,7 +166,7 @@ class ProxyTransactions:
             self._announce_lock.release()
 
     def _announce(
-        self, group: str, change: Callable[[_GroupsByTopic], _GroupsByTopic]
+        self, group: str, change_topics: Callable[[_GroupsByTopic], _GroupsByTopic]
     ) -> Mapping[str, TelemetryStream]:
         """Change the announced topics at every endpoint. Returns the streams by endpoint."""
         changed_streams: list[TelemetryStream] = []
@@ -174,11 +176,13 @@ class ProxyTransactions:
                 # Nothing would end the streams that a send starts after its producer was closed.
                 if group not in open_groups:
                     raise ClosedError("the producer was closed")
-                changed = {
-                    name: groups for name, groups in change(self._topics).items() if not open_groups.isdisjoint(groups)
+                new_topics = {
+                    name: groups
+                    for name, groups in change_topics(self._topics).items()
+                    if not open_groups.isdisjoint(groups)
                 }
-                changed_streams += self._streams.values() if self._topics.keys() != changed.keys() else ()
-                self._topics = changed
+                changed_streams += self._streams.values() if self._topics.keys() != new_topics.keys() else ()
+                self._topics = new_topics
                 self._start_streams()
                 return dict(self._streams)
         finally:
@@ -220,29 +224,33 @@ class ProxyTransactions:
         # A Proxy splits a name into namespace and name, although this client sends one name.
         name = NAMESPACE_SEPARATOR.join(filter(None, (resource.resource_namespace, resource.name)))
         with self._lock:
-            announced = {self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()}
-            topic, groups = announced.get(name, ("", ()))
+            topics_by_wire_name = {
+                self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()
+            }
+            topic, groups = topics_by_wire_name.get(name, ("", ()))
             registrations = list(self._checks.values())
-        matching = [registration for group in groups for registration in registrations if registration[0] == group]
-        if not matching:
+        matching_checks = [
+            registration for group in groups for registration in registrations if registration[0] == group
+        ]
+        if not matching_checks:
             logger.info(
                 "the Proxy at %s checks a half message of topic %s, to which this process sends nothing", address, name
             )
             return
         message = to_popped_message(command.message, topic, (address, address), self._unpack)
-        group, check, copies = matching[0]
+        group, check, coalescer = matching_checks[0]
         place = HalfPlace(
             topic, address, group, message.msg_id, command.transaction_id, digest=stored_content_digest(message)
         )
-        decided = check(message, place)
+        check_result = check(message, place)
         held_bytes = len(message.body) + command.ByteSize()
         decision = (
-            decided
-            if isinstance(decided, TransactionState)
-            else copies.request_decision(place.key, place, decided, held_bytes)
+            check_result
+            if isinstance(check_result, TransactionState)
+            else coalescer.request_decision(place.key, place, check_result, held_bytes)
         )
         if decision is not None:
-            copies.send_decision(place.key, place, decision)
+            coalescer.send_decision(place.key, place, decision)
 
     def _send_answer(self, place: HalfPlace, decision: TransactionState) -> bool:
         """Send the answer to a check. Returns False, because the broker confirms nothing."""

@@ -29,7 +29,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire import traces
 from rocketmq_spark.wire.identifiers import OffsetMessageId
 from rocketmq_spark.wire.properties import decode_properties
-from rocketmq_spark.wire.traces import Acknowledged, MessageKind, TracedMessage, TraceRecord
+from rocketmq_spark.wire.traces import Acknowledgement, MessageKind, TracedMessage, TraceRecord
 
 logger = logging.getLogger(__name__)
 
@@ -346,7 +346,7 @@ class TracedSender:
         for i, (properties, size) in enumerate(_messages_of(request)):
             traced = TracedMessage.of(queue.topic, properties, result.region_id)
             offset_id = offset_ids[min(i, len(offset_ids) - 1)] or None
-            acknowledged = Acknowledged(size, MessageKind.of(properties), host, offset_id, ok)
+            acknowledged = Acknowledgement(size, MessageKind.of(properties), host, offset_id, ok)
             yield traces.publish_record(traced, self._group, start_ms, cost_ms, acknowledged)
 
     def _trace(self, records: Callable[[], Records]) -> None:

@@ -205,7 +205,7 @@ class RemotingProtocol(Generic[W]):
             self._drop_large_without_waiter()
             if (large_frame := self._large_frame) is not None:
                 events += self._drop_too_large(large_frame, large_frame.size - len(large_header))
-        if self._large_frame is not None and not self._account.resize(self._splitter.buffered):
+        if self._large_frame is not None and not self._account.resize(self._splitter.buffered_bytes):
             events += self._drop_large(self._large_frame, _NO_ROOM)
         return events
 
@@ -218,8 +218,8 @@ class RemotingProtocol(Generic[W]):
         if large_frame is None:
             return []
         large_frame.quiet_ticks += 1
-        if self._splitter.buffered - large_frame.progress_bytes >= LARGE_BYTES:
-            large_frame.progress_bytes, large_frame.quiet_ticks = self._splitter.buffered, 0
+        if self._splitter.buffered_bytes - large_frame.progress_bytes >= LARGE_BYTES:
+            large_frame.progress_bytes, large_frame.quiet_ticks = self._splitter.buffered_bytes, 0
         if self._account.revoked:
             return self._drop_large(large_frame, _NO_ROOM)
         return self._drop_large(large_frame, _TOO_SLOW) if large_frame.quiet_ticks > QUIET_TICKS else []

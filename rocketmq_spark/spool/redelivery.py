@@ -409,7 +409,7 @@ class Redelivery:
         self.batch_policy.record_result(
             leased.record.lane, 1 + len(leased.batched), resent.error is None, not resent.is_temporary
         )
-        if not self._store.has_earlier_record(leased.record.lane):
+        if not self._store.holds(leased.record.lane):
             self.batch_policy.forget(leased.record.lane)
         target = leased.record.target
         if resent.error is None:

@@ -364,7 +364,7 @@ class SendSpool:
 
     def has_earlier_record(self, send: SpooledSend) -> bool:
         lane = lane_of(send)
-        return bool(lane) and self.store.has_earlier_record(lane)
+        return bool(lane) and self.store.holds(lane)
 
     def keep(self, sends: Sequence[SpooledSend]) -> None:
         now_ms = self._clock()

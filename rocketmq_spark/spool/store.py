@@ -116,7 +116,7 @@ class Store:
         """The number of records that are neither settled nor dead."""
         return self.totals.depth
 
-    def has_earlier_record(self, lane: bytes) -> bool:
+    def holds(self, lane: bytes) -> bool:
         """Whether the lane has a record that is not settled yet."""
         return lane in self._lanes
 

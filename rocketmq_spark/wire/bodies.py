@@ -76,13 +76,13 @@ class GroupMembership:
     versions_ms: Mapping[str, int] = field(default_factory=dict)
     expression_types: Mapping[str, str] = field(default_factory=dict)
 
-    def on_wire(self, name: Callable[[str], str]) -> GroupMembership:
+    def on_wire(self, to_wire_name: Callable[[str], str]) -> GroupMembership:
         """The same membership with topic names as they are on the wire."""
         return replace(
             self,
-            subscriptions={name(topic): wanted for topic, wanted in self.subscriptions.items()},
-            versions_ms={name(topic): version for topic, version in self.versions_ms.items()},
-            expression_types={name(topic): kind for topic, kind in self.expression_types.items()},
+            subscriptions={to_wire_name(topic): subscription for topic, subscription in self.subscriptions.items()},
+            versions_ms={to_wire_name(topic): version for topic, version in self.versions_ms.items()},
+            expression_types={to_wire_name(topic): kind for topic, kind in self.expression_types.items()},
         )
 
 
@@ -105,17 +105,17 @@ def _checked_text(value: Any, maximum: int = MAX_JSON_BYTES) -> str:
     type.
     """
     if not isinstance(value, str) or len(value) > maximum:
-        shown = f"a text of {len(value)} characters" if isinstance(value, str) else f"{str(value)[:40]!r}"
-        raise ValueError(f"{shown}, expected a text of at most {maximum} characters")
+        description = f"a text of {len(value)} characters" if isinstance(value, str) else f"{str(value)[:40]!r}"
+        raise ValueError(f"{description}, expected a text of at most {maximum} characters")
     return value
 
 
 @contextmanager
-def _protocol_errors(what: str) -> Iterator[None]:
+def _protocol_errors(subject: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
-        raise RemoteProtocolError(f"Unexpected {what}: {type(exc).__name__} {exc}") from exc
+        raise RemoteProtocolError(f"Unexpected {subject}: {type(exc).__name__} {exc}") from exc
 
 
 # Maximum numbers of brokers and addresses in one answer. They are limited because clients keep them.
@@ -123,10 +123,10 @@ MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
 def route(topic: str, body: Bytes) -> TopicRoute:
-    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them.
+    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match; the methods of the route intersect them.
 
-    ``acting`` means that a slave may be acting as master. It can also be set for a topic without write permission, because
-    both answers look the same.
+    ``acting`` means that a slave may be acting as master. ``acting`` is also true for a topic without write permission, because
+    the answer looks the same.
     """
     with _protocol_errors("route"):
         data = read_json(body)
@@ -142,21 +142,27 @@ def route(topic: str, body: Bytes) -> TopicRoute:
             )
             for item in data.get("queueDatas") or ()
         )
-        _checked_int(sum(max(each.read_queues, each.write_queues) for each in queues), 0, MAX_QUEUES)
-        unwritten = {each.broker_name for each in queues} - {
-            each.broker_name for each in queues if each.perm & Perm.WRITE
+        _checked_int(sum(max(queue_data.read_queues, queue_data.write_queues) for queue_data in queues), 0, MAX_QUEUES)
+        brokers_without_write = {queue_data.broker_name for queue_data in queues} - {
+            queue_data.broker_name for queue_data in queues if queue_data.perm & Perm.WRITE
         }
         brokers = {
             (broker := _broker(item)).broker_name: replace(
                 broker,
-                acting=bool(item.get("enableActingMaster")) and bool(broker.master) and broker.broker_name in unwritten,
+                acting=bool(item.get("enableActingMaster"))
+                and bool(broker.master)
+                and broker.broker_name in brokers_without_write,
             )
             for item in data.get("brokerDatas") or ()
         }
         order_conf = data.get("orderTopicConf")
-        static = bool(data.get("topicQueueMappingByBroker"))
+        is_static = bool(data.get("topicQueueMappingByBroker"))
         return TopicRoute(
-            topic, queues, brokers, None if order_conf is None else _checked_text(order_conf, _MAX_ORDER_CONF), static
+            topic,
+            queues,
+            brokers,
+            None if order_conf is None else _checked_text(order_conf, _MAX_ORDER_CONF),
+            is_static,
         )
 
 
@@ -184,9 +190,9 @@ def _broker(item: Mapping[str, Any]) -> BrokerData:
     )
 
 
-def _check_brokers(what: str, items: Collection[Mapping[str, Any]]) -> None:
+def _check_brokers(list_name: str, items: Collection[Mapping[str, Any]]) -> None:
     if len(items) > MAX_ROUTE_BROKERS:
-        raise ValueError(f"{len(items)} {what}, expected at most {MAX_ROUTE_BROKERS}")
+        raise ValueError(f"{len(items)} {list_name}, expected at most {MAX_ROUTE_BROKERS}")
     _checked_int(sum(len(item.get("brokerAddrs") or ()) for item in items), 0, _MAX_ADDRESSES)
 
 
@@ -238,10 +244,10 @@ def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
         return {queue: _checked_int(offset) for queue, offset in _by_queue(body, "offsetTable")}
 
 
-def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
-    for key, item in (read_json(body, table=True).get(table) or {}).items():
-        name = dict(key)
-        yield _queue({**name, "topic": topic or name["topic"]}), item
+def _by_queue(body: Bytes, table_name: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
+    for key, item in (read_json(body, table=True).get(table_name) or {}).items():
+        queue_fields = dict(key)
+        yield _queue({**queue_fields, "topic": topic or queue_fields["topic"]}), item
 
 
 def topic_list(body: Bytes) -> list[str]:
@@ -264,8 +270,8 @@ def owned_queues(body: Bytes) -> list[MessageQueue]:
 def consumer_ids(body: Bytes) -> list[str]:
     """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them.
 
-    Servers list connections. A client that has reconnected is listed twice until its old connection expires, at another Proxy
-    for up to two minutes. If it counted as two members, no member would read the queues of the second one.
+    Servers list connections. A client that has reconnected is listed twice until its old connection expires, which may take two
+    minutes at another Proxy. If such a client counted as two members, no member would read the queues of the second member.
     """
     return sorted(set(_names(body, "consumerIdList", _MAX_TEXT)))
 
@@ -286,15 +292,17 @@ def group_online(body: Bytes) -> GroupOnline:
         data = read_json(body)
         members = (
             GroupConnection(
-                _checked_text(m["clientId"]),
-                _checked_text(m["clientAddr"]),
-                _checked_text(m["language"]),
-                _checked_int(m["version"]),
+                _checked_text(member["clientId"]),
+                _checked_text(member["clientAddr"]),
+                _checked_text(member["language"]),
+                _checked_int(member["version"]),
             )
-            for m in data.get("connectionSet") or ()
+            for member in data.get("connectionSet") or ()
         )
         settings = [_checked_text(data.get(name) or "") for name in ("consumeType", "messageModel", "consumeFromWhere")]
-        return GroupOnline(sorted(members, key=lambda m: m.client_id), settings[0], settings[1], settings[2], filters)
+        return GroupOnline(
+            sorted(members, key=lambda member: member.client_id), settings[0], settings[1], settings[2], filters
+        )
 
 
 def member_filters(body: Bytes) -> dict[str, Filter]:
@@ -315,10 +323,10 @@ def _names(body: Bytes, key: str, maximum: int = MAX_NAME) -> list[str]:
         return [name for name in map(_checked_text, read_json(body).get(key) or ()) if len(name) <= maximum]
 
 
-def topic_config(body: Bytes, of_all: str | None = None) -> TopicConfig:
-    """The topic of an answer to GET_TOPIC_CONFIG, or topic ``of_all`` of an answer to GET_ALL_TOPIC_CONFIG."""
+def topic_config(body: Bytes, name_in_table: str | None = None) -> TopicConfig:
+    """The topic of an answer to GET_TOPIC_CONFIG, or topic ``name_in_table`` of an answer to GET_ALL_TOPIC_CONFIG."""
     with _protocol_errors("topic configuration"):
-        data = read_json(body) if of_all is None else read_json(body)["topicConfigTable"][of_all]
+        data = read_json(body) if name_in_table is None else read_json(body)["topicConfigTable"][name_in_table]
         attributes = data.get("attributes") or {}
         _checked_int(len(attributes), 0, _MAX_ATTRIBUTES)
         return TopicConfig(
@@ -376,7 +384,9 @@ def lock_request(group: str, client_id: str, queues: Sequence[MessageQueue], onl
         {
             "clientId": client_id,
             "consumerGroup": group,
-            "mqSet": [{"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic} for q in queues],
+            "mqSet": [
+                {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic} for queue in queues
+            ],
             "onlyThisBroker": only_this_broker,
         }
     )
@@ -447,15 +457,18 @@ def subscription_data(member: GroupMembership) -> list[dict[str, Any]]:
 def client_config_check(group: str, topic: str, sql: str) -> bytes:
     """Body of CHECK_CLIENT_CONFIG for an SQL expression."""
     subscription = {"expressionType": "SQL92", "subString": sql, "subVersion": 1, "topic": topic}
-    unused = {"classFilterMode": False, "codeSet": [], "tagsSet": []}
-    return _dump({"clientId": "rocketmq-spark", "group": group, "subscriptionData": subscription | unused})
+    unused_fields = {"classFilterMode": False, "codeSet": [], "tagsSet": []}
+    return _dump({"clientId": "rocketmq-spark", "group": group, "subscriptionData": subscription | unused_fields})
 
 
 def topic_registration(configs: Mapping[str, TopicConfig]) -> bytes:
     """Body of REGISTER_TOPIC_IN_NAMESRV: the queues of a topic by the names of brokers."""
     fields = ("brokerName", "readQueueNums", "writeQueueNums", "perm", "topicSysFlag")
-    queues = [(name, c.read_queues, c.write_queues, c.perm, c.sys_flag) for name, c in configs.items()]
-    return _dump({"queueDatas": [dict(zip(fields, of, strict=True)) for of in queues]})
+    queues = [
+        (name, config.read_queues, config.write_queues, config.perm, config.sys_flag)
+        for name, config in configs.items()
+    ]
+    return _dump({"queueDatas": [dict(zip(fields, values, strict=True)) for values in queues]})
 
 
 def subscription_group(group: str, **settings: Any) -> bytes:
@@ -483,7 +496,7 @@ def config_number(config: Mapping[str, str], name: str) -> int | None:
 
 
 def write_config(values: Mapping[str, str]) -> bytes:
-    """Body of UPDATE_BROKER_CONFIG. The broker parses it as a Java properties file, so values are escaped for that."""
+    """Body of UPDATE_BROKER_CONFIG. Values are escaped, because the broker parses the body as a Java properties file."""
     lines = []
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or "\n" in value or "\r" in value:
@@ -531,7 +544,7 @@ def running_info(info: RunningInfo, membership: GroupMembership) -> bytes:
     }
     parts = {
         "mqPopTable": b"{}",
-        "mqTable": _with_queue_keys({queue: _queue_info(of_queue) for queue, of_queue in info.queues.items()}),
+        "mqTable": _with_queue_keys({queue: _queue_info(queue_info) for queue, queue_info in info.queues.items()}),
         "properties": _dump(properties),
         "statusTable": _dump({topic: _figures(figures) for topic, figures in sorted(info.topics.items())}),
         "subscriptionSet": _dump(subscription_data(membership)),
@@ -543,7 +556,7 @@ def running_info(info: RunningInfo, membership: GroupMembership) -> bytes:
 
 
 def _queue_info(info: QueueInfo) -> dict[str, Any]:
-    """Figures of a queue. Java requires every number, so unknown ones are 0."""
+    """Figures of a queue. Java requires every number, so unknown numbers are 0."""
     return {
         "cachedMsgCount": info.cached_count,
         "cachedMsgMaxOffset": info.cached_max_offset or 0,
@@ -577,8 +590,9 @@ def _figures(figures: TopicFigures) -> dict[str, Any]:
 def _with_queue_keys(table: Mapping[MessageQueue, Any]) -> bytes:
     """A map with queues as keys. Objects as keys are not JSON, but Java writes and reads them."""
     entries = (
-        b"%b:%b" % (_dump({"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic}), _dump(value))
-        for q, value in sorted(table.items())
+        b"%b:%b"
+        % (_dump({"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}), _dump(value))
+        for queue, value in sorted(table.items())
     )
     return b"{%b}" % b",".join(entries)
 

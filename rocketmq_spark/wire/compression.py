@@ -23,7 +23,7 @@ DEFAULT_LEVEL = 5
 
 _CHUNK_BYTES = 256 * 1024
 # Bodies of at least this size are compressed only if three samples become smaller.
-_SAMPLED_BYTES = 64 * 1024
+_MIN_SAMPLED_BYTES = 64 * 1024
 _SAMPLE_BYTES = 4 * 1024
 _MAX_SAMPLE_RATIO = 0.98
 _CODECS = {int(SysFlag.LZ4): "lz4", int(SysFlag.ZSTD): "zstd"}
@@ -48,21 +48,21 @@ def compress(body: Bytes, kind: int = SysFlag.ZLIB, level: int = DEFAULT_LEVEL) 
     return compressed
 
 
-def smaller(body: Bytes, kind: int = SysFlag.ZLIB) -> bytes | None:
+def compress_if_smaller(body: Bytes, kind: int = SysFlag.ZLIB) -> bytes | None:
     """``body`` compressed, or None if that does not make it smaller.
 
     Compressing data that is compressed already, such as pictures and archives, costs 25 ms a MiB for nothing. So a large body
     is compressed only if three samples of it become smaller.
     """
-    if len(body) >= _SAMPLED_BYTES and not _sample_shrinks(body):
+    if len(body) >= _MIN_SAMPLED_BYTES and not _samples_shrink(body):
         return None
-    packed = compress(body, kind)
-    return packed if len(packed) < len(body) else None
+    compressed = compress(body, kind)
+    return compressed if len(compressed) < len(body) else None
 
 
-def _sample_shrinks(body: Bytes) -> bool:
-    last = len(body) - _SAMPLE_BYTES
-    sample = b"".join(bytes(body[at : at + _SAMPLE_BYTES]) for at in (0, last // 2, last))
+def _samples_shrink(body: Bytes) -> bool:
+    last_start = len(body) - _SAMPLE_BYTES
+    sample = b"".join(bytes(body[start : start + _SAMPLE_BYTES]) for start in (0, last_start // 2, last_start))
     return len(zlib.compress(sample, 1)) < _MAX_SAMPLE_RATIO * len(sample)
 
 
@@ -74,7 +74,7 @@ def decompress(body: Bytes, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYT
     codec = _CODECS.get(kind)
     if codec is None:
         raise DecodeError(f"Unknown compression type {kind:#x}")
-    return _stream(body, codec, max_bytes)
+    return _decompress_stream(body, codec, max_bytes)
 
 
 @functools.cache
@@ -101,19 +101,19 @@ def _inflate(body: Bytes, max_bytes: int) -> bytes:
     return data
 
 
-def _stream(body: Bytes, codec: str, max_bytes: int) -> bytes:
+def _decompress_stream(body: Bytes, codec: str, max_bytes: int) -> bytes:
     pa = _arrow(codec)
     chunks: list[Any] = []
-    room = max_bytes + 1
+    bytes_left = max_bytes + 1
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec) as stream:
             # ``read`` would never free its memory after an error of the codec (docs/upstream.md).
-            while room and (chunk := stream.read_buffer(min(room, _CHUNK_BYTES))):
+            while bytes_left and (chunk := stream.read_buffer(min(bytes_left, _CHUNK_BYTES))):
                 chunks.append(chunk)
-                room -= len(chunk)
+                bytes_left -= len(chunk)
     except (OSError, MemoryError, pa.ArrowException) as exc:  # Arrow raises any of these when a codec fails
         raise DecodeError(f"Not a {codec} body: {exc}") from exc
-    if not room:
+    if not bytes_left:
         raise _too_large(codec, max_bytes)
     if not chunks and not len(body):
         raise DecodeError(f"The {codec} body is empty")

@@ -42,9 +42,9 @@ class Envelope(NamedTuple):
 
     def pack(self) -> bytes:
         topic, properties = self.topic.encode(), self.properties.encode()
-        id_ = digest(self.msg_id.encode())
+        id_digest = digest(self.msg_id.encode())
         head = _HEAD.pack(
-            MAGIC, VERSION, self.kind, self.due_ms, id_, self.born_ms, self.flag, len(topic), len(properties)
+            MAGIC, VERSION, self.kind, self.due_ms, id_digest, self.born_ms, self.flag, len(topic), len(properties)
         )
         return b"".join((head, topic, properties, self.body))
 
@@ -102,7 +102,7 @@ def unpack(data: bytes) -> DecodedEnvelope:
 
 
 class DelayHandle(NamedTuple):
-    """Identifies a delayed message for ``recall``. The cancellation goes to the queue of the envelope, and arrives after it."""
+    """Identifies a delayed message for ``recall``. The cancellation follows the envelope in the same queue."""
 
     topic: str
     broker_name: str

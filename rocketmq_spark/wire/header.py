@@ -1,15 +1,16 @@
 """Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
 
-``FrameSplitter`` cuts the byte stream of a connection into frames. It reads only their length fields. After an error it cannot
-find the next frame: every further call raises again, and the caller must close the connection.
+``FrameSplitter`` cuts the byte stream of a connection into frames, and reads only their length fields. After an error, it cannot
+find the next frame. So every further call raises again, and the caller must close the connection.
 
 A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says how its own header is encoded,
 JSON or binary, and nothing is negotiated, so both decoders are needed. This module does not know what a code or field means.
 Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
 
-``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all
-fields and the body, but neither the code nor the request number: it authenticates the client, but a captured request can be
-replayed. Sign last, when every field has its final text. Algorithm: ``AclClientRPCHook``, the same for ACL 1.0 and 2.0.
+``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all fields
+and the body, but neither the code nor the request number. So it authenticates the client, but does not prevent the replay of a
+captured request. Sign last, when every field has its final text. The algorithm is that of ``AclClientRPCHook`` for ACL 1.0 and
+2.0.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class FrameSplitter:
         self._error: RemoteProtocolError | None = None
 
     @property
-    def buffered(self) -> int:
+    def buffered_bytes(self) -> int:
         """Number of bytes received of an incomplete frame."""
         return len(self._buffer)
 
@@ -55,12 +56,12 @@ class FrameSplitter:
             data = data[skipped:]
         self._buffer += data
         frames: list[bytes] = []
-        at = 0
+        position = 0
         available = len(self._buffer)
         with memoryview(self._buffer) as view:
-            while available - at >= _LENGTH_BYTES:
-                start = at + _LENGTH_BYTES
-                length = int.from_bytes(view[at:start], "big")
+            while available - position >= _LENGTH_BYTES:
+                start = position + _LENGTH_BYTES
+                length = int.from_bytes(view[position:start], "big")
                 if length > self.max_frame:
                     self._error = RemoteProtocolError(
                         f"The peer announces a frame of {length} bytes, the limit is {self.max_frame}"
@@ -68,12 +69,12 @@ class FrameSplitter:
                     break
                 if available - start < length:
                     break
-                at = start + length
-                frames.append(bytes(view[start:at]))
+                position = start + length
+                frames.append(bytes(view[start:position]))
         if self._error is not None:
             self._buffer.clear()
             raise self._error
-        del self._buffer[:at]
+        del self._buffer[:position]
         return frames
 
     def partial_header(self, min_bytes: int) -> bytes | None:
@@ -97,7 +98,7 @@ class FrameSplitter:
         return int.from_bytes(self._buffer[:_LENGTH_BYTES], "big") if len(self._buffer) >= _LENGTH_BYTES else 0
 
     def skip(self) -> None:
-        """Discard the incomplete frame: the bytes that have arrived, and the bytes that will."""
+        """Discard the incomplete frame: the bytes that have arrived, and the bytes that are still to come."""
         self._bytes_to_skip = _LENGTH_BYTES + self.incomplete_bytes - len(self._buffer)
         self._buffer.clear()
 
@@ -112,9 +113,9 @@ _MAX_RECEIVED_HEADER_BYTES = 1 << 20
 _INT32_BITS = 31
 _INT16_BITS = 15
 
-_FIXED = struct.Struct(">hBhii")  # code, language, version, opaque, flag
-_INT = struct.Struct(">i")
-_KEY = struct.Struct(">h")
+_FIXED_FIELDS = struct.Struct(">hBhii")  # code, language, version, opaque, flag
+_VALUE_LENGTH = struct.Struct(">i")
+_NAME_LENGTH = struct.Struct(">h")
 
 _LANGUAGE_NAMES = {language.value: language.name for language in LanguageCode}
 _LANGUAGES = {language.name: language.value for language in LanguageCode}
@@ -132,9 +133,9 @@ class Peer(enum.Enum):
 
 @dataclass(slots=True)
 class Command:
-    """A request or response. The conversation sets ``opaque``; the caller sets everything else.
+    """A request or response. The connection sets ``opaque``; the caller sets everything else.
 
-    ``received_s`` is the monotonic time at which an answer arrived. It is set only for requests to several servers at once.
+    ``received_s`` is the monotonic time at which an answer arrived; it is set only for requests to several servers at once.
     ``peer`` is the kind of server that sent an answer. A Proxy does not forward every request that it answers with success.
     """
 
@@ -195,7 +196,7 @@ def decode(frame: Bytes) -> Command:
     """The command in a frame without its length field. The body is a slice of ``frame``: a view if ``frame`` is a view."""
     if len(frame) < _PREFIX_BYTES:
         raise RemoteProtocolError(f"A frame of {len(frame)} bytes has no room for a header")
-    kind = frame[0]
+    header_type = frame[0]
     end = _PREFIX_BYTES + int.from_bytes(frame[1:_PREFIX_BYTES], "big")
     if end > len(frame):
         raise RemoteProtocolError(f"A header of {end - _PREFIX_BYTES} bytes does not fit its frame of {len(frame)}")
@@ -205,17 +206,17 @@ def decode(frame: Bytes) -> Command:
         )
     header = bytes(frame[_PREFIX_BYTES:end])
     try:
-        if kind == SerializeType.JSON:
+        if header_type == SerializeType.JSON:
             return _decode_json(header, frame[end:])
-        if kind == SerializeType.ROCKETMQ:
+        if header_type == SerializeType.ROCKETMQ:
             return _decode_binary(header, frame[end:])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, struct.error) as exc:
         raise RemoteProtocolError(f"Unreadable header: {exc or type(exc).__name__}") from exc
-    raise RemoteProtocolError(f"Unknown header type {kind}")
+    raise RemoteProtocolError(f"Unknown header type {header_type}")
 
 
 def _encode_json(command: Command) -> bytes:
-    # Joined here, because the general encoder takes three times as long, which matters for a million pulls.
+    # The text is joined here, because the general encoder takes three times as long, which matters for a million pulls.
     ext = ",".join([f"{_quote(name)}:{_quote(value)}" for name, value in command.ext.items()])
     ext = f'"extFields":{{{ext}}},' if ext else ""
     remark = f'"remark":{_quote(command.remark)},' if command.remark is not None else ""
@@ -274,31 +275,31 @@ def _encode_binary(command: Command) -> bytes:
         if not value:  # the server would decode it as null, and then the request's signature would not match
             continue
         key, text = name.encode(), value.encode()
-        parts += (_KEY.pack(len(key)), key, _INT.pack(len(text)), text)
+        parts += (_NAME_LENGTH.pack(len(key)), key, _VALUE_LENGTH.pack(len(text)), text)
     ext = b"".join(parts)
-    fixed = _FIXED.pack(command.code, command.language, command.version, command.opaque, command.flag)
-    return b"".join((fixed, _INT.pack(len(remark)), remark, _INT.pack(len(ext)), ext))
+    fixed = _FIXED_FIELDS.pack(command.code, command.language, command.version, command.opaque, command.flag)
+    return b"".join((fixed, _VALUE_LENGTH.pack(len(remark)), remark, _VALUE_LENGTH.pack(len(ext)), ext))
 
 
 def _decode_binary(header: bytes, body: Bytes) -> Command:
-    code, language, version, opaque, flag = _FIXED.unpack_from(header)
-    remark, at = _read_text(header, _FIXED.size, _INT)
-    (ext_length,) = _INT.unpack_from(header, at)
-    at += _INT.size
-    if ext_length != len(header) - at:
-        raise ValueError(f"the fields take {len(header) - at} bytes instead of {ext_length}")
+    code, language, version, opaque, flag = _FIXED_FIELDS.unpack_from(header)
+    remark, position = _read_text(header, _FIXED_FIELDS.size, _VALUE_LENGTH)
+    (ext_length,) = _VALUE_LENGTH.unpack_from(header, position)
+    position += _VALUE_LENGTH.size
+    if ext_length != len(header) - position:
+        raise ValueError(f"the fields take {len(header) - position} bytes instead of {ext_length}")
     ext: dict[str, str] = {}
-    while at < len(header):
-        name, at = _read_text(header, at, _KEY)
-        value, at = _read_text(header, at, _INT)
+    while position < len(header):
+        name, position = _read_text(header, position, _NAME_LENGTH)
+        value, position = _read_text(header, position, _VALUE_LENGTH)
         if value:
             ext[name] = value
     return Command(code, ext, body, opaque, flag, remark or None, language, version)
 
 
-def _read_text(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
-    (length,) = size.unpack_from(data, at)
-    start = at + size.size
+def _read_text(data: bytes, position: int, length_format: struct.Struct) -> tuple[str, int]:
+    (length,) = length_format.unpack_from(data, position)
+    start = position + length_format.size
     end = start + length
     if length < 0 or end > len(data):
         raise ValueError(f"a text of {length} bytes does not fit the header")
@@ -323,8 +324,8 @@ def sign(command: Command, access_key: str, secret_key: str, security_token: str
 
 
 def signed_fields(ext: dict[str, str]) -> bytes:
-    """The values that a signature covers, in Java's order of their names: by UTF-16 code units."""
+    """The values that a signature covers, in Java's order of their names, which compares UTF-16 code units."""
     # Python's order differs from Java's only beyond the basic plane, and only names of a user's own fields are not ASCII.
-    plain = all(map(str.isascii, ext))
-    names = sorted(ext) if plain else sorted(ext, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
+    is_ascii = all(map(str.isascii, ext))
+    names = sorted(ext) if is_ascii else sorted(ext, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
     return "".join([ext[name] for name in names]).encode()

@@ -19,8 +19,8 @@ from datetime import datetime
 
 from rocketmq_spark.errors import LocalProtocolError
 
-_PLACE = struct.Struct(">iq")  # port, commit log offset
-_UNIQ = struct.Struct(">HIIH")  # process id, class loader, ms since the month began, counter
+_PORT_AND_OFFSET = struct.Struct(">iq")  # port, commit log offset
+_UNIQ_KEY_TAIL = struct.Struct(">HIIH")  # process id, class loader, ms since the month began, counter
 _IP_BYTES = (4, 16)
 _COUNTER_BITS = 16
 _HANDLE_VERSION = "v1"
@@ -36,7 +36,7 @@ def host_text(address: bytes, port: int) -> str:
 
 def offset_msg_id(address: bytes, port: int, offset: int) -> str:
     """The text of an ``OffsetMessageId``, without creating the object."""
-    return (address + _PLACE.pack(port, offset)).hex().upper()
+    return (address + _PORT_AND_OFFSET.pack(port, offset)).hex().upper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class OffsetMessageId:
     @classmethod
     def parse(cls, text: str) -> OffsetMessageId:
         """Parses 32 hexadecimal digits, or 56 if the broker has an IPv6 address."""
-        data = _unhex(text, "an offset message id", _PLACE.size)
-        port, offset = _PLACE.unpack(data[-_PLACE.size :])
-        return cls(data[: -_PLACE.size], port, offset)
+        data = _unhex(text, "an offset message id", _PORT_AND_OFFSET.size)
+        port, offset = _PORT_AND_OFFSET.unpack(data[-_PORT_AND_OFFSET.size :])
+        return cls(data[: -_PORT_AND_OFFSET.size], port, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +73,20 @@ class UniqKey:
     counter: int
 
     def __str__(self) -> str:
-        return (self.address + _UNIQ.pack(self.pid, self.loader, self.month_ms, self.counter)).hex().upper()
+        return (self.address + _UNIQ_KEY_TAIL.pack(self.pid, self.loader, self.month_ms, self.counter)).hex().upper()
 
     @classmethod
     def parse(cls, text: str) -> UniqKey:
-        data = _unhex(text, "a UNIQ_KEY", _UNIQ.size)
-        return cls(data[: -_UNIQ.size], *_UNIQ.unpack(data[-_UNIQ.size :]))
+        data = _unhex(text, "a UNIQ_KEY", _UNIQ_KEY_TAIL.size)
+        return cls(data[: -_UNIQ_KEY_TAIL.size], *_UNIQ_KEY_TAIL.unpack(data[-_UNIQ_KEY_TAIL.size :]))
 
 
-# Process id, the text that ids begin with, the random start to which the counter's overflow is added, the counter.
-_Source = tuple[int, str, int, "itertools.count[int]"]
+# The process id, the text that ids begin with, the random number to which the counter's overflow is added, and the counter.
+_IdSource = tuple[int, str, int, "itertools.count[int]"]
 
 
 class UniqKeys:
-    """Makes ids that are unique across processes and moments. One instance serves a process and its forks.
+    """Makes ids that are unique across processes and times. One instance serves a process and its forks.
 
     Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here the counter's
     overflow goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
@@ -95,11 +95,11 @@ class UniqKeys:
     def __init__(self, rng: random.Random | None = None, address: bytes | None = None) -> None:
         self._rng = rng or random.SystemRandom()
         self._fixed_address = address
-        self._month = (0, 0)
-        self._last_time = (0, "")
+        self._month_bounds = (0, 0)
+        self._last_time_text = (0, "")
         self._source = self._new_source()
 
-    def _new_source(self) -> _Source:
+    def _new_source(self) -> _IdSource:
         pid = os.getpid()
         address = self._fixed_address or self._rng.randbytes(_IP_BYTES[0])
         prefix = (address + struct.pack(">H", pid & 0xFFFF)).hex().upper()
@@ -107,33 +107,33 @@ class UniqKeys:
 
     def next(self, now_ms: int) -> str:
         """One id. Safe to call from several threads."""
-        _, prefix, loader, numbers = self._own_source()
-        moment, text = self._last_time
-        return _uniq_key(prefix, loader, text if moment == now_ms else self._time_text(now_ms), next(numbers))
+        _, prefix, loader, counter = self._own_source()
+        last_ms, last_text = self._last_time_text
+        return _uniq_key(prefix, loader, last_text if last_ms == now_ms else self._time_text(now_ms), next(counter))
 
     def next_many(self, count: int, now_ms: int) -> list[str]:
         """``count`` ids that contain the same time."""
-        _, prefix, loader, numbers = self._own_source()
-        text = self._time_text(now_ms)
-        return [_uniq_key(prefix, loader, text, n) for n in itertools.islice(numbers, count)]
+        _, prefix, loader, counter = self._own_source()
+        time_text = self._time_text(now_ms)
+        return [_uniq_key(prefix, loader, time_text, number) for number in itertools.islice(counter, count)]
 
-    def _own_source(self) -> _Source:
+    def _own_source(self) -> _IdSource:
         if os.getpid() != self._source[0]:  # a forked child would repeat its parent's ids
             self._source = self._new_source()
         return self._source
 
     def _time_text(self, now_ms: int) -> str:
         """The time as an id contains it."""
-        begin_ms, end_ms = self._month
+        begin_ms, end_ms = self._month_bounds
         if not begin_ms <= now_ms < end_ms:
-            self._month = begin_ms, end_ms = month_of(now_ms)
+            self._month_bounds = begin_ms, end_ms = month_of(now_ms)
         text = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
-        self._last_time = now_ms, text
+        self._last_time_text = now_ms, text
         return text
 
 
-def _uniq_key(prefix: str, loader: int, moment: str, n: int) -> str:
-    return f"{prefix}{(loader + (n >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{moment}{n & 0xFFFF:04X}"
+def _uniq_key(prefix: str, loader: int, time_text: str, number: int) -> str:
+    return f"{prefix}{(loader + (number >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{time_text}{number & 0xFFFF:04X}"
 
 
 def month_of(now_ms: int) -> tuple[int, int]:
@@ -176,11 +176,11 @@ def decode_handle(text: str) -> list[str]:
     return base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
 
 
-def _unhex(text: str, what: str, tail_bytes: int) -> bytes:
+def _unhex(text: str, id_name: str, tail_bytes: int) -> bytes:
     try:
         data = binascii.unhexlify(text)
     except ValueError:
         data = b""
     if len(data) - tail_bytes not in _IP_BYTES:
-        raise LocalProtocolError(f"{text!r} is not {what}: it must have 32 or 56 hexadecimal digits")
+        raise LocalProtocolError(f"{text!r} is not {id_name}: it must have 32 or 56 hexadecimal digits")
     return data

@@ -25,12 +25,12 @@ _MAX_FAILED_ATTEMPTS = 1000
 _MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
 # The same limits for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of which are parsed here.
 _MAX_TABLE_VALUES, _MAX_TABLE_PARSED_VALUES = 2_500_000, 1_250_000
-# The maximum number of characters that the strict parser reads in failed attempts: this many times the length of the text, and
-# this many more.
+# The maximum number of characters that the strict parser reads in failed attempts is the first number times the length of the
+# text, plus the second number.
 _FAILED_PASSES, _FAILED_CHARACTERS = 3, 1 << 20
 _LINE_COUNT_SPEEDUP = 16  # counting lines for an error is this many times faster than parsing
 
-_strict = json.JSONDecoder()
+_strict_decoder = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BARE_KEY = re.compile(r"-?[0-9]+|null|true|false")
 _LONG = 1 << 63
@@ -49,9 +49,9 @@ def read_json(body: Bytes, table: bool = False) -> Any:
         text = str(body, "utf-8")
         _check_values(text, _MAX_TABLE_VALUES if table else _MAX_VALUES)
         value, end = _LooseParser(text, _MAX_TABLE_PARSED_VALUES if table else _MAX_PARSED_VALUES).value(
-            _skip(text, 0), 0
+            _skip_blanks(text, 0), 0
         )
-        if _skip(text, end) != len(text):
+        if _skip_blanks(text, end) != len(text):
             raise ValueError(f"something follows the value at {end}")
     except (ValueError, RecursionError) as exc:
         raise RemoteProtocolError(f"Unreadable JSON body: {exc or type(exc).__name__}") from exc
@@ -59,16 +59,16 @@ def read_json(body: Bytes, table: bool = False) -> Any:
 
 
 def _check_values(text: str, max_values: int) -> None:
-    """Raise ``ValueError`` above ``max_values`` values. Each value but the first follows a bracket or a comma, which are counted.
-    Brackets and commas in texts count, too: no server sends so many.
+    """Raise ``ValueError`` above ``max_values`` values. Counts brackets and commas, because each value but the first follows one.
+    Brackets and commas in texts count, too, but no server sends so many.
     """
     if len(text) > max_values and sum(map(text.count, ",{[")) > max_values:
         raise ValueError(f"it has more than {max_values} values")
 
 
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+def _skip_blanks(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
 
 
 class _LooseParser:
@@ -80,86 +80,86 @@ class _LooseParser:
         self._attempts_left = _MAX_FAILED_ATTEMPTS
         self._failed_characters_left = _FAILED_PASSES * len(text) + _FAILED_CHARACTERS
 
-    def value(self, at: int, depth: int) -> tuple[Any, int]:
-        """The value that starts at ``at``, and the position of its end."""
+    def value(self, position: int, depth: int) -> tuple[Any, int]:
+        """The value that starts at ``position``, and the position of its end."""
         if depth > _MAX_DEPTH:
-            raise ValueError(f"nested too deeply at {at}")
+            raise ValueError(f"nested too deeply at {position}")
         self._values_left -= 1
         if self._values_left < 0:
             raise ValueError(f"more than {self._max_values} values are in containers that are not JSON")
-        first = self._text[at : at + 1]
-        walk = self._object if first == "{" else self._array if first == "[" else None
-        if walk is None or self._attempts_left:
+        first_character = self._text[position : position + 1]
+        parse_container = self._object if first_character == "{" else self._array if first_character == "[" else None
+        if parse_container is None or self._attempts_left:
             try:
-                return _strict.raw_decode(self._text, at)
+                return _strict_decoder.raw_decode(self._text, position)
             except json.JSONDecodeError as e:
-                self._failed_characters_left -= e.pos - at + e.pos // _LINE_COUNT_SPEEDUP
+                self._failed_characters_left -= e.pos - position + e.pos // _LINE_COUNT_SPEEDUP
                 self._attempts_left = self._attempts_left - 1 if self._failed_characters_left > 0 else 0
-        if walk is None:
-            raise ValueError(f"no value at {at}")
-        return walk(at, depth)
+        if parse_container is None:
+            raise ValueError(f"no value at {position}")
+        return parse_container(position, depth)
 
-    def _object(self, at: int, depth: int) -> tuple[dict[Any, Any], int]:
+    def _object(self, position: int, depth: int) -> tuple[dict[Any, Any], int]:
         text, items = self._text, dict[Any, Any]()
-        at = _skip(text, at + 1)
-        if text[at : at + 1] == "}":
-            return items, at + 1
+        position = _skip_blanks(text, position + 1)
+        if text[position : position + 1] == "}":
+            return items, position + 1
         while True:
-            key, at = self._key(at, depth)
-            if text[at : at + 1] != ":":
-                at = _skip(text, at)
-                if text[at : at + 1] != ":":
-                    raise ValueError(f"no colon at {at}")
-            at += 1
-            if text[at : at + 1] in _BLANKS:
-                at = _skip(text, at)
-            items[key], at = self.value(at, depth + 1)
-            at, more = _separator(text, at, "}")
-            if not more:
-                return items, at
+            key, position = self._key(position, depth)
+            if text[position : position + 1] != ":":
+                position = _skip_blanks(text, position)
+                if text[position : position + 1] != ":":
+                    raise ValueError(f"no colon at {position}")
+            position += 1
+            if text[position : position + 1] in _BLANKS:
+                position = _skip_blanks(text, position)
+            items[key], position = self.value(position, depth + 1)
+            position, has_more = _separator(text, position, "}")
+            if not has_more:
+                return items, position
 
-    def _array(self, at: int, depth: int) -> tuple[list[Any], int]:
+    def _array(self, position: int, depth: int) -> tuple[list[Any], int]:
         text, values = self._text, list[Any]()
-        at = _skip(text, at + 1)
-        if text[at : at + 1] == "]":
-            return values, at + 1
+        position = _skip_blanks(text, position + 1)
+        if text[position : position + 1] == "]":
+            return values, position + 1
         while True:
-            value, at = self.value(at, depth + 1)
+            value, position = self.value(position, depth + 1)
             values.append(value)
-            at, more = _separator(text, at, "]")
-            if not more:
-                return values, at
+            position, has_more = _separator(text, position, "]")
+            if not has_more:
+                return values, position
 
-    def _key(self, at: int, depth: int) -> tuple[Any, int]:
-        if self._text[at : at + 1] in ('"', "{"):
-            key, end = self.value(at, depth + 1)
+    def _key(self, position: int, depth: int) -> tuple[Any, int]:
+        if self._text[position : position + 1] in ('"', "{"):
+            key, end = self.value(position, depth + 1)
             return _hashable(key), end
-        match = _BARE_KEY.match(self._text, at)
+        match = _BARE_KEY.match(self._text, position)
         if match is None:
-            raise ValueError(f"no key at {at}")
+            raise ValueError(f"no key at {position}")
         return match.group(), match.end()
 
 
 _BLANKS = " \t\r\n"
 
 
-def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
-    """The position after a comma (then True: more values follow) or after the closing bracket."""
-    char = text[at : at + 1]
-    if char in _BLANKS:
-        at = _skip(text, at)
-        char = text[at : at + 1]
-    if char == ",":
-        at += 1
-        return (_skip(text, at) if text[at : at + 1] in _BLANKS else at), True
-    if char == closing:
-        return at + 1, False
-    raise ValueError(f"neither comma nor {closing} at {at}")
+def _separator(text: str, position: int, closing: str) -> tuple[int, bool]:
+    """The position after the comma or the closing bracket, and whether it was a comma, so that another value follows."""
+    character = text[position : position + 1]
+    if character in _BLANKS:
+        position = _skip_blanks(text, position)
+        character = text[position : position + 1]
+    if character == ",":
+        position += 1
+        return (_skip_blanks(text, position) if text[position : position + 1] in _BLANKS else position), True
+    if character == closing:
+        return position + 1, False
+    raise ValueError(f"neither comma nor {closing} at {position}")
 
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
-        # Sorted by name alone: names differ, so values of different types are never compared.
+        # Names differ, so the sort never compares values of different types.
         return tuple((name, _hashable(value[name])) for name in sorted(value, key=str))
     if isinstance(value, list):
         return tuple(map(_hashable, value))

@@ -48,8 +48,8 @@ _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(INNER_BATCH_MASK)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
-# A few compressed kilobytes may become gigabytes, so this is the maximum size, with objects, of what is decoded of an answer at
-# once.
+# A few compressed kilobytes may become gigabytes. So this is the maximum memory, objects included, for the messages of an answer
+# that are decoded at once.
 PORTION_BYTES = 64 << 20
 # Messages of a larger batch are decoded when they are used.
 _LARGE_BATCH_BYTES = 1 << 20
@@ -63,7 +63,8 @@ class BatchItem(NamedTuple):
     flag: int = 0
 
 
-# Begin and end of a stored message, the queue offset in it (None if its size does not fit), and whether it is an inner batch.
+# Start and end of a stored message, its queue offset, and whether it is an inner batch. The queue offset is None if the size of
+# the message does not fit the answer.
 MessageBounds = tuple[int, int, int | None, bool]
 
 
@@ -105,23 +106,23 @@ class DecodeBudget:
         """The messages at ``bounds``, if they fit; otherwise one message as it is stored, with ``NO_MEMORY`` as its
         ``decode_error``.
         """
-        left = max(0, self.remaining_bytes)
+        remaining_bytes = max(0, self.remaining_bytes)
         limit = settings.max_body_bytes
         settings = settings._replace(
             budget=None,
-            max_body_bytes=None if limit is None else min(limit, left),
-            is_budget_limit=limit is not None and left < limit,
+            max_body_bytes=None if limit is None else min(limit, remaining_bytes),
+            is_budget_limit=limit is not None and remaining_bytes < limit,
         )
-        found: list[ReceivedMessage] = []
-        taken = 0
+        messages: list[ReceivedMessage] = []
+        used_bytes = 0
         for message in decode_one(data, bounds, settings):
-            found.append(message)
-            taken += message_memory(message)
-            if taken > left and len(found) > 1:  # a batch, whose items are decoded one by one
-                found = [_undecodable_message(data[bounds[0] : bounds[1]], True, DecodeError(NO_MEMORY), settings)]
+            messages.append(message)
+            used_bytes += message_memory(message)
+            if used_bytes > remaining_bytes and len(messages) > 1:  # a batch, whose items are decoded one by one
+                messages = [_undecodable_message(data[bounds[0] : bounds[1]], True, DecodeError(NO_MEMORY), settings)]
                 break
-        self.remaining_bytes -= sum(map(message_memory, found))
-        return found
+        self.remaining_bytes -= sum(map(message_memory, messages))
+        return messages
 
     def decompress(self, message: ReceivedMessage) -> ReceivedMessage:
         """Decompresses a message. If the message does not fit, it stays compressed or loses its body."""
@@ -133,24 +134,24 @@ class DecodeBudget:
 
 
 class UnwrapBudget(DecodeBudget):
-    """Memory for the next messages of several queues. Single messages stay compressed. Batches are unwrapped, and a batch uses
+    """Memory for the next messages of several queues. Single messages stay compressed. Batches are unwrapped, and each batch uses
     memory until its last message was returned.
     """
 
     def decode(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-        *_, batch = bounds
-        if not batch:
+        *_, is_batch = bounds
+        if not is_batch:
             return decode_one(data, bounds, settings._replace(budget=None, max_body_bytes=None))
         return self._unwrapped(data, bounds, settings)
 
     def _unwrapped(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
-        before = self.remaining_bytes
-        found = super().decode(data, bounds, settings)
-        taken = before - self.remaining_bytes
+        remaining_before = self.remaining_bytes
+        messages = super().decode(data, bounds, settings)
+        used_bytes = remaining_before - self.remaining_bytes
         try:
-            yield from found
+            yield from messages
         finally:
-            self.remaining_bytes += taken
+            self.remaining_bytes += used_bytes
 
 
 def decompressed(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> ReceivedMessage:
@@ -160,20 +161,20 @@ def decompressed(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYT
     try:
         body = decompress(message.body, message.sys_flag, min(max_bytes, MAX_DECOMPRESSED_BYTES))
     except DecodeError as e:
-        short = max_bytes < MAX_DECOMPRESSED_BYTES and isinstance(e, TooLargeError)
-        return replace(message, decode_error=NO_MEMORY if short else e.message)
+        exceeds_budget = max_bytes < MAX_DECOMPRESSED_BYTES and isinstance(e, TooLargeError)
+        return replace(message, decode_error=NO_MEMORY if exceeds_budget else e.message)
     return replace(message, body=body, sys_flag=message.sys_flag & ~_COMPRESSED)
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
     """Start and end of each message in an answer, by their sizes only. Raises ``DecodeError`` if a size does not fit."""
-    at = 0
-    while at < len(body):
-        size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
-        if not _MIN_MESSAGE_BYTES <= size <= len(body) - at:
-            raise DecodeError(f"A message of {size} bytes at byte {at} does not fit an answer of {len(body)} bytes")
-        yield at, at + size
-        at += size
+    start = 0
+    while start < len(body):
+        size = _INT.unpack_from(body, start)[0] if len(body) - start >= _INT.size else 0
+        if not _MIN_MESSAGE_BYTES <= size <= len(body) - start:
+            raise DecodeError(f"A message of {size} bytes at byte {start} does not fit an answer of {len(body)} bytes")
+        yield start, start + size
+        start += size
 
 
 class Stamp(NamedTuple):
@@ -207,18 +208,18 @@ def decode_messages(
 
 
 def single_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
-    """The one message that a server pushes; its body stays compressed.
+    """The only message that a server pushes in a request. Its body stays compressed.
 
     Raises ``RemoteProtocolError`` for several messages or a batch, before anything is decompressed.
     """
     settings = DecodeSettings(broker_name, max_body_bytes=None)
-    places = list(itertools.islice(boundaries(body), 2))
-    if len(places) != 1:
-        found = "more than one message" if places else "no message"
-        raise RemoteProtocolError(f"{found} came {purpose}, expected 1", address)
+    bounds = list(itertools.islice(boundaries(body), 2))
+    if len(bounds) != 1:
+        problem = "more than one message" if bounds else "no message"
+        raise RemoteProtocolError(f"{problem} came {purpose}, expected 1", address)
     data = bytes(body)
-    found_flags = first_stamp(data)
-    if found_flags is not None and found_flags.inner_batch:
+    stamp = first_stamp(data)
+    if stamp is not None and stamp.inner_batch:
         raise RemoteProtocolError(f"a batch came {purpose}, expected one message", address)
     (message,) = decode_at(data, 0, len(data), settings)
     return message
@@ -246,7 +247,7 @@ def decode_leniently(
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
     With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. An inner batch outside of
-    ``window`` cannot be decoded; so does a message that exceeds ``budget``.
+    ``window`` counts as a message that cannot be decoded, and so does a message that exceeds ``budget``.
     """
     data, settings = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, budget)
     for bounds in find_messages(data):
@@ -270,18 +271,18 @@ def decode_one(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> 
 
 def find_messages(data: bytes) -> list[MessageBounds]:
     """The positions of all messages in an answer, including damaged ones and inner batches."""
-    found: list[MessageBounds] = []
-    at, data_length, place = 0, len(data), _SIZE_OFFSET_FLAG.unpack_from
-    while at < data_length:
-        size, offset, sys_flag = place(data, at) if data_length - at >= _MIN_MESSAGE_BYTES else (0, 0, 0)
-        if _MIN_MESSAGE_BYTES <= size <= data_length - at:
-            found.append((at, at + size, offset, sys_flag & _INNER_BATCH == _INNER_BATCH))
-            at += size
+    all_bounds: list[MessageBounds] = []
+    start, data_length, unpack_head = 0, len(data), _SIZE_OFFSET_FLAG.unpack_from
+    while start < data_length:
+        size, offset, sys_flag = unpack_head(data, start) if data_length - start >= _MIN_MESSAGE_BYTES else (0, 0, 0)
+        if _MIN_MESSAGE_BYTES <= size <= data_length - start:
+            all_bounds.append((start, start + size, offset, sys_flag & _INNER_BATCH == _INNER_BATCH))
+            start += size
         else:
-            end = _next_message(data, at)
-            found.append((at, end, None, False))
-            at = end
-    return found
+            end = _next_message(data, start)
+            all_bounds.append((start, end, None, False))
+            start = end
+    return all_bounds
 
 
 def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
@@ -291,45 +292,51 @@ def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMes
         and OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
     ):
         return messages, None
-    found: list[ReceivedMessage] = []
-    room, rest = PORTION_BYTES, iter(messages)
-    for message in rest:
-        found.append(message)
-        room -= message_memory(message)
-        if room <= 0:
-            return found, next(rest, None)
-    return found, None
+    portion: list[ReceivedMessage] = []
+    bytes_left, remaining_messages = PORTION_BYTES, iter(messages)
+    for message in remaining_messages:
+        portion.append(message)
+        bytes_left -= message_memory(message)
+        if bytes_left <= 0:
+            return portion, next(remaining_messages, None)
+    return portion, None
 
 
-def _next_message(whole: bytes, at: int) -> int:
+def _next_message(data: bytes, bad_start: int) -> int:
     """The position of the next message after a wrong size: the first position from which the sizes lead to the end."""
-    nowhere: set[int] = set()  # positions from which the sizes do not lead to the end
-    for match in _MAGIC.finditer(whole, at + _INT.size + 1):
-        followed = []
+    dead_ends: set[int] = set()  # positions from which the sizes do not lead to the end
+    for match in _MAGIC.finditer(data, bad_start + _INT.size + 1):
+        visited = []
         start = end = match.start() - _INT.size
-        while end < len(whole) and end not in nowhere:
-            followed.append(end)
-            size = _INT.unpack_from(whole, end)[0] if len(whole) - end >= _INT.size else 0
-            end += size if size >= _MIN_MESSAGE_BYTES else len(whole)
-        if end == len(whole):
+        while end < len(data) and end not in dead_ends:
+            visited.append(end)
+            size = _INT.unpack_from(data, end)[0] if len(data) - end >= _INT.size else 0
+            end += size if size >= _MIN_MESSAGE_BYTES else len(data)
+        if end == len(data):
             return start
-        nowhere.update(followed)
-    return len(whole)
+        dead_ends.update(visited)
+    return len(data)
 
 
 class _OutsideWindowError(DecodeError):
     """The offsets of an inner batch are outside of the window."""
 
 
-def _undecodable_message(data: bytes, fits: bool, error: DecodeError, settings: DecodeSettings) -> ReceivedMessage:
-    """A bad message with its readable fields. Its body is the stored body, or all of its bytes if its parts do not fit."""
-    why = error.message
+def _undecodable_message(
+    data: bytes, has_valid_size: bool, error: DecodeError, settings: DecodeSettings
+) -> ReceivedMessage:
+    """A bad message with its readable fields. Its body is the stored body, or the whole message if its parts do not fit."""
+    reason = error.message
     with contextlib.suppress(struct.error, DecodeError):
-        if fits:
+        if has_valid_size:
             message = _decode(data, 0, len(data), settings._replace(max_body_bytes=None))
-            believed = not isinstance(error, _OutsideWindowError) and _has_possible_offset(message, settings.window)
-            return replace(message, queue_offset=message.queue_offset if believed else -1, decode_error=why)
-    head = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
+            has_plausible_offset = not isinstance(error, _OutsideWindowError) and _has_possible_offset(
+                message, settings.window
+            )
+            return replace(
+                message, queue_offset=message.queue_offset if has_plausible_offset else -1, decode_error=reason
+            )
+    head = _HEAD.unpack_from(data) if has_valid_size else (0, 0, 0, -1, 0, -1, 0, 0, 0)
     _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = head
     return ReceivedMessage(
         topic=settings.queue.topic if settings.queue else "",
@@ -348,12 +355,12 @@ def _undecodable_message(data: bytes, fits: bool, error: DecodeError, settings: 
         prepared_transaction_offset=0,
         store_size=len(data),
         offset_msg_id="",
-        decode_error=why,
+        decode_error=reason,
     )
 
 
 def _decode_and_unwrap(data: bytes, start: int, end: int, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """One message, or those of an inner batch. Raises ``DecodeError``."""
+    """One message, or the messages of an inner batch. Raises ``DecodeError``."""
     if end - start < _MIN_MESSAGE_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
     try:
@@ -382,10 +389,10 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
         topic_end = topic_at + _LENGTH.unpack_from(data, body_end)[0]
     else:
         raise DecodeError(f"unknown magic {magic:#010x}")
-    text_at = topic_end + 2
+    properties_at = topic_end + 2
     # If the parts are in order and end where the message ends, all of them are inside it.
-    fits = size == end - start and topic_at <= topic_end and text_at <= end
-    if not fits or text_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
+    has_valid_order = size == end - start and topic_at <= topic_end and properties_at <= end
+    if not has_valid_order or properties_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
         raise DecodeError(
             f"the message is damaged: its size field says {size} bytes, it has {end - start}, and its parts do not end there"
         )
@@ -397,7 +404,7 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
         body = decompress(body, sys_flag, settings.max_body_bytes)
         sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
-        queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[text_at:end]), flag, sys_flag,
+        queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[properties_at:end]), flag, sys_flag,
         born_ms, store_ms, host_text(born_ip, born_port), host_text(store_ip, store_port), reconsumed, prepared, size,
         offset_msg_id(store_ip, store_port, log_offset),
     )  # fmt: skip
@@ -405,30 +412,32 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
 
 def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
     """Whether a message's offset can be right. An offset of a batch outside of the window is wrong."""
-    inside = window is None or window.start <= message.queue_offset < window.end
-    return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
+    is_inside = window is None or window.start <= message.queue_offset < window.end
+    return is_inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
 
 def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """The messages of an inner batch. All of them are checked before the first one is returned."""
+    """The messages of an inner batch. All messages are checked before the first one is returned."""
     window = settings.window
     if len(outer.body) <= _LARGE_BATCH_BYTES:
         items = decode_batch(outer.body)
-        found: Iterable[ReceivedMessage] = list(_unwrapped_items(outer, items))
-        first, size = outer.queue_offset, len(items)
+        messages: Iterable[ReceivedMessage] = list(_unwrapped_items(outer, items))
+        first_offset, item_count = outer.queue_offset, len(items)
     else:
-        first, size = outer.queue_offset, sum(1 for _ in _item_positions(outer.body))
-        found = _unwrapped_items(outer, _items(outer.body))
+        first_offset, item_count = outer.queue_offset, sum(1 for _ in _item_positions(outer.body))
+        messages = _unwrapped_items(outer, _items(outer.body))
     assert isinstance(outer.properties, StoredProperties)
-    base, count = inner_base_and_count(outer.properties.stored)
-    # A broker counts the messages by their sizes, a reader by their parts. If a sender made these numbers differ, the messages
-    # would get offsets of the next batches.
-    if count not in (None, size):
-        raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
-    has_wrong_base = base not in (None, first)
-    if window is not None and size and (has_wrong_base or not window.may_contain(first, size)):
-        raise _OutsideWindowError(f"a batch of offsets {first} to {first + size} is outside of the requested offsets")
-    return found
+    stored_base, stored_count = inner_base_and_count(outer.properties.stored)
+    # A broker counts messages by their sizes, and a reader counts them by their parts. If a sender made these counts differ, the
+    # messages would get offsets of the next batches.
+    if stored_count not in (None, item_count):
+        raise DecodeError(f"a batch has {item_count} messages, but its broker counted {stored_count}")
+    has_wrong_base = stored_base not in (None, first_offset)
+    if window is not None and item_count and (has_wrong_base or not window.may_contain(first_offset, item_count)):
+        raise _OutsideWindowError(
+            f"a batch of offsets {first_offset} to {first_offset + item_count} is outside of the requested offsets"
+        )
+    return messages
 
 
 def _unwrapped_items(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:
@@ -467,29 +476,29 @@ def crc_property(crc: int) -> str:
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
     """Body of SEND_BATCH_MESSAGE. The broker stores the property strings unchanged."""
     parts: list[bytes] = []
-    for body, text, flag in items:
+    for body, property_string, flag in items:
         try:
-            parts.append(encode_item(body, text, flag))
+            parts.append(encode_item(body, property_string, flag))
         except MessageRefused as e:
             raise MessageRefused(f"Message {len(parts)} of a batch: {e.message}") from e.__cause__
     return b"".join(parts)
 
 
-def encode_item(body: Bytes, text: str, flag: int) -> bytes:
+def encode_item(body: Bytes, property_string: str, flag: int) -> bytes:
     """One message of a body of SEND_BATCH_MESSAGE, with its encoded property string."""
     try:
-        properties = text.encode()
+        properties = property_string.encode()
         size = _MIN_ITEM_BYTES + len(body) + len(properties)
         return b"".join((_ITEM.pack(size, 0, 0, flag, len(body)), body, _SHORT.pack(len(properties)), properties))
     except (struct.error, UnicodeEncodeError) as exc:
         raise MessageRefused(f"The message does not fit the layout of a batch: {exc}") from exc
 
 
-def _part_end(at: int, length: int, size: int) -> int:
-    """The end of a part that begins at ``at``. Raises if it is not within the batch of ``size`` bytes."""
-    if length < 0 or at + length > size:
-        raise DecodeError(f"a part of {length} bytes at {at} does not fit {size} bytes")
-    return at + length
+def _part_end(start: int, length: int, batch_bytes: int) -> int:
+    """The end of a part that begins at ``start``. Raises if it is not within the batch of ``batch_bytes`` bytes."""
+    if length < 0 or start + length > batch_bytes:
+        raise DecodeError(f"a part of {length} bytes at {start} does not fit {batch_bytes} bytes")
+    return start + length
 
 
 def decode_batch(body: Bytes) -> list[BatchItem]:
@@ -499,20 +508,20 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
 
 def _items(body: Bytes) -> Iterator[BatchItem]:
     view = memoryview(body)
-    for flag, body_at, text_at, end in _item_positions(body):
-        yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)
+    for flag, body_at, properties_at, end in _item_positions(body):
+        yield BatchItem(view[body_at : properties_at - _SHORT.size], _text(view[properties_at:end]), flag)
 
 
 def _item_positions(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
     """The flag of each item, the starts of its body and its properties, and its end. Raises ``DecodeError``."""
-    at, number, size = 0, 0, len(body)
-    while at < size:
+    start, number, batch_bytes = 0, 0, len(body)
+    while start < batch_bytes:
         try:
-            _, _, _, flag, length = _ITEM.unpack_from(body, at)
-            body_at = at + _ITEM.size
-            text_at = _part_end(body_at, length, size) + _SHORT.size
-            end = _part_end(text_at, _LENGTH.unpack_from(body, text_at - _SHORT.size)[0], size)
+            _, _, _, flag, length = _ITEM.unpack_from(body, start)
+            body_at = start + _ITEM.size
+            properties_at = _part_end(body_at, length, batch_bytes) + _SHORT.size
+            end = _part_end(properties_at, _LENGTH.unpack_from(body, properties_at - _SHORT.size)[0], batch_bytes)
         except (struct.error, DecodeError) as exc:
-            raise DecodeError(f"Item {number} of a batch, at byte {at}, is malformed") from exc
-        yield flag, body_at, text_at, end
-        at, number = end, number + 1
+            raise DecodeError(f"Item {number} of a batch, at byte {start}, is malformed") from exc
+        yield flag, body_at, properties_at, end
+        start, number = end, number + 1

@@ -1,8 +1,8 @@
 """Names of topics and groups: which names a broker accepts, which belong to the system, and how namespaces and environments
 change them.
 
-The texts of errors begin as the broker's own (``TopicValidator``), so that the user sees the same text wherever a name is
-rejected. For characters that are not allowed, they also name the characters and a legal name.
+The texts of errors begin as those of brokers (``TopicValidator``), so that the user sees the same text wherever a name is
+rejected. If a name has characters that are not allowed, the text also has these characters and a legal name.
 Namespaces follow ``NamespaceUtil``; the suffix of an environment is the last part of a name.
 """
 
@@ -47,27 +47,27 @@ def group_problem(group: str, scope: Scope | None = None) -> str | None:
 
 
 def read_problem(topic: str, scope: Scope | None = None) -> str | None:
-    """Why no broker can have a topic of this name, or None. Retry and dead-letter topics are accepted: those of pops contain
-    ``+``.
+    """Why no broker can have a topic of this name, or None. All retry and dead-letter topics are accepted, because those of pops
+    contain ``+``.
     """
     return None if topic.startswith(_PREFIXES) else topic_problem(topic, scope)
 
 
-def _problem(kind: str, name: str, scope: Scope | None, limit: int, special: str = "") -> str | None:
+def _problem(kind: str, name: str, scope: Scope | None, limit: int, special_kind: str = "") -> str | None:
     if not name.strip():
         return f"The specified {kind} is blank."
-    wire = name if scope is None else scope.on_wire(name)
-    for each in (name, wire):
-        if illegal := dict.fromkeys("".join(_ILLEGAL.findall(each))):
-            legal = legal_name(each, limit)
+    wire_name = name if scope is None else scope.on_wire(name)
+    for checked_name in (name, wire_name):
+        if illegal := dict.fromkeys("".join(_ILLEGAL.findall(checked_name))):
+            legal = legal_name(checked_name, limit)
             return (
-                f"The specified {kind}: {each}, contains illegal characters: {', '.join(map(repr, illegal))}; expected letters, "
-                f"digits, '_', '-', '%' and '|'{f', such as {legal!r}' if legal else ''}"
+                f"The specified {kind}: {checked_name}, contains illegal characters: {', '.join(map(repr, illegal))}; "
+                f"expected letters, digits, '_', '-', '%' and '|'{f', such as {legal!r}' if legal else ''}"
             )
-    if len(wire) <= limit:
+    if len(wire_name) <= limit:
         return None
-    what = f"is {special}: {wire}, and it's" if special else f": {wire}, is"
-    return f"The specified {kind}{' ' if special else ''}{what} longer than {kind} max length: {limit}"
+    description = f"is {special_kind}: {wire_name}, and it's" if special_kind else f": {wire_name}, is"
+    return f"The specified {kind}{' ' if special_kind else ''}{description} longer than {kind} max length: {limit}"
 
 
 def legal_name(name: str, limit: int = MAX_TOPIC_LENGTH) -> str:
@@ -119,7 +119,7 @@ def dlq_topic(group: str) -> str:
 def normal_topic(topic: str, group: str) -> str:
     """The original topic of a pop retry topic; other topics are unchanged. A group has one pop retry topic for each topic.
 
-    Both names are those on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
+    Both are names on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
     """
     for separator in "+_":
         if topic.startswith(RETRY_PREFIX + group + separator):
@@ -132,8 +132,8 @@ def wrap_namespace(namespace: str, name: str) -> str:
     if not namespace or not name or _is_system(name):
         return name
     prefix, bare = _split(name)
-    wrapped = namespace + NAMESPACE_SEPARATOR
-    return name if bare.startswith(wrapped) else prefix + wrapped + bare
+    namespace_prefix = namespace + NAMESPACE_SEPARATOR
+    return name if bare.startswith(namespace_prefix) else prefix + namespace_prefix + bare
 
 
 def strip_namespace(namespace: str, name: str) -> str:
@@ -169,25 +169,25 @@ class Scope(NamedTuple):
     def on_wire(self, name: str) -> str:
         """The name of a topic or group on the wire. System names, and names that have the namespace and suffix, are unchanged."""
         wrapped = wrap_namespace(self.namespace, name)
-        if not self.suffix or not name or _is_system(name) or wrapped.endswith(self._ending):
+        if not self.suffix or not name or _is_system(name) or wrapped.endswith(self._suffix_ending):
             return wrapped
-        return wrapped + self._ending
+        return wrapped + self._suffix_ending
 
     def user_name(self, name: str) -> str:
         """The user's form of a name on the wire. Names of other scopes are unchanged."""
         if not self.suffix:
             return strip_namespace(self.namespace, name)
-        inside = self.has_affixes(name)
-        return strip_namespace(self.namespace, name.removesuffix(self._ending)) if inside else name
+        is_of_scope = self.has_affixes(name)
+        return strip_namespace(self.namespace, name.removesuffix(self._suffix_ending)) if is_of_scope else name
 
     def has_affixes(self, name: str) -> bool:
         """Whether a name on the wire has the namespace and suffix of this scope."""
         if self.namespace and namespace_of(name) != self.namespace:
             return False
-        return not self.suffix or (name.endswith(self._ending) and not _is_system(name))
+        return not self.suffix or (name.endswith(self._suffix_ending) and not _is_system(name))
 
     def is_reversible(self, name: str) -> bool:
-        """Whether ``on_wire(user_name(name))`` is ``name`` again. It may differ if the name is of another scope."""
+        """Whether ``on_wire(user_name(name))`` is ``name`` again. The result may differ if the name is of another scope."""
         return self.on_wire(self.user_name(name)) == name
 
     def contains(self, name: str) -> bool:
@@ -195,7 +195,7 @@ class Scope(NamedTuple):
         return self.has_affixes(name) and self.is_reversible(name)
 
     @property
-    def _ending(self) -> str:
+    def _suffix_ending(self) -> str:
         return f"_{self.suffix}"
 
 

@@ -54,7 +54,7 @@ def parse_subscription(expression: str | None) -> Subscription:
     if not expression or expression == ALL:
         return Subscription()
     parts = expression.split("||")
-    while parts and not parts[-1]:  # Java's split() drops these
+    while parts and not parts[-1]:  # Java's split() drops empty texts at the end
         parts.pop()
     if not parts:
         raise ValueError(f"No tag in the expression {expression!r}")
@@ -65,14 +65,14 @@ def parse_subscription(expression: str | None) -> Subscription:
 def parse_user_subscription(expression: str | None) -> Subscription:
     """As ``parse_subscription``, for an expression of a user. Raises ``ValueError`` for blanks, too.
 
-    Java's client accepts blanks: then no message matches, and the group's offsets pass all messages.
+    Java's client accepts blanks. No message matches them, and the offsets of the group move past all messages.
     """
     if expression and expression.strip(_BLANKS) == ALL:
         return Subscription()
-    found = parse_subscription(expression)
-    if expression and expression != ALL and not found.tags:
+    subscription = parse_subscription(expression)
+    if expression and expression != ALL and not subscription.tags:
         raise ValueError(f"No tag in the expression {expression!r}")
-    return found
+    return subscription
 
 
 _NAME_END = "\x01"
@@ -82,9 +82,11 @@ _VALUE_END = "\x02"
 def encode_properties(properties: Mapping[str, str | None], max_bytes: int = MAX_PROPERTIES_BYTES) -> str:
     """The property string; None values are omitted. ``max_bytes`` limits its UTF-8 form."""
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None])
-    pairs = len(properties) if None not in properties.values() else sum(v is not None for v in properties.values())
+    pair_count = (
+        len(properties) if None not in properties.values() else sum(value is not None for value in properties.values())
+    )
     # One count over the whole text is cheaper than two searches in each part.
-    if text.count(_NAME_END) != pairs or text.count(_VALUE_END) != pairs or "" in properties:
+    if text.count(_NAME_END) != pair_count or text.count(_VALUE_END) != pair_count or "" in properties:
         raise MessageRefused(f"Property {_bad_property(properties)!r} is empty or contains the separator 0x01 or 0x02")
     size = len(text) if text.isascii() else _utf8_size(text)
     if size > max_bytes:
@@ -103,9 +105,7 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 class StoredProperties(Mapping[str, str]):
-    """Properties of a stored message. They are decoded at the first access, which saves time for listeners that read only
-    bodies.
-    """
+    """Properties of a stored message, which are decoded at the first access. This saves time if a listener reads only bodies."""
 
     __slots__ = ("_found", "_stored")
 
@@ -147,9 +147,9 @@ def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
 
 def _number_property(stored: bytes, name: str) -> int | None:
     # As in all properties: the last value of a name counts.
-    _, found, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
+    _, separator, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
     value = rest.partition(b"\x02")[0]
-    return int(value[:20]) if found and value.isdigit() else None
+    return int(value[:20]) if separator and value.isdigit() else None
 
 
 def properties_size(properties: Mapping[str, str]) -> int:
@@ -163,26 +163,26 @@ def message_problem(message: object) -> str | None:
     """Return the text of an error if a part of a user's message has a wrong type, otherwise None."""
     if not isinstance(message, Message):
         return f"the message is {short_repr(message)}; expected a Message"
-    given: Any = message  # its fields may have any type, whatever they are declared as
-    keys, own, flag = given.keys, given.properties, given.flag
-    listed = isinstance(keys, Collection) and not isinstance(keys, str | bytes | bytearray | memoryview | Mapping)
-    if not isinstance(given.topic, str | None):
-        return f"the message's topic is {short_repr(given.topic)}; expected a str"
-    if not isinstance(given.tags, str | None):
-        return f"the message's tags are {short_repr(given.tags)}; expected a str with one tag, or None"
-    if keys is not None and not (listed and all(isinstance(key, str) for key in keys)):
+    fields: Any = message  # its fields may have any type, whatever they are declared as
+    keys, user_properties, flag = fields.keys, fields.properties, fields.flag
+    is_list = isinstance(keys, Collection) and not isinstance(keys, str | bytes | bytearray | memoryview | Mapping)
+    if not isinstance(fields.topic, str | None):
+        return f"the message's topic is {short_repr(fields.topic)}; expected a str"
+    if not isinstance(fields.tags, str | None):
+        return f"the message's tags are {short_repr(fields.tags)}; expected a str with one tag, or None"
+    if keys is not None and not (is_list and all(isinstance(key, str) for key in keys)):
         return f"the message's keys are {short_repr(keys)}; expected a str, or a list of str"
-    if own is not None and not isinstance(own, Mapping):
-        return f"the message's properties are {short_repr(own)}; expected a dict of str by str"
-    for name, value in (own or {}).items():
+    if user_properties is not None and not isinstance(user_properties, Mapping):
+        return f"the message's properties are {short_repr(user_properties)}; expected a dict of str by str"
+    for name, value in (user_properties or {}).items():
         if not isinstance(name, str):
             return f"the name of property {short_repr(name)} is {type(name).__name__}; expected a str"
         if not isinstance(value, str | None):
             return f"property {name!r} is {short_repr(value)}; expected a str"
     if not is_integer(flag) or not -(2**31) <= flag < 2**31:
         return f"the message's flag is {short_repr(flag)}; expected a signed 32-bit int"
-    if not isinstance(given.wait_store_ok, bool):
-        return f"the message's wait_store_ok is {short_repr(given.wait_store_ok)}; expected True or False"
+    if not isinstance(fields.wait_store_ok, bool):
+        return f"the message's wait_store_ok is {short_repr(fields.wait_store_ok)}; expected True or False"
     return None
 
 
@@ -202,21 +202,24 @@ def message_properties(message: Message, **system: str | None) -> dict[str, str 
     if message.keys:
         properties[Property.KEYS] = text = KEY_SEPARATOR.join(message.keys)
         if text.count(KEY_SEPARATOR) >= len(message.keys):
-            split = next(key for key in message.keys if KEY_SEPARATOR in key)
+            key_with_blank = next(key for key in message.keys if KEY_SEPARATOR in key)
             raise MessageRefused(
-                f"Key {split!r} has a blank, and RocketMQ splits keys at blanks: give each word as a key, or one text of all",
+                f"Key {key_with_blank!r} has a blank, and RocketMQ splits keys at blanks: give each word as a key, or one "
+                "text of all",
                 topic=message.topic,
             )
     if message.tags:
         properties[Property.TAGS] = message.tags
-    if own := message.properties:
-        for name in own:
+    if user_properties := message.properties:
+        for name in user_properties:
             if is_reserved(name):
                 raise MessageRefused(f"Property {name} belongs to RocketMQ and cannot be set", topic=message.topic)
-        if "" in own.values():
-            empty = next(name for name, value in own.items() if value == "")
-            raise MessageRefused(f"Property {empty!r} is empty, and brokers drop empty properties", topic=message.topic)
-        properties.update(own)
+        if "" in user_properties.values():
+            empty_name = next(name for name, value in user_properties.items() if value == "")
+            raise MessageRefused(
+                f"Property {empty_name!r} is empty, and brokers drop empty properties", topic=message.topic
+            )
+        properties.update(user_properties)
     properties.update(system)
     return properties
 

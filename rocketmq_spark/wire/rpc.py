@@ -1,8 +1,8 @@
 """One row per request: its code, its fields with types, and the fields of its answer.
 
 A row makes commands from keyword arguments and decodes answers into typed values, so that field names and their texts
-exist here only. Names are those of the protocol (camelCase). Some requests have single letters as names on the wire; their
-arguments have the long names, too. Bodies are elsewhere (``bodies.py``, ``messages.py``).
+exist here only. Names are those of the protocol (camelCase). Some requests have single letters as names on the wire, but their
+arguments have the long names. Bodies are in ``bodies.py`` and ``messages.py``.
 
 Notation of a field: ``name``, ``name:int`` or ``name:bool``; ``!`` marks a required field, ``=x`` its name on the wire.
 """
@@ -20,7 +20,7 @@ from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes, Command
 
 _LONG = 1 << 63  # no field has more than Java's long
-_TEXTS = {"str": str, "int": int}  # types whose text is str(value)
+_PLAIN_TYPES = {"str": str, "int": int}  # types whose text is str(value)
 _FIELD = re.compile(r"(?P<name>\w+)(:(?P<kind>int|bool))?(?P<required>!)?(=(?P<wire>\w+))?")
 
 
@@ -31,7 +31,7 @@ class Field:
     name: str
     kind: str = "str"
     required: bool = False
-    wire: str = ""
+    wire_name: str = ""
 
     def text(self, value: Any) -> str:
         """The field's text on the wire; raises ``TypeError`` for a value of another type."""
@@ -70,7 +70,7 @@ def _fields(notation: str) -> Fields:
         assert match is not None, item
         name = match["name"]
         fields[name] = Field(name, match["kind"] or "str", match["required"] is not None, match["wire"] or name)
-    fields.required = frozenset(field.wire for field in fields.values() if field.required)
+    fields.required = frozenset(field.wire_name for field in fields.values() if field.required)
     return fields
 
 
@@ -115,7 +115,7 @@ class RequestRow:
         """The answer's fields as values, None for absent fields. Fields that the row does not name are ignored."""
         return self._decode(self.answer_fields, command, command.code == Response.SUCCESS)
 
-    def _encode(self, fields: Fields, values: Mapping[str, Any], complete: bool = True) -> dict[str, str]:
+    def _encode(self, fields: Fields, values: Mapping[str, Any], is_complete: bool = True) -> dict[str, str]:
         ext: dict[str, str] = {}
         for name, value in values.items():
             field = fields.get(name) or _COMMON_FIELDS.get(name)
@@ -123,25 +123,27 @@ class RequestRow:
                 raise LocalProtocolError(f"{self.name} has no field {name}")
             if value is None or value == "":
                 continue
-            if type(value) is _TEXTS.get(field.kind):  # a fast path for nearly all values; the others are checked
-                ext[field.wire] = str(value)
+            if type(value) is _PLAIN_TYPES.get(field.kind):  # a fast path for nearly all values; the others are checked
+                ext[field.wire_name] = str(value)
                 continue
             try:
-                ext[field.wire] = field.text(value)
+                ext[field.wire_name] = field.text(value)
             except TypeError as exc:
                 raise LocalProtocolError(f"{self.name}: {exc}") from exc
-        if complete and not fields.required <= ext.keys():
-            missing = next(field.name for field in fields.values() if field.required and field.wire not in ext)
-            raise LocalProtocolError(f"{self.name} needs the field {missing}")
+        if is_complete and not fields.required <= ext.keys():
+            missing_name = next(
+                field.name for field in fields.values() if field.required and field.wire_name not in ext
+            )
+            raise LocalProtocolError(f"{self.name} needs the field {missing_name}")
         return ext
 
-    def _decode(self, fields: Mapping[str, Field], command: Command, complete: bool) -> dict[str, Any]:
+    def _decode(self, fields: Mapping[str, Field], command: Command, is_complete: bool) -> dict[str, Any]:
         ext = command.ext
         values: dict[str, Any] = {}
         for name, field in fields.items():
-            text = ext.get(field.wire)
+            text = ext.get(field.wire_name)
             if text is None:
-                if complete and field.required:
+                if is_complete and field.required:
                     raise RemoteProtocolError(f"{self.name} came without the field {name}")
                 values[name] = None
                 continue

@@ -1,7 +1,7 @@
 """Records of the message trace, as Java's ``TraceDataEncoder`` writes and RocketMQ's tools read them. Pure.
 
-The body of a trace message contains any number of records; its keys are the ids and keys of the traced messages, by
-which tools find it.
+The body of a trace message contains any number of records; its keys are the ids and keys of the traced messages, so
+that tools find the trace message by them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TracedMessage(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
-        """The data of a message from its properties. Messages of a batch have no region of their own: pass the batch's."""
+        """The data of a message from its properties. A message of a batch has no region, so pass the region of the batch."""
 
         def get(name: str, default: str | None = None) -> str | None:
             # An id or key of another client may contain a separator, which would damage other records.
@@ -53,9 +53,9 @@ class TracedMessage(NamedTuple):
 
     def record(self, *fields: object) -> TraceRecord:
         # Ids of other clients may have any text.
-        words = f"{self.msg_id}{KEY_SEPARATOR}{self.keys or ''}".split(KEY_SEPARATOR)
+        search_keys = f"{self.msg_id}{KEY_SEPARATOR}{self.keys or ''}".split(KEY_SEPARATOR)
         text = _FIELD.join(_text(field) for field in fields) + _RECORD
-        return TraceRecord(text, tuple(word for word in words if word))
+        return TraceRecord(text, tuple(key for key in search_keys if key))
 
 
 class MessageKind(enum.IntEnum):
@@ -88,7 +88,7 @@ class ConsumeReturn(enum.IntEnum):
     FAILED = 4
 
 
-class Acknowledged(NamedTuple):
+class Acknowledgement(NamedTuple):
     """A stored message: its size and kind, and the broker's answer."""
 
     body_bytes: int
@@ -99,12 +99,13 @@ class Acknowledged(NamedTuple):
 
 
 def publish_record(
-    message: TracedMessage, group: str, started_ms: int, cost_ms: int, acknowledged: Acknowledged
+    message: TracedMessage, group: str, started_ms: int, cost_ms: int, acknowledgement: Acknowledgement
 ) -> TraceRecord:
     """The record of a message that a broker has stored."""
     return message.record(
         "Pub", started_ms, message.region, group, message.topic, message.msg_id, message.tags, message.keys,
-        acknowledged.host, acknowledged.body_bytes, cost_ms, acknowledged.kind.value, acknowledged.offset_msg_id, acknowledged.ok,
+        acknowledgement.host, acknowledgement.body_bytes, cost_ms, acknowledgement.kind.value,
+        acknowledgement.offset_msg_id, acknowledgement.ok,
     )  # fmt: skip
 
 
@@ -144,28 +145,30 @@ def trace_messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequen
     keys: dict[str, None] = {}
     size = key_bytes = 0
     for record in records:
-        fresh = [key for key in _limited_keys(record.keys) if key not in keys]
-        more = sum(len(key.encode()) + 1 for key in fresh)
+        new_keys = [key for key in _limited_keys(record.keys) if key not in keys]
+        new_key_bytes = sum(len(key.encode()) + 1 for key in new_keys)
         if texts and (
-            len(texts) == MAX_RECORDS or size + len(record.text) > MAX_CHARACTERS or key_bytes + more > MAX_KEY_BYTES
+            len(texts) == MAX_RECORDS
+            or size + len(record.text) > MAX_CHARACTERS
+            or key_bytes + new_key_bytes > MAX_KEY_BYTES
         ):
             yield "".join(texts), tuple(keys), len(texts)
-            texts, keys, size, key_bytes, fresh = [], {}, 0, 0, list(_limited_keys(record.keys))
-            more = sum(len(key.encode()) + 1 for key in fresh)
+            texts, keys, size, key_bytes, new_keys = [], {}, 0, 0, list(_limited_keys(record.keys))
+            new_key_bytes = sum(len(key.encode()) + 1 for key in new_keys)
         texts.append(record.text)
-        keys.update(dict.fromkeys(fresh))
+        keys.update(dict.fromkeys(new_keys))
         size += len(record.text)
-        key_bytes += more
+        key_bytes += new_key_bytes
     if texts:
         yield "".join(texts), tuple(keys), len(texts)
 
 
 def _limited_keys(keys: Sequence[str]) -> Iterator[str]:
     """The message id, and the first keys, up to the limit of a trace message."""
-    room = MAX_KEY_BYTES
+    bytes_left = MAX_KEY_BYTES
     for key in dict.fromkeys(keys):
-        room -= len(key.encode()) + 1
-        if room < 0:
+        bytes_left -= len(key.encode()) + 1
+        if bytes_left < 0:
             return
         yield key
 

@@ -414,9 +414,9 @@ def test_hanging_check_of_a_closed_producer_goes_to_another(
     two.request_decision("hangs", "3", lambda: waits(COMMIT))
     assert called.wait(60)
     go_on[ROLLBACK].set()
-    one._executor.run(None, ended.set)  # behind what hung
+    one._decide_executor.run(None, ended.set)  # behind what hung
     assert ended.wait(60)
-    one._senders.wait(("a",), 60)
+    one._send_executor.wait(("a",), 60)
     assert calls == []
     go_on[COMMIT].set()
     eventually(lambda: not one._newest_places)

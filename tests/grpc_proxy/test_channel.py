@@ -642,7 +642,7 @@ def test_closing_idle_channel_waits_for_no_lock_or_watcher(certs: Certificates, 
         assert channel._channel is not None
         assert channel._tls_files is not None
         trusted.unlink()
-        channel._tls_files._stale = Deadline.after(0)
+        channel._tls_files._stale_deadline = Deadline.after(0)
         channel.invoke(QUERY_ROUTE, REQUEST, Deadline.after(30))  # the connection is watched from here on
         closed_by: SimpleQueue[threading.Thread] = SimpleQueue()
         made, close = channel._channel, channel._channel.close

@@ -265,7 +265,7 @@ def test_transient_error_is_outcome_whichever_error_came_first(first):
     outcomes: list[Any] = []
     refused, busy = errors.MessageIllegal("too large"), errors.BrokerBusy("later")
     requests = _ParallelSend(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
-    requests._open_chains = 2
+    requests._open_chain_count = 2
     for error in (refused, busy) if first else (busy, refused):
         requests._on_outcome(deque(), cast(Any, None), error)
     assert outcomes == [busy]
@@ -276,7 +276,7 @@ def test_what_waits_behind_a_passing_failure_is_not_sent():
     outcomes: list[Any] = []
     busy = errors.BrokerBusy("later")
     requests = _ParallelSend(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
-    requests._open_chains = 1
+    requests._open_chain_count = 1
     requests._waiting_chains.append(deque([cast(Any, "not sent")]))
     requests._on_outcome(deque(), cast(Any, None), busy)
     assert outcomes == [busy]

@@ -309,7 +309,7 @@ def test_answers_that_need_no_function_wait_in_a_limited_line(monkeypatch: pytes
         sender.send(queue, HALF, soon())
         copies = next(iter(sender._transactions._checks.values()))[2]
         works: list[Callable[[], None]] = []
-        monkeypatch.setattr(copies._senders, "run", lambda key, work: works.append(work))
+        monkeypatch.setattr(copies._send_executor, "run", lambda key, work: works.append(work))
         for number in range(3):
             scripted.ask("t", f"TX{number}")
         eventually(lambda: len(works) == 3)

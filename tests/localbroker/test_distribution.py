@@ -179,7 +179,7 @@ def test_what_private_groups_may_write_is_closed(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "jars" / "core").mkdir(parents=True)
     for folder in (places := [tmp_path, *tmp_path.rglob("*")]):
         folder.chmod(0o775)
-    monkeypatch.setattr(folders, "_is_private", lambda *_: True)
+    monkeypatch.setattr(folders, "_is_private_group", lambda *_: True)
     monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path))
     distribution.cache_folder()
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in places} == {0o755}
@@ -307,7 +307,7 @@ def test_a_cache_of_root_is_used_unless_others_may_write_to_it(monkeypatch: pyte
     monkeypatch.setenv(distribution.CACHE_VARIABLE, str(made))
     of_root(monkeypatch)
     assert distribution.cache_folder() == made
-    monkeypatch.setattr(folders, "_is_private", lambda *_: True)
+    monkeypatch.setattr(folders, "_is_private_group", lambda *_: True)
     for open_folder in (made / "jars", made):
         open_folder.chmod(0o777)
         with pytest.raises(
@@ -327,10 +327,10 @@ def test_a_cache_that_others_may_replace_is_not_used(
     (tmp_path / "link").symlink_to(tmp_path / "shared" / "mine")
     monkeypatch.setenv(distribution.CACHE_VARIABLE, str(tmp_path / "link" / "cache" if link else cache))
     for private, bits in ((False, 0o1777), (True, 0o775)):
-        monkeypatch.setattr(folders, "_is_private", lambda *_, private=private: private)
+        monkeypatch.setattr(folders, "_is_private_group", lambda *_, private=private: private)
         (tmp_path / "shared").chmod(bits)
         assert distribution.cache_folder().samefile(cache)
-    monkeypatch.setattr(folders, "_is_private", lambda *_: False)
+    monkeypatch.setattr(folders, "_is_private_group", lambda *_: False)
     with pytest.raises(LocalBrokerError, match=rf"lies in {tmp_path / 'shared'}, in which the group \d+ \(mode 0775\)"):
         distribution.cache_folder()
     assert not caplog.messages

@@ -294,7 +294,7 @@ def test_an_answer_is_no_longer_than_its_request_allows(request_code: int, most:
     events = list(talk.receive(large[: 2 << 20]))
     for at in range(2 << 20, len(large), size << 10):
         events += talk.receive(large[at : at + (size << 10)])
-        peak = max(peak, talk._splitter.buffered)
+        peak = max(peak, talk._splitter.buffered_bytes)
     events += talk.receive(answer(after, b"x"))
     first, second = events
     assert isinstance(second, ResponseReceived)
@@ -330,7 +330,7 @@ def test_a_request_that_is_too_large_is_not_kept(flag: int) -> None:
     talk.send(Command(PING), "a")
     large = pushed(100_000, flag)
     began = in_pieces(talk, large[:300])
-    assert talk._splitter.buffered == 0
+    assert talk._splitter.buffered_bytes == 0
     events = [*began, *in_pieces(talk, large[300:] + request(8) + answer(0))]
     assert [type(event) for event in events] == [RequestReceived, RequestReceived, ResponseReceived]
     first, second = events[:2]
@@ -362,7 +362,7 @@ def test_a_request_behind_a_large_answer_is_judged_too() -> None:
     talk.send(Command(PING), "a")
     events = in_pieces(talk, answer(0, bytes(5000)) + pushed(5000), 1500)
     assert [type(event) for event in events] == [ResponseReceived, RequestReceived]
-    assert talk._splitter.buffered == 0
+    assert talk._splitter.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("how", ["give up", "expired", "lost"])
@@ -374,14 +374,14 @@ def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
     talk.send(Command(PING), "b")
     large = answer(0, bytes(5000))
     assert in_pieces(talk, large[:3000]) == []
-    assert (talk._splitter.buffered, room.used) == (3000, 3000)
+    assert (talk._splitter.buffered_bytes, room.used) == (3000, 3000)
     if how == "give up":
         assert talk.cancel(number) == "a"
     elif how == "expired":
         assert talk.remove_expired(lambda waiter: waiter == "a") == ["a"]
     else:
         talk.connection_lost(RemoteProtocolError("gone"))
-    assert (talk._splitter.buffered, room.used) == (0, 0)
+    assert (talk._splitter.buffered_bytes, room.used) == (0, 0)
     if how != "lost":
         (event,) = in_pieces(talk, large[3000:] + answer(1, bytes(10)))
         assert isinstance(event, ResponseReceived)
@@ -413,7 +413,7 @@ def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
     assert room.used == 0
     (dropped,) = greedy.tick()
     assert isinstance(dropped, ResponseDropped)
-    assert (dropped.waiter, dropped.error.retriable, greedy._splitter.buffered) == ("a", True, 0)
+    assert (dropped.waiter, dropped.error.retriable, greedy._splitter.buffered_bytes) == ("a", True, 0)
     assert in_pieces(greedy, answer(0, bytes(50_000))[11_900:]) == []
     greedy.send(Command(PING), "c")
     (event,) = in_pieces(greedy, answer(1, bytes(20_000)))
@@ -427,7 +427,7 @@ def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.Monke
     talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 8000, room.account("mine"))
     (event,) = in_pieces(talk, pushed(7000))
     assert isinstance(event, RequestReceived)
-    assert (event.held_bytes, event.drop_reason, talk._splitter.buffered) == (None, protocol._NO_ROOM, 0)
+    assert (event.held_bytes, event.drop_reason, talk._splitter.buffered_bytes) == (None, protocol._NO_ROOM, 0)
 
 
 @pytest.mark.parametrize("is_push", [False, True], ids=["answer", "request"])
@@ -451,7 +451,7 @@ def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatc
         assert (is_push, event.held_bytes, event.drop_reason) == (True, None, protocol._TOO_SLOW)
     else:
         assert (is_push, event.waiter, event.error.retriable) == (False, "a", True)
-    assert (talk._splitter.buffered, room.used, talk.tick()) == (0, 0, [])
+    assert (talk._splitter.buffered_bytes, room.used, talk.tick()) == (0, 0, [])
     number = talk.send(Command(PING), "b")
     (behind,) = in_pieces(talk, large[at + 500 :] + answer(number, b""))
     assert isinstance(behind, ResponseReceived)

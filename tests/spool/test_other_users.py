@@ -638,7 +638,7 @@ def test_a_spool_that_others_may_change_is_refused(
     with lent(spool):
         pass
     path.chmod(bits)
-    monkeypatch.setattr(folders, "_is_private", lambda *_: False)
+    monkeypatch.setattr(folders, "_is_private_group", lambda *_: False)
     above = place.startswith("..")
     if above and bits & stat.S_ISVTX:
         with lent(spool):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import DecodeError, LocalProtocolError
 from rocketmq_spark.wire import compression
-from rocketmq_spark.wire.compression import compress, decompress, smaller
+from rocketmq_spark.wire.compression import compress, compress_if_smaller, decompress
 from tests.harness import check_decoder, left_behind, outcome, peak_bytes, vectors
 
 KINDS = [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD]
@@ -107,11 +107,11 @@ def test_unknown_types():
 @pytest.mark.parametrize("size", [0, 1, 5_000, 65_535, 65_536, 1 << 20])
 def test_only_what_becomes_smaller_is_compressed(kind, size):
     packed = random.Random(size).randbytes(size)
-    assert smaller(packed, kind) is None
+    assert compress_if_smaller(packed, kind) is None
     text = b"abcdefgh" * (size // 8)
     if size >= 5_000:
-        assert decompress(smaller(text, kind), kind) == text
-        assert len(smaller(text, kind)) < size
+        assert decompress(compress_if_smaller(text, kind), kind) == text
+        assert len(compress_if_smaller(text, kind)) < size
 
 
 @pytest.mark.parametrize("plain", ["start", "middle", "end"])
@@ -120,9 +120,9 @@ def test_one_compressible_part_of_a_large_body_is_enough(plain):
         plain: bytes(100_000)
     }
     body = b"".join(parts.values())
-    assert decompress(smaller(memoryview(body)), SysFlag.ZLIB) == body
+    assert decompress(compress_if_smaller(memoryview(body)), SysFlag.ZLIB) == body
 
 
 def test_a_large_body_that_was_compressed_before_is_sampled_only(monkeypatch):
     monkeypatch.setattr(compression, "compress", lambda *_: pytest.fail("the whole of it"))
-    assert smaller(random.Random(1).randbytes(65_536)) is None
+    assert compress_if_smaller(random.Random(1).randbytes(65_536)) is None

@@ -47,7 +47,7 @@ def test_a_broken_stream_stays_broken_and_keeps_nothing():
         splitter.feed(b"\x00\x00\x00\x02ok\x00\x00\x00\x06")
     with pytest.raises(RemoteProtocolError):
         splitter.feed(b"\x00\x00\x00\x02ok")
-    assert splitter.buffered == 0
+    assert splitter.buffered_bytes == 0
 
 
 def test_an_announced_length_allocates_nothing():

@@ -87,7 +87,7 @@ def test_strict_json_parser_is_asked_at_most_a_thousand_times(monkeypatch):
                 rejected.append(idx)
                 raise
 
-    monkeypatch.setattr(loose_json, "_strict", Counting())
+    monkeypatch.setattr(loose_json, "_strict_decoder", Counting())
     text = "[" + ",".join(['{"a":[{0:"x"}]}'] * 5000) + ',{"b":{"c":[1,"]"]}}]'
     assert read_json(text.encode()) == [{"a": [{"0": "x"}]}] * 5000 + [{"b": {"c": [1, "]"]}}]
     assert len(rejected) == 1000

@@ -97,7 +97,7 @@ def test_live_requests(case):
     values = row.answer(answer)
     assert all(name in row.answer_fields for name in answer.ext)
     assert {
-        row.answer_fields[n].wire: row.answer_fields[n].text(v) for n, v in values.items() if v is not None
+        row.answer_fields[n].wire_name: row.answer_fields[n].text(v) for n, v in values.items() if v is not None
     } == answer.ext
 
 
@@ -212,7 +212,7 @@ def test_fields_have_the_names_and_types_of_javas_headers(case):
     row = getattr(rpc, case["name"])
     fields = (row.fields if case["side"] == "request" else row.answer_fields).values()
     assert fields
-    mine = {field.wire: field.kind for field in fields}
+    mine = {field.wire_name: field.kind for field in fields}
     assert {name: kind for name, kind in mine.items() if name not in BESIDE} == {
         name: case["fields"].get(name) for name in mine if name not in BESIDE
     }

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.wire import traces
-from rocketmq_spark.wire.traces import Acknowledged, ConsumeReturn, MessageKind, TracedMessage, TraceRecord
+from rocketmq_spark.wire.traces import Acknowledgement, ConsumeReturn, MessageKind, TracedMessage, TraceRecord
 
 PLAIN = TracedMessage("orders", "ID1", None, None, "DefaultRegion")
 FULL = TracedMessage("orders", "ID1", "paid", "k1 k2", "east")
@@ -19,7 +19,7 @@ def fields(record: TraceRecord) -> list[str]:
 
 def test_a_stored_message() -> None:
     record = traces.publish_record(
-        FULL, "shop", 1700, 12, Acknowledged(5, MessageKind.DELAY, "1.2.3.4:10911", "AB", True)
+        FULL, "shop", 1700, 12, Acknowledgement(5, MessageKind.DELAY, "1.2.3.4:10911", "AB", True)
     )
     assert fields(record) == [
         "Pub", "1700", "east", "shop", "orders", "ID1", "paid", "k1 k2", "1.2.3.4:10911", "5", "12", "3", "AB", "true",
@@ -28,7 +28,7 @@ def test_a_stored_message() -> None:
 
 
 def test_what_is_missing_is_the_word_null() -> None:
-    record = traces.publish_record(PLAIN, "shop", 1700, 12, Acknowledged(5, MessageKind.NORMAL, "", None, False))
+    record = traces.publish_record(PLAIN, "shop", 1700, 12, Acknowledgement(5, MessageKind.NORMAL, "", None, False))
     assert fields(record)[6:] == ["null", "null", "", "5", "12", "0", "null", "false"]
     assert record.keys == ("ID1",)
 
