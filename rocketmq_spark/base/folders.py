@@ -252,7 +252,7 @@ def open_subfolder(top: Path | int, names: Iterable[str] = (), mode: int | None 
     Args:
         top: A folder, or its descriptor.
         names: The names of the subfolders.
-        mode: Missing subfolders are created with this mode; if it is None, they are an error.
+        mode: The mode of missing subfolders, which are created; None if a missing subfolder is an error.
     """
     descriptor = os.open(top, _FOLDER_FLAGS) if isinstance(top, Path) else os.dup(top)
     try:

@@ -248,7 +248,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
             bounds = {
                 queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
             }
-    # The route may name a new queue that its broker does not have: the query will not read it.
+    # The route may name a new queue that its broker does not have. The query will not read such a queue.
     compared_positions = {
         q: position
         for q, position in positions.items()

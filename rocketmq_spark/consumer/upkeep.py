@@ -229,7 +229,7 @@ class Upkeep:
             self.commit_finished()
         if now >= self._next_refresh_at:
             self._next_refresh_at = now + self._settings.route_refresh_s
-            for topic in sorted({queue.topic for queue in self._polls.assigned()}):
+            for topic in sorted({queue.topic for queue in self._polls.assigned_queues()}):
                 try:
                     self._offsets.queues(topic)
                 except RocketMQError as e:
@@ -399,7 +399,7 @@ class Upkeep:
     def _rebalance(self) -> None:
         if self._polls.closed:
             return
-        owned_queues = self._polls.assigned()
+        owned_queues = self._polls.assigned_queues()
         try:
             start_offsets = self._group.allocate(owned_queues)
             if start_offsets.keys() != set(owned_queues) or self._uncommitted_offsets:

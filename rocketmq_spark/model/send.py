@@ -217,7 +217,7 @@ class Batch(Protocol):
         """Return their bytes on the wire."""
 
     def messages(self) -> Sequence[SentMessage]:
-        """Decode the messages, for spools and traces; sending does not need this."""
+        """Decode the messages, for spools and traces. A send does not call this method."""
 
 
 class MessageEncoder(Protocol):

@@ -46,8 +46,8 @@ def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Sort in the order of ``MessageQueue.compareTo``, which for names in ASCII is Python's order."""
     queues = list(queues)
-    plain = all(queue.topic.isascii() and queue.broker_name.isascii() for queue in queues)
-    return sorted(queues, key=None if plain else queue_order)
+    is_ascii = all(queue.topic.isascii() and queue.broker_name.isascii() for queue in queues)
+    return sorted(queues, key=None if is_ascii else queue_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class EnvironmentQueues:
 
     def __init__(self, environment: Environment | None) -> None:
         self._environment = environment
-        self._previous: frozenset[MessageQueue] = frozenset()
+        self._previous_queues: frozenset[MessageQueue] = frozenset()
         self._topics_without_queues: set[str] = set()
 
     def __call__(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
@@ -211,18 +211,18 @@ class EnvironmentQueues:
         """
         if self._environment is None or not queues:
             return queues
-        owned = self._environment.owned(queues, self._previous)
-        self._previous |= frozenset(owned)
+        owned_queues = self._environment.owned(queues, self._previous_queues)
+        self._previous_queues |= frozenset(owned_queues)
         topic = queues[0].topic
-        if not owned and topic not in self._topics_without_queues:
+        if not owned_queues and topic not in self._topics_without_queues:
             logger.warning(
                 "environment %s, a number alone, had %s. Topic %s does not have these queues now, and is not read until "
                 "they are back. If the topic was created again, or has fewer queues now, start again, better with option "
                 "'environments'",
-                self._environment.name, ", ".join(str(q) for q in sorted(self._previous) if q.topic == topic), topic,
+                self._environment.name, ", ".join(str(q) for q in sorted(self._previous_queues) if q.topic == topic), topic,
             )  # fmt: skip
-        (self._topics_without_queues.discard if owned else self._topics_without_queues.add)(topic)
-        return owned
+        (self._topics_without_queues.discard if owned_queues else self._topics_without_queues.add)(topic)
+        return owned_queues
 
 
 def _unavailable_error(what: str, brokers: Iterable[str]) -> BrokerNotFound:

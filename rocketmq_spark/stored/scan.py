@@ -196,7 +196,7 @@ class StoredIdScan:
         return settled_s >= 0 and state.head_wait_ms <= 1000 * settled_s
 
     def _retry(self, attempt: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
-        """Repeat ``attempt`` until it returns a value. After the timeout, raise its last error."""
+        """Repeat ``attempt`` until it returns a value. After the timeout, raise the last error of ``attempt``."""
         end_s, first_error = self._clock.now() + self._tools.timeout_s, None
         for pause in self._clock.pauses():
             error: RocketMQError | None = None
@@ -345,9 +345,15 @@ class LiveStoredIds(NotedStoredIds):
         return note
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        known = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
-        both = [noted for each in known if each is not None for noted in (each, each.previous) if noted is not None]
-        return [noted.ends.of_queues(queues) for noted in both if noted.master == master]
+        newest_notes = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
+        notes = [
+            note
+            for newest in newest_notes
+            if newest is not None
+            for note in (newest, newest.previous)
+            if note is not None
+        ]
+        return [note.ends.of_queues(queues) for note in notes if note.master == master]
 
     def _request_topic_ends(self, queue: MessageQueue) -> QueueEnds:
         deadline = Deadline.after(self._tools.request_timeout_s)

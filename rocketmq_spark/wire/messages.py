@@ -417,7 +417,7 @@ def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) 
 
 
 def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """The messages of an inner batch. All of them are checked before the first one is returned."""
+    """The messages of an inner batch. All messages are checked before the first one is returned."""
     window = settings.window
     if len(outer.body) <= _LARGE_BATCH_BYTES:
         items = decode_batch(outer.body)

@@ -1,7 +1,7 @@
 """Records of the message trace, as Java's ``TraceDataEncoder`` writes and RocketMQ's tools read them. Pure.
 
-The body of a trace message contains any number of records; its keys are the ids and keys of the traced messages, by
-which tools find it.
+The body of a trace message contains any number of records; its keys are the ids and keys of the traced messages, so
+that tools find the trace message by them.
 """
 
 from __future__ import annotations

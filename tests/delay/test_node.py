@@ -44,7 +44,7 @@ def test_node_creates_progress_groups_where_broker_does_not(
     assert node._commits.commit({queue: CommittedProgress(Progress(0, 0, 0))})
     node.close()
     with Admin(mq.name_server) as admin:
-        assert set(GroupNames("g").all) <= set(admin.groups())
+        assert set(GroupNames("g").all_groups) <= set(admin.groups())
 
 
 def test_nodes_of_another_topic_do_not_join_a_group(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:

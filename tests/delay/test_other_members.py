@@ -52,7 +52,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def begin(place: Path, brokers: list[MockBroker], inner: str = "inner", dead: bool = False, **options: object) -> None:
-    settings = NodeSettings(place / "d", inner, "dead", dead=dead)
+    settings = NodeSettings(place / "d", inner, "dead", resends_dead_letters=dead)
     open_node(settings, name_server=brokers[0].address, group="g", **options).close()
 
 
