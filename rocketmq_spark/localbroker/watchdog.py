@@ -1,8 +1,8 @@
 """Runs a command so that it cannot outlive the parent process; run as a script, never imported.
 
 Arguments: the process id of the parent, then the command. On Linux this script asks the kernel to kill it when the
-parent's thread ends, and then replaces itself with the command (exec). On other systems it stays, watches the parent, and kills
-the command. It imports very little, because it delays every start.
+parent's thread ends, and then replaces itself with the command (exec). On other systems it keeps running, and kills the command
+when the parent has ended. It imports very little, because each import delays every start.
 """
 
 import os

@@ -76,7 +76,7 @@ class DemoWatch:
 
     def __init__(self, environment: DemoEnvironment, driver: SparkDriver) -> None:
         self.state = DemoState()
-        self.returned: ReturnedTotals | None = None
+        self.returned_totals: ReturnedTotals | None = None
         self.finished = -1  # the newest batch that was finished at the last refresh
         self.remedy = environment.remedy
         self._driver = driver
@@ -89,8 +89,8 @@ class DemoWatch:
         self._positions: Mapping[MessageQueue, int] = {}
 
     def refresh(self) -> DemoState:
-        """Ask Spark, its checkpoint and the broker. If a broker does not answer, its numbers stay as they were. Raises
-        ``RocketMQError`` if the query, its process or a server of the demo has failed.
+        """Update the state from Spark, its checkpoint and the broker. The numbers of a broker that does not answer stay
+        unchanged. Raises ``RocketMQError`` if the query, its process or a server of the demo has failed.
         """
         self._environment.check()
         self._read_reports()
@@ -129,7 +129,7 @@ class DemoWatch:
                     if rows:
                         self.state.batch_ms.append(ms)
                 case {"totals": dict(totals)}:
-                    self.returned = ReturnedTotals(**totals)
+                    self.returned_totals = ReturnedTotals(**totals)
                 case {"failed": str(reason)}:
                     raise RocketMQError("the streaming query failed", remark=reason, remedy=self.remedy)
 

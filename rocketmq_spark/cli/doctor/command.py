@@ -252,7 +252,7 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
 
 
 def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
-    """Return the attributes at all brokers; None if a broker is down or denies access. Other checks report both."""
+    """Return the attributes at all brokers; None if a broker is down or denies access, which other checks report."""
     attributes: dict[str, str] = {}
     try:
         for data in route.queues:
