@@ -458,7 +458,7 @@ def test_a_source_that_was_created_again_between_two_runs_fails(monkeypatch: pyt
     """A consumer would continue at the end of the queue, and commit that."""
     offsets = {QUEUE: 9}
     brokers = SimpleNamespace(committed=lambda *asked: offsets, bounds=lambda *asked: {QUEUE: QueueBounds(0, 8, 0)})
-    route = SimpleNamespace(readable=lambda: [QUEUE])
+    route = SimpleNamespace(readable_queues=lambda: [QUEUE])
     client = SimpleNamespace(
         offset_reader=brokers,
         rpc_client=SimpleNamespace(request_timeout_s=1.0),
