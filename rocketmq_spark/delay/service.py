@@ -188,7 +188,7 @@ class DelayService:
     @property
     def sent_count(self) -> int:
         """The number of originals that brokers have accepted."""
-        return 0 if self._spool is None else self._spool.redelivery.delivered
+        return 0 if self._spool is None else self._spool.redelivery.delivered_count
 
     @property
     def waiting_count(self) -> int:

@@ -313,7 +313,7 @@ class _WaitingEnvelopes(StatefulProcessor):
         """
         while page := list(itertools.islice(bodies, _CHECK_PAGE_ROWS)):
             rows = [sink_row(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in page]
-            for index, why in sink.refused(rows).items():
+            for index, why in sink.rejection_reasons(rows).items():
                 error = DecodeError(f"the sink does not accept the message in this envelope: {why}")
                 rows[index] = dead_letter_row(page[index], error, self._dead_topic, sink.max_bytes)
             yield from map(_row, rows)

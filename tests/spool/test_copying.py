@@ -26,8 +26,8 @@ from rocketmq_spark.delay.envelope_records import (
     COPY_RULES,
     DELAYED_KIND,
     OTHER_ID_REASON,
+    DeliveryRules,
     RecreationCheck,
-    Rules,
     dead_letter_of,
     effect_of,
 )
@@ -199,7 +199,7 @@ def test_what_this_package_writes_is_taken() -> None:
         NOTE + b"name",
         OWNER[1],
     ]
-    assert (checked.left_out, checked.records, checked.dead) == ({}, 3, 1)
+    assert (checked.left_out, checked.record_count, checked.dead) == ({}, 3, 1)
     assert checked.owner == SpoolOwner(("a:1",), "")
 
 
@@ -775,7 +775,7 @@ def test_the_limits_hold_for_the_command(tmp_path: Path, monkeypatch: pytest.Mon
 
 QUEUE = MessageQueue("dmq_inner_topic", "broker-a", 0)
 LATER_MS = NOW_MS + 7
-RULES = Rules(ProducerSettings(group="g"), "dead")
+RULES = DeliveryRules(ProducerSettings(group="g"), "dead")
 
 
 def delay_folder(path: Path) -> Path:
