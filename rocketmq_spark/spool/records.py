@@ -48,7 +48,7 @@ TOTALS = b"m"
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
-_NUMBERED = struct.Struct(">cQ")
+_AREA_AND_SEQUENCE = struct.Struct(">cQ")
 _LANE = _MARK = _TARGET = struct.Struct(">cH")
 _PLACE = struct.Struct(">QQ")
 _SEQUENCE = struct.Struct(">Q")
@@ -131,7 +131,7 @@ def due_of_key(key: bytes) -> Due:
 
 def record_key(area: bytes, sequence: int) -> bytes:
     """The key of a record in area ``RECORD`` or ``DEAD``."""
-    return _NUMBERED.pack(area, sequence)
+    return _AREA_AND_SEQUENCE.pack(area, sequence)
 
 
 def sequence_of(key: bytes) -> int:
