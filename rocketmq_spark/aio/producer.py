@@ -112,7 +112,9 @@ class _UnstartedSendCount:
 
 
 class _SendThread:
-    """Begins sends one after the other. The thread has no reference to the producer, so that it ends after a dropped producer."""
+    """Begins sends one after the other. The thread has no reference to the producer, so that the thread ends after the producer
+    was dropped.
+    """
 
     def __init__(self) -> None:
         self._sends: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

@@ -174,7 +174,9 @@ class ConcurrentConsumeService:
         return call
 
     def _consume(self, next_call: Callable[[], ConcurrentCall | None], refusal: Failure | None = None) -> None:
-        """Call the listener. With a ``refusal`` (its event loop was closed), send the messages back on this worker instead."""
+        """Call the listener. If the listener's event loop was closed, ``refusal`` is set, and this worker sends the messages
+        back instead.
+        """
         if (call := next_call()) is not None:
             self._on_outcome(call, refusal or capture(self._listener, call.messages, call.context))
 

@@ -311,7 +311,7 @@ def _file_identity(file: Path | int) -> tuple[int, int, int]:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    # Unique, for processes that store at the same time.
+    # The name is unique, because several processes may store at the same time.
     temporary_path = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         descriptor = folders.open_regular(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -300,7 +300,7 @@ class Ownership:
         if self._needs_locks:
             process_queue.lock.grant(locked_ms, connection)
         with self._state.lock:
-            # Another thread started the queue first, or a reset came, and the offset that was read may be older than the reset.
+            # Another thread started the queue first, or a reset came after the offset was read.
             if self._has_left or queue in self._state.queues or self._reset_count != reset_count:
                 return False
             if queue in self._pending_resets:  # the stored offset is older than the reset
@@ -330,7 +330,7 @@ class Ownership:
         its queues, the broker returns 0 for such a queue.
         """
         consume_from = self._settings.consume_from
-        # The age is by the clock of leases, because the wall clock may have been set.
+        # The age is measured by the clock of leases, because the wall clock may have been set.
         age_ms = self._lease_ms() - max(self._created_ms, self.subscribed_ms(topic))
         if self._settings.clustering or consume_from.where is not ConsumeFromWhere.LATEST or age_ms <= START_PERIOD_MS:
             return consume_from

@@ -229,7 +229,7 @@ class _BrokerReader:
 class Prefetcher:
     """Reads the queues of a consumer ahead, with one thread for each broker.
 
-    The state is guarded by the consumer's ``lock``, which is also the lock of the condition ``changed``.
+    The state is guarded by the consumer's ``lock``, which is also the lock of ``condition``.
     """
 
     def __init__(

@@ -358,7 +358,7 @@ class Upkeep:
     def apply_assignment(self, start_offsets: Mapping[MessageQueue, StartOffset | None]) -> None:
         """Assign these queues (see ``Assigned.assign``), and commit the finished offsets of released queues.
 
-        If the group has no offset of a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
+        If the group has no offset for a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
         might start at a later offset and skip messages.
         """
         if not self._settings.auto_commit:

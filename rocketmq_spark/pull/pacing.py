@@ -22,7 +22,7 @@ class PullRequests:
     def __init__(self, templates: Sequence[PullTemplate]) -> None:
         self._templates = templates
         self._opaque = 0
-        # The first opaque number of the requests that are signed with the present keys.
+        # The first opaque number of the requests that are signed with the current keys.
         self._first_signed_opaque = 0
         self.sent_count = 0
 

@@ -142,7 +142,9 @@ class FilteredReadCheck:
         self._check([r.end for r in self._ranges])
 
     def _check(self, searched_ends: Sequence[int]) -> None:
-        """Report the offsets that were lost before they were searched. ``searched_ends``: how far each range was searched."""
+        """Report the offsets that were lost before they were searched. ``searched_ends`` are the offsets up to which each range
+        was searched.
+        """
         unverified_ranges = [i for i, end in enumerate(searched_ends) if self._verified_until[i] < end]
         positions = [(self._ranges[i].queue, self._verified_until[i]) for i in unverified_ranges]
         stored_offsets = self._single_message_reader(positions) if positions else []
@@ -170,10 +172,11 @@ def read(
         puller: Opens the read.
         ranges: What to read.
         on_loss: Receives offsets that cannot be read any more. It may raise.
-        filtered: The filter that the brokers apply, the same for all queues; see ``Puller.broker_filter``. In batch topics,
-            brokers filter whole batches by the tags of the batch.
+        broker_filter: The filter that the brokers apply, the same for all queues; see ``Puller.broker_filter``. In batch
+            topics, brokers filter whole batches by the tags of the batch.
         planned_address: The address of the broker when the read was planned.
-        recreated: Finds messages of topics that were created again after the read was planned. These messages count as lost.
+        recreated_topics: Finds messages of topics that were created again after the read was planned. These messages count as
+            lost.
     """
     return RangesReading(puller, ranges, on_loss, broker_filter, planned_address, recreated_topics)
 

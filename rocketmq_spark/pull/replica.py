@@ -56,9 +56,9 @@ class ReplicaHints:
 class Replica:
     """Opens streams to a replica of a broker. Follows what brokers suggest if ``read_from`` is "hint".
 
-    ``planned_address`` was the master's when the read was planned; it is tried once. ``at_master`` is None until a route shows
-    whether the address still is the master's. ``spare_bytes`` is how many bytes the user's options let a stream keep besides
-    its buffer.
+    ``planned_address`` was the address of the master when the read was planned. It is tried once. ``at_master`` is None until a
+    route shows whether the address still belongs to the master. ``spare_bytes`` is how many bytes the user's options let a
+    stream keep besides its buffer.
     """
 
     source: PullSource

@@ -121,34 +121,37 @@ class Environment:
             queues_owned += own_queues
         return queues_owned
 
-    def writable_queues(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
+    def writable_queues(
+        self, readable_queues: Iterable[MessageQueue], writable_queues: Iterable[MessageQueue]
+    ) -> list[MessageQueue]:
         """Return the environment's queues that accept messages now.
 
         Positions are counted among all readable queues, as readers do. So a broker without a master, which is missing from
-        ``writable``, does not shift the environment onto queues of another. If no queue is writable, this raises
-        ``BrokerNotFound`` if a broker of the environment is away, because the broker may return; otherwise ``OptionError``.
+        ``writable_queues``, does not shift the environment onto queues of another environment. If no queue is writable, this
+        raises ``BrokerNotFound`` if a broker of the environment is away, because the broker may return; otherwise
+        ``OptionError``.
         """
-        accepting_queues, readable_queues = set(writable), set(readable)
+        writable_set, readable_set = set(writable_queues), set(readable_queues)
         try:
-            own_queues = self.owned(readable_queues)
+            own_queues = self.owned(readable_set)
         except OptionError as e:
-            if unavailable_brokers := self._named_brokers - {queue.broker_name for queue in readable_queues}:
+            if unavailable_brokers := self._named_brokers - {queue.broker_name for queue in readable_set}:
                 raise _unavailable_error(e.message, unavailable_brokers) from e
             raise
         if not own_queues:
-            queues_text = ", ".join(map(str, sorted(accepting_queues, key=queue_order)))
+            queues_text = ", ".join(map(str, sorted(writable_set, key=queue_order)))
             raise OptionError(
                 f"environment {self.name!r} owns none of {queues_text or 'no queues'}: no environment would read them"
             )
-        writable_queues = [queue for queue in own_queues if queue in accepting_queues]
-        for topic in sorted({queue.topic for queue in own_queues} - {queue.topic for queue in writable_queues}):
+        own_writable_queues = [queue for queue in own_queues if queue in writable_set]
+        for topic in sorted({queue.topic for queue in own_queues} - {queue.topic for queue in own_writable_queues}):
             unwritable_queues = [queue for queue in own_queues if queue.topic == topic]
             text = f"environment {self.name!r} owns {', '.join(map(str, unwritable_queues))}, none of which takes messages now"
             unavailable_brokers = {queue.broker_name for queue in unwritable_queues} - {
-                queue.broker_name for queue in accepting_queues
+                queue.broker_name for queue in writable_set
             }
             raise _unavailable_error(text, unavailable_brokers) if unavailable_brokers else OptionError(text)
-        return writable_queues
+        return own_writable_queues
 
     @property
     def _named_brokers(self) -> set[str]:
@@ -297,8 +300,8 @@ def suffix_of(options: EnvironmentOptions) -> str:
         raise OptionError("option 'environmentMode' is 'suffix', which needs option 'environment': the name")
     if options.environments is not None:
         raise OptionError(
-            "option 'environments' shares out the queues of a topic; with 'environmentMode' suffix each environment has "
-            "topics of its own: omit 'environments'"
+            "option 'environments' divides the queues of a topic among environments; with 'environmentMode' suffix each "
+            "environment has topics of its own: omit 'environments'"
         )
     # If a suffix contained '_', 'orders' of 'eu_dev' and 'orders_eu' of 'dev' would be the same topic.
     if not re.fullmatch("[a-zA-Z0-9-]+", options.environment):
