@@ -163,7 +163,7 @@ def test_queues_keep_order_and_commits_follow_acknowledgements(cluster: Cluster)
 
 def test_unsent_messages_of_revoked_queue_are_left_to_next_owner(cluster: Cluster) -> None:
     copier = cluster.copier(rate=20.0)  # two at a time
-    cluster.now = copier._committed_s = 10.0
+    cluster.now = copier._last_commit_s = 10.0
     send_batch, polled = cluster.send_batch, cluster.polled(*(message(n) for n in range(6)))
 
     def moved(messages: Sequence[Message], queue: MessageQueue) -> SendResult:

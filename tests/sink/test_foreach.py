@@ -278,7 +278,7 @@ def test_checkpoint_with_a_finished_batch_is_of_another_query(tmp_path: Path) ->
     for number in (0, None):
         with (
             pytest.raises(OptionError, match=r"batch 0 .* is finished") as e,
-            foreach._registered_write(frame, batch._replace(number=number, write="other"), ["orders"]),
+            foreach._registered_write(frame, batch._replace(number=number, write_name="other"), ["orders"]),
         ):
             pytest.fail("it is not begun")
         assert "checkpoint_location" in str(e.value.remedy)
