@@ -1,8 +1,8 @@
 """The errors of this package. All derive from ``RocketMQError``.
 
-``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent.
-All constructor arguments may be given by position, because Python rebuilds exceptions from ``args``: they are pickled from
-executors to the driver, and copied to every waiter of a broken connection.
+``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent. All
+constructor arguments may be given by position, because Python rebuilds exceptions from ``args``: when Spark sends an exception
+from an executor to the driver, and when a broken connection copies its error for every waiter.
 """
 
 from __future__ import annotations

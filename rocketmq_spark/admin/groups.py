@@ -104,7 +104,7 @@ def queue_lags(
     bounds, errors = bounds_of(tools, positions)
     request_deadline = deadline(tools)
     rows = []
-    unavailable_brokers: set[str] = set()  # they get no further requests
+    unavailable_brokers: set[str] = set()  # brokers that did not answer get no further requests
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
@@ -417,8 +417,8 @@ def _retry_and_dead_letter_topics(tools: AdminTools, group: str) -> list[str]:
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
-    """Raise the errors of ``delete`` without a change. Raises ``BrokerNotFound`` if a master is not registered, because this
-    master would keep the group.
+    """Raise the errors that ``delete`` would raise, but delete nothing. Raises ``BrokerNotFound`` if a master is not registered,
+    because this master would keep the group.
     """
     if not is_user_group(tools.rpc_client.on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")

@@ -243,7 +243,7 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     # The destination must exist, because brokers that create topics automatically would create a misspelt topic.
     if _overlap(_locations(destination_target, destination), _locations(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
-    stop, begun_s = Latch(), time.monotonic()
+    stop_latch, begun_s = Latch(), time.monotonic()
     source_target, group = target.for_role("batch source"), arguments["group"]
     offsets_before = copied_offsets(
         source_target, group, source
@@ -252,12 +252,12 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
         changes = remapped_queues(list(offsets_before), producer.queues(destination))
         if changes := {queue: old_and_new for queue, old_and_new in changes.items() if offsets_before[queue]}:
             output.warning(_remapping_text(group, changes))
-        copier = Copier(consumer, producer, arguments, stop)
-        with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-            _copy_all(copier, consumer, source_target, arguments, stop)
+        copier = Copier(consumer, producer, arguments, stop_latch)
+        with on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM):
+            _copy_all(copier, consumer, source_target, arguments, stop_latch)
         duration_s = time.monotonic() - begun_s
     _report(output, copier, arguments, duration_s)
-    if stop.is_set():
+    if stop_latch.is_set():
         raise KeyboardInterrupt
 
 

@@ -112,7 +112,7 @@ class PythonProgram:
         self._calls_of: dict[ast.AST, list[ast.Call]] = {}  # by function
         self._all_calls: list[ast.Call] = []  # resolved when all functions are bound
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
-        self._in_evaluation: set[object] = set()  # keys of values being computed: one that occurs again is a cycle
+        self._in_evaluation: set[object] = set()  # keys of the values that are being computed, to detect cycles
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
         # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
         self._is_incomplete = False
@@ -428,7 +428,7 @@ class PythonProgram:
         return constructors
 
     def _is_object(self, node: ast.expr) -> bool:
-        """Whether a name is a class of the program, or an object of one. Its methods may have the same names as Spark's."""
+        """Whether a name is a class of the program, or an object of such a class, whose methods may be named as Spark's."""
         if not isinstance(node, ast.Name):
             return False
         if node.id in ("self", "cls"):
@@ -504,7 +504,7 @@ class PythonProgram:
                 outer_constants | self._used_constants,
             )
         if not values and not self._in_evaluation:
-            values = (UNKNOWN,)  # it depends only on itself
+            values = (UNKNOWN,)  # the value depends only on itself
         result = values, values_and_constants
         if not self._is_incomplete or not self._in_evaluation:
             self._memo[memo_key] = result
@@ -615,7 +615,7 @@ class PythonProgram:
             return
         choices = [list(map(_as_text, self.values(part))) or [UNKNOWN] for part in parts]
         for texts in itertools.islice(itertools.product(*choices), _MAX_VALUES):
-            # Computed before the text is, which may be too long.
+            # The size is computed before the text, because the text may be too long.
             size = sum(map(len, texts)) + len(separator) * len(texts)
             yield separator.join(texts) if size <= _MAX_TEXT_CHARS else UNKNOWN
 

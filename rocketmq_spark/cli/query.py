@@ -115,7 +115,8 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
             try:
                 queues += client.routes.get_existing(topic, 0.0).readable_queues()
             except RouteNotFound as e:
-                # Otherwise the loss of the topic was accepted, or it was deleted since the name server listed it.
+                # A topic that was never read is no error. It was deleted after the name server listed it, or its loss was
+                # accepted.
                 if topic in known_topics:
                     errors.append(e)
         new_queues |= {*checkpoint_identity.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.consumers import PullConsumer
 
 
-# Bytes of an undecodable message that its line shows; --json has all of them.
+# The most bytes that the line of an undecodable message shows. --json prints all bytes.
 _MAX_UNDECODABLE_BYTES = 40
 
 

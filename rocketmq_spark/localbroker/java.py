@@ -207,7 +207,7 @@ class Archive:
         """Make the archive. The caller holds the lock of the archive, so files that a killed dump left may be overwritten."""
         part_file, class_list = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part_file, class_list, self.path.with_suffix(".log")):
-            path.unlink(missing_ok=True)  # otherwise writing would follow a link of this name
+            path.unlink(missing_ok=True)  # so that writing cannot follow a link of this name
         folders.replace_file(class_list, "\n".join(_merged_class_lists(server_folders)) + "\n")
         command = [
             *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),

@@ -38,7 +38,7 @@ def close_if_safe(
         return f"others may write to {folder}"
     problem = check_entries(was_open) or close_entries()
     if problem is not None:
-        with contextlib.suppress(OSError):  # it has gone, or belongs to root, whose folders keep their mode
+        with contextlib.suppress(OSError):  # the folder is gone, or belongs to root, whose folders keep their mode
             _restore_mode(folder, old_status)
     return problem
 

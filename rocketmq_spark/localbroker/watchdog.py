@@ -19,7 +19,7 @@ def _become(parent: int, command: list[str]) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() == parent:  # otherwise the parent died before the request to the kernel
+    if os.getppid() == parent:  # if not, the parent died before the request to the kernel
         os.execv(command[0], command)
 
 

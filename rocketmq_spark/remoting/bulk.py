@@ -189,7 +189,9 @@ class BulkStream:
                 with self._waiting(timeout_s):
                     self._sock.sendall(memoryview(data)[sent:])
         except OSError as e:
-            raise to_rocketmq_error(e, self.address, "pulls cannot be sent", is_first=self.received_bytes == 0) from e
+            raise to_rocketmq_error(
+                e, self.address, "pulls cannot be sent", is_first_request=self.received_bytes == 0
+            ) from e
 
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
@@ -207,10 +209,10 @@ class BulkStream:
             return False
         except OSError as e:
             raise to_rocketmq_error(
-                e, self.address, "the connection broke while pulling", is_first=self.received_bytes == 0
+                e, self.address, "the connection broke while pulling", is_first_request=self.received_bytes == 0
             ) from e
         if count == 0:
-            raise closed_by_peer(self.address, is_first=self.received_bytes == 0)
+            raise closed_by_peer(self.address, is_first_request=self.received_bytes == 0)
         self._filled_bytes += count
         self.received_bytes += count
         return True

@@ -323,7 +323,7 @@ class Connection:
                 if self._await_bytes():
                     count = self._channel.receive(view)
                     if count == 0:
-                        self._fail(closed_by_peer(self.address, is_first=not self._server_has_answered))
+                        self._fail(closed_by_peer(self.address, is_first_request=not self._server_has_answered))
                     elif count > 0:
                         self._handle(view[:count])
                 self._tick()

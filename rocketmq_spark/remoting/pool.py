@@ -107,7 +107,7 @@ class Pool:
         self._advertised_peers: dict[str, Peer] = {}  # addresses in routes, with the kind of their server
         self._reachable_addresses: set[str] = set()  # advertised addresses after ``address_map`` was applied
         self._name_servers: frozenset[str] = frozenset()
-        self._retired_connections: list[Connection] = []  # closed when their last request is answered
+        self._retired_connections: list[Connection] = []  # each is closed when its last request is answered
         self._connecting_count = 0  # connections that are being opened
         self._limit_reported = False  # whether the limit of connections was reached, and logged
         self._idle_checked_s = 0.0  # when idle connections were last looked for

@@ -89,9 +89,9 @@ class ResponseDropped(NamedTuple, Generic[W]):
     error: RocketMQError
 
 
-_TOO_LARGE = "it is too large"
-_NO_ROOM = "other arriving frames fill the memory limit"
-_TOO_SLOW = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
+_TOO_LARGE_REASON = "it is too large"
+_NO_ROOM_REASON = "other arriving frames fill the memory limit"
+_TOO_SLOW_REASON = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class RemotingProtocol(Generic[W]):
                 events.append(
                     _request_event(command, _held_bytes(command, size))
                     if is_small_enough
-                    else _request_event(command, None, _TOO_LARGE)
+                    else _request_event(command, None, _TOO_LARGE_REASON)
                 )
         if frames:
             self._release_large()
@@ -206,7 +206,7 @@ class RemotingProtocol(Generic[W]):
             if (large_frame := self._large_frame) is not None:
                 events += self._drop_too_large(large_frame, large_frame.size - len(large_header))
         if self._large_frame is not None and not self._account.resize(self._splitter.buffered_bytes):
-            events += self._drop_large(self._large_frame, _NO_ROOM)
+            events += self._drop_large(self._large_frame, _NO_ROOM_REASON)
         return events
 
     def tick(self) -> list[RequestReceived | ResponseDropped[W]]:
@@ -221,12 +221,12 @@ class RemotingProtocol(Generic[W]):
         if self._splitter.buffered_bytes - large_frame.progress_bytes >= LARGE_BYTES:
             large_frame.progress_bytes, large_frame.quiet_ticks = self._splitter.buffered_bytes, 0
         if self._account.revoked:
-            return self._drop_large(large_frame, _NO_ROOM)
-        return self._drop_large(large_frame, _TOO_SLOW) if large_frame.quiet_ticks > QUIET_TICKS else []
+            return self._drop_large(large_frame, _NO_ROOM_REASON)
+        return self._drop_large(large_frame, _TOO_SLOW_REASON) if large_frame.quiet_ticks > QUIET_TICKS else []
 
     def _drop_too_large(self, large_frame: _LargeFrame, body_bytes: int) -> list[RequestReceived | ResponseDropped[W]]:
         if large_frame.answered_opaque is None:
-            return self._drop_large(large_frame, _TOO_LARGE) if large_frame.size > self._max_pushed_bytes else []
+            return self._drop_large(large_frame, _TOO_LARGE_REASON) if large_frame.size > self._max_pushed_bytes else []
         max_bytes = self._max_body_bytes.get(large_frame.answered_opaque)
         if max_bytes is None or body_bytes <= max_bytes:
             return []

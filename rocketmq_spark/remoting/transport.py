@@ -57,7 +57,7 @@ DEFAULT_UNDELIVERED = UndeliveredPolicy()
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Which certificates to trust and to present; paths of PEM files."""
+    """Which certificates to trust and to present, as paths of PEM files."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -253,8 +253,10 @@ def _drop_unsent(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def to_rocketmq_error(error: OSError, address: str, problem: str, is_first: bool = False) -> RocketMQError:
-    """Return the ``RocketMQError`` for an ``OSError``. ``is_first`` says that the connection has not received an answer yet."""
+def to_rocketmq_error(error: OSError, address: str, problem: str, is_first_request: bool = False) -> RocketMQError:
+    """Return the ``RocketMQError`` for an ``OSError``. ``is_first_request`` says that the connection has not received an answer
+    yet.
+    """
     if isinstance(error, TimeoutError):
         return CallTimeout(f"{problem}: no progress in time", address)
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -263,15 +265,19 @@ def to_rocketmq_error(error: OSError, address: str, problem: str, is_first: bool
             address,
             remedy="Name the authority of the certificate with option 'tlsCaFile'",
         )
-    if is_first and isinstance(error, ConnectionResetError | BrokenPipeError):
-        return closed_by_peer(address, is_first)
+    if is_first_request and isinstance(error, ConnectionResetError | BrokenPipeError):
+        return closed_by_peer(address, is_first_request)
     reason = error.strerror or str(error) or type(error).__name__
     return ConnectionLost(f"{problem}: {reason}", address)
 
 
-def closed_by_peer(address: str, is_first: bool) -> ConnectionLost:
+def closed_by_peer(address: str, is_first_request: bool) -> ConnectionLost:
     """The error if the server closes the connection. If that happens at the first request, usually only one side uses TLS."""
-    remedy = "If the server demands TLS or a client certificate, set option 'tls' and its files" if is_first else None
+    remedy = (
+        "If the server demands TLS or a client certificate, set option 'tls' and its files"
+        if is_first_request
+        else None
+    )
     return ConnectionLost("the server closed the connection without an answer", address, remedy=remedy)
 
 

@@ -145,7 +145,7 @@ def new_folder(copy: Path, source: Path) -> Iterator[Path]:
     except OSError as e:
         raise SpoolError(
             f"the folder {copy} cannot be created: {e.strerror}",
-            remedy=f"Name a folder in one that exists, not in {parent}",
+            remedy=f"Name a folder in a folder that exists, not in {parent}",
         ) from e
     try:
         _check_exposure(new_path, copy)

@@ -214,7 +214,7 @@ class Database:
                 if not any(damage.lost_ranges for damage in damage_by_file.values()):
                     self.damage = None
             if not read_only:
-                # This must precede RocksDB's own lock on the file: closing the file later would release that lock.
+                # Before RocksDB locks the file, because closing the file later would release RocksDB's lock.
                 os.close(open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT))
             try:
                 return self._open_with(path, self._options(recovery_modes.absolute_consistency()), access_type)
@@ -309,7 +309,7 @@ class _ClosedDatabase:
 
 
 def rebuild(path: Path) -> None:
-    """Let RocksDB repair a database from its files. It omits a whole table for one bad block."""
+    """Let RocksDB repair a database from its files. For one bad block, RocksDB omits the whole table."""
     with contextlib.suppress(Exception):  # data that it could not repair are missing afterwards
         _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
 

@@ -268,7 +268,9 @@ def records_to_batch(
 
 
 def remove_from_lane(db: Database, change: AtomicChange, lane: bytes, sequences: Sequence[int], now_ms: int) -> bool:
-    """Remove the first records of a lane, and make the next one pending, due now. Returns False if the lane is then empty."""
+    """Remove the first records of a lane, and make the next record pending and due now. Returns False if the lane is then
+    empty.
+    """
     if not lane or db.get(lane_key(lane, sequences[0])) is None:
         return True
     change.deletes += [lane_key(lane, sequence) for sequence in sequences]

@@ -77,13 +77,13 @@ class PendingIndex:
                 if due != first_due:
                     self._set_first_due(group, due)
 
-    def first_due_ms(self, excluded: Collection[str] = ()) -> int | None:
-        """The first due time of all targets, except those in ``excluded``."""
+    def first_due_ms(self, excluded_targets: Collection[str] = ()) -> int | None:
+        """Return the first due time of all targets except ``excluded_targets``."""
         skipped_entries = []
         try:
             while (first_entry := self._first_entry()) is not None:
                 due, group = first_entry
-                if excluded and target_of(group) in excluded:
+                if excluded_targets and target_of(group) in excluded_targets:
                     skipped_entries.append(heapq.heappop(self._heap))
                 elif group in self._inexact_groups:
                     self._inexact_groups.discard(group)

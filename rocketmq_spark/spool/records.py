@@ -48,7 +48,7 @@ TOTALS = b"m"
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
-_NUMBERED = struct.Struct(">cQ")
+_AREA_AND_SEQUENCE = struct.Struct(">cQ")
 _LANE = _MARK = _TARGET = struct.Struct(">cH")
 _PLACE = struct.Struct(">QQ")
 _SEQUENCE = struct.Struct(">Q")
@@ -131,7 +131,7 @@ def due_of_key(key: bytes) -> Due:
 
 def record_key(area: bytes, sequence: int) -> bytes:
     """The key of a record in area ``RECORD`` or ``DEAD``."""
-    return _NUMBERED.pack(area, sequence)
+    return _AREA_AND_SEQUENCE.pack(area, sequence)
 
 
 def sequence_of(key: bytes) -> int:
@@ -465,9 +465,9 @@ class SpoolOwner:
     def note_changes(
         self, notes: Iterable[tuple[bytes, bytes]], previous: SpoolOwner, is_assigned: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Puts and deletes for the stored ``notes`` that this owner does not trust. If the records were ``is_assigned`` to this
-        owner, notes about records are kept with ``DOUBTFUL_PREFIX``, because they tell whether marks are about this owner's
-        brokers.
+        """Puts and deletes for the stored ``notes`` that this owner does not trust. If the records were assigned to this
+        owner (``is_assigned``), notes about records are kept with ``DOUBTFUL_PREFIX``, because they tell whether marks are about
+        this owner's brokers.
         """
         untrusted = [
             (key, value) for key, value in notes if not self.trusts_note(key[len(NOTE) :], previous, is_assigned)
@@ -483,8 +483,9 @@ class SpoolOwner:
 
     def trusts_note(self, note: bytes, previous: SpoolOwner, is_assigned: bool) -> bool:
         """Whether a note from the time of the owner ``previous`` is true for this owner, who may have other brokers with the same
-        names. The purpose does not matter. If the records were ``is_assigned`` to this owner, the note about the queues of an
-        environment remains valid if namespace and environment are the same. Notes with ``DOUBTFUL_PREFIX`` stay as they are.
+        names. The purpose does not matter. If the records were assigned to this owner (``is_assigned``), the note about the
+        queues of an environment remains valid if namespace and environment are the same. Notes with ``DOUBTFUL_PREFIX`` stay as
+        they are.
         """
         if note.startswith(DOUBTFUL_PREFIX):
             return True

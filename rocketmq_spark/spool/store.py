@@ -384,13 +384,13 @@ class Store:
                 self._write(change)
             return next_key
 
-    def next_due_ms(self, excluded: Collection[str] = ()) -> int | None:
-        """The first due time of records that are not leased, except those of targets in ``excluded``."""
+    def next_due_ms(self, excluded_targets: Collection[str] = ()) -> int | None:
+        """Return the first due time. Leased records and records of ``excluded_targets`` do not count."""
         with self._opened:
-            return self._pending.first_due_ms(excluded)
+            return self._pending.first_due_ms(excluded_targets)
 
     def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
-        """The ``targets`` that have due records that are not leased."""
+        """Return those of the ``targets`` that have due records. Leased records do not count."""
         with self._opened:
             return self._pending.due_targets(targets, now_ms)
 

@@ -647,7 +647,10 @@ def a_folder_in_the_source(tmp_path: Path) -> tuple[Path, str]:
 
 
 def a_folder_in_none(tmp_path: Path) -> tuple[Path, str]:
-    return tmp_path / "none" / "copy", "cannot be created: No such file or directory. Name a folder in one that exists"
+    return (
+        tmp_path / "none" / "copy",
+        "cannot be created: No such file or directory. Name a folder in a folder that exists",
+    )
 
 
 def a_folder_where_others_may_replace_it(tmp_path: Path) -> tuple[Path, str]:

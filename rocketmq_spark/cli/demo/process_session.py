@@ -69,7 +69,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def _session(pid: int) -> int | None:
     try:
         return os.getsid(pid)
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return None
 
 
@@ -98,7 +98,7 @@ def _ps(*arguments: str) -> list[str]:
 
 def _watch() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the program, whose end is awaited
+        signal.signal(number, signal.SIG_IGN)  # these signals are for the demo; the watcher waits until the demo ends
     session = 0
     for line in sys.stdin:
         session = int(line)

@@ -102,7 +102,7 @@ class DemoRun:
         if self._kill is None or self._has_recovered:
             return
         batch = self._kill.batch
-        self._has_recovered = batch is None or self._watch.finished >= batch
+        self._has_recovered = batch is None or self._watch.newest_finished >= batch
         if self._has_recovered and batch is not None:
             after_s = time.monotonic() - self._killed_s
             self._watch.state.events.append(
@@ -132,7 +132,7 @@ class DemoRun:
         while time.monotonic() < end_s:
             if self._stored_in_flight():
                 if self._driver.stop() and (stored := self._stored_in_flight()):
-                    self._end_driver(Kill(self._batches.begun, stored))
+                    self._end_driver(Kill(self._batches.newest_begun, stored))
                     return
                 self._driver.resume()
             time.sleep(_KILL_CHECK_S)

@@ -77,7 +77,7 @@ class DemoWatch:
     def __init__(self, environment: DemoEnvironment, driver: SparkDriver) -> None:
         self.state = DemoState()
         self.returned_totals: ReturnedTotals | None = None
-        self.finished = -1  # the newest batch that was finished at the last refresh
+        self.newest_finished = -1  # the newest batch that was finished at the last refresh
         self.remedy = environment.remedy
         self._driver = driver
         self._environment = environment
@@ -94,9 +94,9 @@ class DemoWatch:
         """
         self._environment.check()
         self._read_reports()
-        self.finished = self.batches().finished
-        if self.finished >= 0:
-            self._positions = offset_log.read_batch(self._checkpoint, self.finished).positions
+        self.newest_finished = self.batches().newest_finished
+        if self.newest_finished >= 0:
+            self._positions = offset_log.read_batch(self._checkpoint, self.newest_finished).positions
             self.state.read = sum(self._positions.values())
         try:
             self._ask_broker()
@@ -106,11 +106,11 @@ class DemoWatch:
         return self.state
 
     def batches(self) -> Batches:
-        begun, finished = (
+        newest_begun, newest_finished = (
             max(offset_log.logged_times_ms(self._checkpoint, log), default=-1) for log in ("offsets", "commits")
         )
         # A batch may begin and finish between the two listings.
-        return Batches(begun, min(begun, finished))
+        return Batches(newest_begun, min(newest_begun, newest_finished))
 
     def stored_totals(self) -> int | None:
         """Number of totals in the topic; None if a broker does not answer."""

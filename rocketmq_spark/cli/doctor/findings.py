@@ -34,7 +34,9 @@ from rocketmq_spark.options.transport import GRPC
 
 
 class Level(enum.Enum):
-    """``ADVICE``: the checked thing works but could be better, or it fails only for some users. ``BROKEN``: it will fail."""
+    """``ADVICE``: the checked thing works but could be better, or it fails only for some users. ``BROKEN``: the checked thing
+    will fail.
+    """
 
     OK = "ok"
     ADVICE = "advice"

@@ -61,7 +61,7 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
     if parent_exposure is not None and _is_free(first_exposure, path):
         return (
             problem,
-            f"Run: mkdir -m 700 {shlex.quote(str(_part_in(first_exposure.path, path)))}, or {new_folder_remedy}",
+            f"Run: mkdir -m 700 {shlex.quote(str(_next_folder_on_path(first_exposure.path, path)))}, or {new_folder_remedy}",
         )
     return (
         problem,
@@ -89,7 +89,7 @@ def _is_free(folder_exposure: folders.Exposure, path: Path) -> bool:
     )
 
 
-def _part_in(folder: Path, path: Path) -> Path:
+def _next_folder_on_path(folder: Path, path: Path) -> Path:
     return folder / path.relative_to(folder).parts[0]
 
 
@@ -102,12 +102,12 @@ def owner_of(location: str) -> int:
 
 
 def _files_to_check(path: Path) -> Iterator[Path]:
-    notes = [path / NOTES_FOLDER / name for name in _names(path / NOTES_FOLDER)]
+    notes = [path / NOTES_FOLDER / name for name in _file_names(path / NOTES_FOLDER)]
     for folder in (path, *(path / name for name in _LOGS), *notes):
-        yield from (folder / name for name in _names(folder))
+        yield from (folder / name for name in _file_names(folder))
 
 
-def _names(folder: Path) -> list[str]:
+def _file_names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:  # no folder, or not readable, so Spark cannot use it

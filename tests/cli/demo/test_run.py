@@ -20,7 +20,7 @@ class FakeDriver:
         self.can_stop = can_stop
         self.calls = []
         self.state = DemoState()
-        self.finished = 7
+        self.newest_finished = 7
         self.remedy = "Read the log"
 
     def stored_totals(self):
@@ -115,7 +115,7 @@ def test_the_repeated_batch_is_reported_once_with_its_time(kill_of):
     demo._kill_in_a_batch()
     demo._report_repeated_batch()
     assert len(run.state.events) == 1, "the new driver has not finished it"
-    run.finished = 8
+    run.newest_finished = 8
     demo._killed_s -= 22
     demo._report_repeated_batch()
     demo._report_repeated_batch()

@@ -74,7 +74,7 @@ def test_orders_read_are_those_of_the_last_finished_batch(watched):
     log(environment, "offsets", 1, offsets(environment, 12))
     assert watch.batches() == Batches(1, 0)
     assert watch.refresh().read == 7
-    assert watch.finished == 0
+    assert watch.newest_finished == 0
 
 
 def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watched):
