@@ -142,12 +142,12 @@ class BrokerClient:
         )
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
-        """The address of the broker's master and the number of attempts to connect; None while no route has the broker."""
+        """The address of the broker's master and the last attempt to connect; None while no route has a master of the broker."""
         try:
             address = self._routes.address(broker_name, "master")
         except RocketMQError:
             return None
-        return address, self.rpc_client.pool.attempts(address)
+        return address, self.rpc_client.pool.last_attempt(address)
 
     def request_all(
         self,

@@ -279,7 +279,7 @@ class Routes:
         """Yield for each broker whether it has the topic, after one request to each of its replicas; None if that is unclear."""
         rpc_client = self._name_servers.rpc_client
         replicas = [(data.broker_name, address) for data, broker in brokers for address in broker.replicas]
-        attempts = [rpc_client.pool.attempts(address) for _, address in replicas]
+        attempts = [rpc_client.pool.last_attempt(address) for _, address in replicas]
         on_wire = self.on_wire(topic)
         answers = rpc_client.invoke_each(
             [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=on_wire, bname=name)) for name, address in replicas],
@@ -287,7 +287,7 @@ class Routes:
         )
         # During a backoff, the pool returns the error of an earlier attempt, which says nothing about the present.
         is_new_attempt = [
-            rpc_client.pool.attempts(address) != attempts_before
+            rpc_client.pool.last_attempt(address) != attempts_before
             for (_, address), attempts_before in zip(replicas, attempts, strict=True)
         ]
         replica_answers = zip(answers, is_new_attempt, strict=True)

@@ -13,6 +13,7 @@ A pool closes idle connections when it is used. Pools in use also close those of
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -40,6 +41,7 @@ MAX_CONNECTIONS = 1024
 # A connection that ``get`` returned less than this time ago is not closed for a new one, because the caller may not have sent its
 # request yet.
 MIN_IDLE_S = 0.2
+_attempt_numbers = itertools.count(1)
 _POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
 # Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED``, all advertised addresses are
 # forgotten; one route may have half as many.
@@ -53,7 +55,7 @@ class _Slot:
     connect_lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
     last_used_s: float = 0.0
-    attempts: int = 0  # to connect, with and without success
+    last_attempt: int = 0  # to connect, with or without success; see ``Pool.last_attempt``
     failure: RocketMQError | None = None  # the error of the last attempt; None after a success
     backoffs: Iterator[float] | None = None  # yields the pause after each further failure
     backoff_until: float = 0.0
@@ -125,7 +127,7 @@ class Pool:
             self._check_open(address)
             slot = self._slots.setdefault(address, _Slot())
             idle_connections = self._remove_idle_locked(time.monotonic())
-            connection, attempts = slot.live_connection, slot.attempts
+            connection, last_attempt = slot.live_connection, slot.last_attempt
             slot.last_used_s = time.monotonic()
         for idle_connection in idle_connections:
             idle_connection.close()
@@ -138,7 +140,7 @@ class Pool:
             raise CallTimeout("the connection was not established in time", address)
         try:
             connection = slot.live_connection
-            if connection is None and slot.attempts != attempts and slot.failure is not None:
+            if connection is None and slot.last_attempt != last_attempt and slot.failure is not None:
                 raise copy_error(slot.failure)
             if connection is None:
                 self._wait_for_backoff(slot, deadline, wait_for_backoff)
@@ -188,11 +190,13 @@ class Pool:
                 return True
             return self.connect_options.reachable(address) in self._reachable_addresses
 
-    def attempts(self, address: str) -> int:
-        """The number of attempts to connect to the address. While it is unchanged, so is the connection."""
+    def last_attempt(self, address: str) -> int:
+        """The number of the last attempt to connect to the address; 0 before the first one. While it is unchanged, so is the
+        connection. No two attempts of a process have the same number, not even those of different pools.
+        """
         with self._lock:
             slot = self._slots.get(address)
-            return slot.attempts if slot is not None else 0
+            return slot.last_attempt if slot is not None else 0
 
     def retire(self, address: str, connection: Connection) -> None:
         """Retire ``connection``: it takes no new calls and is closed after its last answer."""
@@ -278,11 +282,11 @@ class Pool:
             )
         except RocketMQError as e:
             self._add_remedy(e, address, slot)
-            slot.attempts, slot.failure = slot.attempts + 1, copy_error(e)
+            slot.last_attempt, slot.failure = next(_attempt_numbers), copy_error(e)
             slot.backoffs = slot.backoffs or backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
             slot.backoff_until = time.monotonic() + next(slot.backoffs)
             raise
-        slot.attempts += 1
+        slot.last_attempt = next(_attempt_numbers)
         slot.backoffs, slot.backoff_until, slot.failure, slot.was_connected = None, 0.0, None, True
         with self._lock:
             if not self._closed:

@@ -62,11 +62,23 @@ def test_a_broken_connection_is_replaced(broker: MockBroker, pool: Pool) -> None
     broker.wait_for(lambda: bool(broker.peers))
     broker.drop()
     eventually(lambda: first.closed)
-    assert pool.attempts(broker.address) == 1
+    attempt = pool.last_attempt(broker.address)
     second = pool.get(broker.address, soon())
     assert second is not first
-    assert pool.attempts(broker.address) == 2, "whoever watches must see that it is another one"
+    assert pool.last_attempt(broker.address) > attempt > 0, "whoever watches must see that it is another one"
     assert second.call(ping(), soon()).code == 0
+
+
+def test_attempts_of_another_pool_have_other_numbers(broker: MockBroker, pool: Pool) -> None:
+    """A client may be closed, and its program goes on with a new one, while the broker restarts."""
+    assert pool.last_attempt(broker.address) == 0
+    pool.get(broker.address, soon())
+    attempt = pool.last_attempt(broker.address)
+    pool.close()
+    another = Pool(ConnectOptions())
+    another.get(broker.address, soon())
+    assert another.last_attempt(broker.address) > attempt
+    another.close()
 
 
 def test_idle_connections_are_closed_but_not_those_that_wait(
@@ -157,12 +169,14 @@ def test_who_is_not_patient_gets_the_earlier_error_at_once(
     pool: Pool, dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
+    attempts: set[int] = set()
     monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=slept.append))
     for _ in range(3):
         with pytest.raises(ConnectionLost, match="refused"):
             pool.get(dead, soon(), wait_for_backoff=False)
+        attempts.add(pool.last_attempt(dead))
     assert slept == []
-    assert pool._slots[dead].attempts == 1
+    assert len(attempts) == 1
 
 
 def test_who_is_not_patient_does_not_wait_for_one_who_is(
