@@ -219,7 +219,9 @@ class OffsetReader(Protocol):
         """Brokers that have not yet answered an earlier ``bounds`` or ``commit_each``, which returned without their answers."""
 
     def connection(self, broker_name: str) -> object:
-        """Return a token. Equal tokens mean that the connection to the broker's master was not interrupted in between."""
+        """Return a token. Equal tokens mean that the connection to the broker's master was not interrupted in between. None: this
+        client has not connected to it yet, or no route has a master of the broker.
+        """
 
     def bounds(
         self, queues: Iterable[MessageQueue], deadline: Deadline, on_error: OnError | None = None,

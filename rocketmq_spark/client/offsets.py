@@ -70,7 +70,8 @@ class RemotingOffsetReader:
         return self.broker_client.late_brokers()
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
-        return self.broker_client.connection(broker_name)
+        connection = self.broker_client.connection(broker_name)
+        return connection if connection is not None and connection[1] else None
 
     def bounds(
         self,

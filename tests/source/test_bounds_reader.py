@@ -10,6 +10,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.client.offsets import RemotingOffsetReader
 from rocketmq_spark.errors import (
     CallTimeout,
     CheckpointMismatch,
@@ -65,6 +66,23 @@ def scripted():
         broker.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         yield broker
     session.close_all()
+
+
+def test_first_connection_is_that_of_the_bounds_for_which_it_was_made(scripted):
+    """The name server is another one, so nothing connected before. A plan that checked this poll need not ask brokers again."""
+    with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: route(1, {"broker-a": scripted.address})}) as name_server:
+        one = bounds_reader(name_server.address)
+        first, second = one.fetch_all(), one.fetch_all()
+        assert first.connections == second.connections
+        ((before, after),) = first.connections.values()
+        assert before == after == (scripted.address, before[1])
+
+
+def test_bounds_without_a_connection_to_a_master_are_those_of_a_slave(scripted, monkeypatch):
+    """Another stream of the program fetched a newer route, without the master, after this one had its own."""
+    monkeypatch.setattr(RemotingOffsetReader, "connection", lambda self, broker_name: None)
+    view = bounds_reader(scripted.address).fetch_all()
+    assert (view.brokers_without_master, view.master_bounds()) == ({"broker-a"}, {})
 
 
 @pytest.mark.parametrize(

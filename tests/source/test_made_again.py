@@ -36,6 +36,13 @@ def scripted():
     session.close_all()
 
 
+@pytest.fixture
+def name_server(scripted):
+    """A name server on its own, so that no request for a route connects to the broker again before a poll."""
+    with MockBroker({ROUTE: route({"broker-a": {0: scripted.address}}, queues=2)}) as alone:
+        yield alone
+
+
 def log(at, marked=True, **more):
     """An offset with a mark of each queue."""
 
@@ -72,19 +79,29 @@ def test_queue_refilled_to_its_old_offset_is_noticed(scripted):
     assert json.loads(end)["marks"] == {"t": {"broker-a": {"0": 2 * MARK, "1": MARK}}}
 
 
-def test_queue_refilled_by_a_restart_between_plans_is_noticed(scripted):
-    """A quick one: no plan met the broker while it was away. The other queue of the topic is as it was."""
+@pytest.mark.parametrize("minimum", [0, 5], ids=["another queue", "its minimum"])
+@pytest.mark.parametrize(
+    "given", [{}, {"available_now": True}, {"group": "g"}], ids=["stream", "available now", "group"]
+)
+def test_queue_refilled_by_a_restart_between_plans_is_noticed(scripted, name_server, given, minimum):
+    """A quick one: no plan met the broker while it was away. The other queue of the topic, or the minimum, is as it was."""
 
     def search(call):
         return ok(offset=40 if call.ext("queueId") == "1" else 10)
 
-    scripted.on(STATS, stats({A: (0, 10), B: (0, 50)}, MARK))
+    scripted.on(STATS, stats({A: (minimum, 10), B: (minimum, 50)}, MARK))
     scripted.on(SEARCH, search)
     scripted.on(PULL, younger)
-    run = Run(scripted.address, log({A: 10, B: 50}), **QUICK)
-    assert run.latest() == run.offset
+    scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+    run = Run(name_server.address, log({A: 10, B: 50}), **{**QUICK, **given, "available_now": False})
+    polls = len(scripted.seen(STATS))
+    eventually(lambda: run.latest() == run.offset and len(scripted.seen(STATS)) > polls + 2)
+    pool = session.client(run.reader._stream._options).rpc_client.pool
     scripted.drop()
-    scripted.on(STATS, stats({A: (0, 10), B: (0, 100)}, newest={A: MARK, B: 2 * MARK}))
+    eventually(lambda: not pool.is_connected(scripted.address))
+    scripted.on(STATS, stats({A: (minimum, 10), B: (minimum, 100)}, newest={A: MARK, B: 2 * MARK}))
+    if given.get("available_now"):
+        run.reader.prepareForTriggerAvailableNow()
     with pytest.raises(DataLossError, match=r"t/broker-a/1 from offset 50 on .offset went back"):
         run.ahead()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from rocketmq_spark import session
@@ -30,6 +31,8 @@ from rocketmq_spark.spark.source.subscribed_topics import SubscribedTopics
 
 logger = logging.getLogger(__name__)
 
+# The name of the broker of a queue. Written in C: a poll calls it for each queue.
+_broker_name: Callable[[MessageQueue], str] = attrgetter("broker_name")
 # After the first answers, a poll waits this long for the brokers that have not answered.
 _GRACE_S = 0.2
 # After a name server did not answer, the last known routes are used for this long.
@@ -356,12 +359,18 @@ class BoundsReader:
                 raise error
 
         group, offsets = self._options.group, self.ports.offsets
-        connections = {name: offsets.connection(name) for name in {queue.broker_name for queue in queues}}
+        broker_names = [*{*map(_broker_name, queues)}]
+        before = [*map(offsets.connection, broker_names)]
         bounds: Bounds = offsets.bounds(queues, deadline, note_error, read_from, grace_s)
+        after = [*map(offsets.connection, broker_names)]
+        if None in before:  # the first connection came with the requests
+            before = [after[i] if connection is None else connection for i, connection in enumerate(before)]
         timed_out = frozenset[str]() if grace_s is None else offsets.late_brokers
         without_master = frozenset(
             [data.broker_name for route in routes.values() for data in route.brokers.values() if not data.own_master]
         )
+        if None in after:  # other users of the client may have fetched a newer route, without the master
+            without_master |= {name for name, connection in zip(broker_names, after, strict=True) if connection is None}
         bounds = with_compaction_minimum(
             lambda low, said: offsets.first_kept_offsets(group, low, deadline, said),
             bounds,
@@ -381,7 +390,7 @@ class BoundsReader:
             topics_missing_on_broker=frozenset(missing_topics),
             brokers_without_master=without_master,
             timed_out_brokers=timed_out,
-            connections=connections,
+            connections=dict(zip(broker_names, zip(before, after, strict=True), strict=True)),
         )
 
     def removed_queue_ends(self, queues: Collection[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:

@@ -25,8 +25,9 @@ class QueuesView:
     """The state of the queues at one moment: bounds, deleted topics, and brokers that have no master now.
 
     ``topics_missing_on_broker`` are topics with brokers that no longer have them, although others do. ``timed_out_brokers`` have
-    not answered in time, so their bounds are older. ``connections`` are those that existed before brokers were asked. ``topics``
-    are those to which the source subscribed then. Views of different polls may be equal; ``poll_number`` distinguishes them.
+    not answered in time, so their bounds are older. ``connections`` has the first and the last connection of each broker from
+    which its bounds may come. ``topics`` are those to which the source subscribed then. Views of different polls may be equal;
+    ``poll_number`` distinguishes them.
 
     A slave may lack messages of its master: its bounds show what can be read there, not what is lost.
     """
@@ -36,7 +37,7 @@ class QueuesView:
     topics_missing_on_broker: frozenset[tuple[str, str]] = frozenset()
     brokers_without_master: frozenset[str] = frozenset()
     timed_out_brokers: frozenset[str] = frozenset()
-    connections: Mapping[str, object] = field(default_factory=dict)
+    connections: Mapping[str, tuple[object, object]] = field(default_factory=dict)
     topics: frozenset[str] = frozenset()
     poll_number: int = field(default=0, compare=False)
 

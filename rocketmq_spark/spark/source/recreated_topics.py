@@ -27,6 +27,9 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 
 # The name of a topic, and of a broker that has queues of the topic.
 TopicBroker = tuple[str, str]
+# By broker, the first and the last connection from which bounds may come: they are equal, unless the connection changed while
+# bounds were fetched.
+Connections = Mapping[str, tuple[object, object]]
 # If the minimum offset has not changed for less than this time, the topic is the same. Retention takes hours. A broker with a
 # full disk deletes messages sooner, but a new topic would have to reach exactly the minimum offset of the old one.
 _UNCHANGED_MS = 60_000
@@ -227,28 +230,28 @@ class RecreationWatch:
         self._unchanged: frozenset[TopicBroker] = frozenset()
         # The time of the last check, and the bounds that it got.
         self._last_check: tuple[int, Bounds] = (0, {})
-        # The connection of each broker at the last check.
-        self._connections: Mapping[str, object] = {}
+        # The connections from which the bounds of the last check may come.
+        self._connections: Connections = {}
 
-    def start(self, bounds: Bounds) -> None:
-        """Start a run whose known store times come from ``bounds``, so that the first check need not ask brokers."""
-        self._connections = self._connections_of(bounds)
+    def start(self, bounds: Bounds, connections: Connections) -> None:
+        """Start a run whose known store times come from ``bounds``, so that the first check need not ask brokers.
+
+        ``connections`` are as in ``check``.
+        """
+        self._connections = connections
         self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
 
     def seen_unchanged(self) -> None:
         """Note that the bounds of the last check are those of now, and that the evidence decided about all of its queues."""
         self._last_check = self._now_ms(), self._last_check[1]
 
-    def check(
-        self, offsets: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
-    ) -> RecreationResult:
+    def check(self, offsets: Offsets, bounds: Bounds, deadline: Deadline, connections: Connections) -> RecreationResult:
         """Return the queues of ``offsets`` that were recreated, or whose broker lost the end of its store and stored new
         messages.
 
-        ``connections`` are the connections of the brokers before ``bounds`` were fetched, by default the present ones. If a
-        broker connects again later, the next check has its new connection, and newer bounds.
+        ``connections`` are those from which ``bounds`` may come.
         """
-        reconnected = self._reconnected_brokers(self._connections_of(bounds) if connections is None else connections)
+        reconnected = self._reconnected_brokers(connections)
         # Of all queues of a recreated topic, only one that was missing at the last check may have an old position.
         checked_at_ms, bounds_before = self._last_check
         new_queues = () if bounds.keys() <= bounds_before.keys() else bounds.keys() - bounds_before.keys()
@@ -286,25 +289,38 @@ class RecreationWatch:
         self._last_check = self._now_ms(), bounds
         return RecreationResult(recreated, unanswered, is_decided)
 
-    def _reconnected_brokers(self, connections: Mapping[str, object]) -> set[str]:
-        """Return the brokers with another connection than at the last check: they may have crashed and restarted."""
-        before, self._connections = self._connections, connections
-        if before == connections:
-            return set()
-        return {name for name, connection in connections.items() if before.get(name) != connection}
+    def _reconnected_brokers(self, connections: Connections) -> set[str]:
+        """Return the brokers that may have crashed and restarted since the last check got its bounds.
 
-    def _connections_of(self, bounds: Bounds) -> dict[str, object]:
-        reader = self._reader()
-        return {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
+        If a broker was connected again while bounds were fetched, they may come from either connection. So this check counts it,
+        and the next one, too.
+        """
+        last, self._connections = self._connections, connections
+        return {
+            name
+            for name, (before, after) in connections.items()
+            if before != after or before != last.get(name, (None, None))[0]
+        }
 
     def newest_store_ms(self, offsets: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the newest store times that the bounds do not show, for the queues of ``queues_needing_store_time`` and
-        ``fully_expired``. Queues whose broker does not answer are omitted.
+        ``fully_expired``. Queues whose broker does not answer, or was connected again after it reported ``bounds``, are omitted.
         """
         last_read = {queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)}
         deadline = with_client_overhead(deadline, len(last_read))
-        stored = self._reader().store_times_ms(self._group, last_read, deadline) if last_read else {}
-        newest_ms = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in stored.items()}
+        reader = self._reader()
+        stored = reader.store_times_ms(self._group, last_read, deadline) if last_read else {}
+        # After a broker restarted, the time may be that of another message.
+        restarted = {
+            name
+            for name in {queue.broker_name for queue in stored}
+            if name in self._connections and reader.connection(name) != self._connections[name][1]
+        }
+        newest_ms = {
+            queue: max(stored_ms, bounds[queue].last_update_ms)
+            for queue, stored_ms in stored.items()
+            if queue.broker_name not in restarted
+        }
         return newest_ms | dict.fromkeys(fully_expired(offsets, bounds), self._now_ms())
 
     def _with_newer_messages(

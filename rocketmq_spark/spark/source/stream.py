@@ -118,7 +118,7 @@ class Stream:
         reader, options = self._reader, self._options
         view = fetch_bounds_of_masters(reader, options, limits)
         bounds, watch = view.bounds, self._new_watch()
-        watch.start(view.master_bounds())
+        watch.start(view.master_bounds(), view.connections)
         self._check_filter(bounds)
         start = starting_offsets(reader.offsets(), options, bounds, planning_deadline(options))
         with_compaction_start(reader, options, view, start)  # the first plan may use the view that this fetches
@@ -438,7 +438,7 @@ class Stream:
             logged_end = planning.logged_end(ranges, end, view)
             # Not the watch of the stream, which must start with all queues.
             watch = self._new_watch()
-            result = watch.check(logged_end, view.master_bounds(), planning_deadline(self._options))
+            result = watch.check(logged_end, view.master_bounds(), planning_deadline(self._options), view.connections)
             for error in result.unanswered.values():
                 raise error
             if not self._validated:
