@@ -89,53 +89,57 @@ def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, Re
 
 def queues_to_probe(
     evidence: Mapping[MessageQueue, RecreationEvidence],
-    checked: Collection[TopicBroker],
+    checked_pairs: Collection[TopicBroker],
     any_unchanged: Callable[[Iterable[MessageQueue]], bool] = lambda queues: False,
 ) -> list[MessageQueue]:
     """Return the undecided queues about which brokers must be asked.
 
-    ``checked`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
+    ``checked_pairs`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
     another queue is the same as before, or if ``any_unchanged`` is true for the undecided ones. If a queue of them was recreated,
     all of their undecided queues are returned.
     """
     undecided: dict[TopicBroker, list[MessageQueue]] = {}
-    unchanged, recreated = set[TopicBroker](), set[TopicBroker]()
+    unchanged_pairs, recreated_pairs = set[TopicBroker](), set[TopicBroker]()
     for queue, queue_evidence in evidence.items():
         if queue_evidence is RecreationEvidence.UNDECIDED:
             undecided.setdefault(queue[:2], []).append(queue)
         elif queue_evidence is RecreationEvidence.SAME:
-            unchanged.add(queue[:2])
+            unchanged_pairs.add(queue[:2])
         elif queue_evidence is RecreationEvidence.ENDS_BEFORE or queue_evidence is RecreationEvidence.RECREATED:
-            recreated.add(queue[:2])
+            recreated_pairs.add(queue[:2])
     to_probe: list[MessageQueue] = []
     for key, queues in undecided.items():
-        if key not in checked or key in recreated:
+        if key not in checked_pairs or key in recreated_pairs:
             to_probe += queues
-        elif key not in unchanged and not any_unchanged(queues):
+        elif key not in unchanged_pairs and not any_unchanged(queues):
             to_probe.append(min(queues))
     return to_probe
 
 
 def recreated_queues(
-    evidence: Mapping[MessageQueue, RecreationEvidence], with_newer_message: Iterable[MessageQueue]
+    evidence: Mapping[MessageQueue, RecreationEvidence], queues_with_newer_message: Iterable[MessageQueue]
 ) -> list[MessageQueue]:
-    """Return the queues that were recreated: those that the evidence or the brokers (``with_newer_message``) show, and the queues
+    """Return the queues that were recreated: those that the evidence or the brokers (``queues_with_newer_message``) show, and the queues
     without a known store time of the same topic and broker.
     """
-    recreated = {*with_newer_message, *_with_evidence(evidence, RecreationEvidence.RECREATED)}
-    recreated_brokers = topic_brokers([*recreated, *_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE)])
-    if not recreated_brokers:
+    surely_recreated = {*queues_with_newer_message, *_queues_with_evidence(evidence, RecreationEvidence.RECREATED)}
+    recreated_pairs = topic_broker_pairs(
+        [*surely_recreated, *_queues_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE)]
+    )
+    if not recreated_pairs:
         return []
     return sorted(
-        recreated.union(
+        surely_recreated.union(
             q
             for q, queue_evidence in evidence.items()
-            if queue_evidence is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in recreated_brokers
+            if queue_evidence is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in recreated_pairs
         )
     )
 
 
-def _with_evidence(evidence: Mapping[MessageQueue, RecreationEvidence], kind: RecreationEvidence) -> list[MessageQueue]:
+def _queues_with_evidence(
+    evidence: Mapping[MessageQueue, RecreationEvidence], kind: RecreationEvidence
+) -> list[MessageQueue]:
     return [queue for queue, queue_evidence in evidence.items() if queue_evidence == kind]
 
 
@@ -154,16 +158,18 @@ def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQ
     }
     if not candidates:
         return []
-    with_times = [q for q, queue_bounds in candidates.items() if queue_bounds.last_update_ms]
-    without_times = [q for q, queue_bounds in candidates.items() if not queue_bounds.last_update_ms]
-    known = topic_brokers(queue for queue in without_times if queue in offsets.newest_store_ms)
-    lowest = {
-        topic_broker(queue): queue for queue in sorted(without_times, reverse=True) if topic_broker(queue) not in known
+    queues_with_time = [q for q, queue_bounds in candidates.items() if queue_bounds.last_update_ms]
+    queues_without_time = [q for q, queue_bounds in candidates.items() if not queue_bounds.last_update_ms]
+    known_pairs = topic_broker_pairs(queue for queue in queues_without_time if queue in offsets.newest_store_ms)
+    lowest_queues = {
+        topic_broker(queue): queue
+        for queue in sorted(queues_without_time, reverse=True)
+        if topic_broker(queue) not in known_pairs
     }
-    return sorted([*with_times, *lowest.values()])
+    return sorted([*queues_with_time, *lowest_queues.values()])
 
 
-def fully_expired(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
+def expired_queues(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Return the queues without a known store time whose messages are all deleted. If such a queue later has a message before its
     position, it was recreated.
     """
@@ -177,16 +183,16 @@ def fully_expired(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
     ]
 
 
-def with_client_overhead(deadline: Deadline, questions: int) -> Deadline:
-    """Return ``deadline`` plus the time that the client itself needs for ``questions`` requests."""
-    return Deadline(deadline.at + questions * CLIENT_OVERHEAD_S)
+def with_client_overhead(deadline: Deadline, request_count: int) -> Deadline:
+    """Return ``deadline`` plus the time that the client itself needs for ``request_count`` requests."""
+    return Deadline(deadline.at + request_count * CLIENT_OVERHEAD_S)
 
 
 # The topic and the broker of a queue. Written in C: a plan calls it for each queue.
 topic_broker: Callable[[MessageQueue], TopicBroker] = itemgetter(0, 1)
 
 
-def topic_brokers(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]:
+def topic_broker_pairs(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]:
     return frozenset(map(topic_broker, queues))
 
 
@@ -196,8 +202,8 @@ class RecreationResult(NamedTuple):
     ``is_decided``: the evidence decided about all queues, so another check of the same bounds finds the same.
     """
 
-    recreated: list[MessageQueue]
-    unanswered: dict[TopicBroker, RocketMQError]
+    recreated_queues: list[MessageQueue]
+    errors: dict[TopicBroker, RocketMQError]
     is_decided: bool = False
 
 
@@ -219,12 +225,14 @@ def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[Messa
 class RecreationWatch:
     """Finds recreated queues in each plan of a run. ``reader`` returns the port, ``now_ms`` is the driver's clock."""
 
-    def __init__(self, reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms) -> None:
-        self._reader = reader
+    def __init__(
+        self, get_offset_reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms
+    ) -> None:
+        self._get_offset_reader = get_offset_reader
         self._group = group
         self._now_ms = now_ms
         # The topics and brokers that the last check found unchanged.
-        self._unchanged: frozenset[TopicBroker] = frozenset()
+        self._unchanged_pairs: frozenset[TopicBroker] = frozenset()
         # The time of the last check, and the bounds that it got.
         self._last_check: tuple[int, Bounds] = (0, {})
         # The connection of each broker at the last check.
@@ -233,9 +241,9 @@ class RecreationWatch:
     def start(self, bounds: Bounds) -> None:
         """Start a run whose known store times come from ``bounds``, so that the first check need not ask brokers."""
         self._connections = self._connections_of(bounds)
-        self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
+        self._unchanged_pairs, self._last_check = topic_broker_pairs(bounds), (self._now_ms(), bounds)
 
-    def seen_unchanged(self) -> None:
+    def note_unchanged(self) -> None:
         """Note that the bounds of the last check are those of now, and that the evidence decided about all of its queues."""
         self._last_check = self._now_ms(), self._last_check[1]
 
@@ -248,71 +256,98 @@ class RecreationWatch:
         ``connections`` are the connections of the brokers before ``bounds`` were fetched, by default the present ones. If a
         broker connects again later, the next check has its new connection, and newer bounds.
         """
-        reconnected = self._reconnected_brokers(self._connections_of(bounds) if connections is None else connections)
+        reconnected_brokers = self._reconnected_brokers(
+            self._connections_of(bounds) if connections is None else connections
+        )
         # Of all queues of a recreated topic, only one that was missing at the last check may have an old position.
         checked_at_ms, bounds_before = self._last_check
         new_queues = () if bounds.keys() <= bounds_before.keys() else bounds.keys() - bounds_before.keys()
-        returned = topic_brokers([queue for queue in new_queues if queue in offsets.positions]) if new_queues else ()
-        if returned or reconnected:
-            self._unchanged = frozenset([k for k in self._unchanged if k not in returned and k[1] not in reconnected])
+        returned_pairs = (
+            topic_broker_pairs([queue for queue in new_queues if queue in offsets.positions]) if new_queues else ()
+        )
+        if returned_pairs or reconnected_brokers:
+            self._unchanged_pairs = frozenset(
+                [
+                    pair
+                    for pair in self._unchanged_pairs
+                    if pair not in returned_pairs and pair[1] not in reconnected_brokers
+                ]
+            )
         evidence = evidence_by_queue(offsets, bounds)
         if all(map(_HEALTHY.__contains__, evidence.values())):
-            self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
+            self._unchanged_pairs, self._last_check = topic_broker_pairs(bounds), (self._now_ms(), bounds)
             return RecreationResult([], {}, is_decided=True)
-        unanswered: dict[TopicBroker, RocketMQError] = {}
+        errors: dict[TopicBroker, RocketMQError] = {}
         is_recent = 0 <= self._now_ms() - checked_at_ms < _UNCHANGED_MS
         to_probe = queues_to_probe(
-            evidence, self._unchanged, partial(_any_unchanged, bounds, bounds_before if is_recent else {})
+            evidence, self._unchanged_pairs, partial(_any_unchanged, bounds, bounds_before if is_recent else {})
         )
-        with_newer_message = self._with_newer_messages(offsets, to_probe, deadline, unanswered)
-        recreated_brokers = topic_brokers(with_newer_message) & self._unchanged
-        if recreated_brokers:  # then all of their queues are checked
-            undecided = _with_evidence(evidence, RecreationEvidence.UNDECIDED)
-            others = {queue for queue in undecided if topic_broker(queue) in recreated_brokers} - {*to_probe}
-            with_newer_message += self._with_newer_messages(offsets, others, deadline, unanswered)
+        queues_with_newer_message = self._queues_with_newer_message(offsets, to_probe, deadline, errors)
+        recreated_pairs = topic_broker_pairs(queues_with_newer_message) & self._unchanged_pairs
+        if recreated_pairs:  # then all of their queues are checked
+            undecided = _queues_with_evidence(evidence, RecreationEvidence.UNDECIDED)
+            other_queues = {queue for queue in undecided if topic_broker(queue) in recreated_pairs} - {*to_probe}
+            queues_with_newer_message += self._queues_with_newer_message(offsets, other_queues, deadline, errors)
         kinds = evidence.values()
         is_decided = RecreationEvidence.UNDECIDED not in kinds
-        if not (with_newer_message or RecreationEvidence.RECREATED in kinds or RecreationEvidence.ENDS_BEFORE in kinds):
-            self._unchanged, self._last_check = topic_brokers(bounds) - unanswered.keys(), (self._now_ms(), bounds)
-            return RecreationResult([], unanswered, is_decided)
+        if not (
+            queues_with_newer_message
+            or RecreationEvidence.RECREATED in kinds
+            or RecreationEvidence.ENDS_BEFORE in kinds
+        ):
+            self._unchanged_pairs, self._last_check = (
+                topic_broker_pairs(bounds) - errors.keys(),
+                (self._now_ms(), bounds),
+            )
+            return RecreationResult([], errors, is_decided)
         # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
         recreated = [
-            queue for queue in recreated_queues(evidence, with_newer_message) if topic_broker(queue) not in unanswered
+            queue
+            for queue in recreated_queues(evidence, queues_with_newer_message)
+            if topic_broker(queue) not in errors
         ]
         # Recreated queues are checked again, because a batch that waits for more messages is planned again from the same start.
         # A queue that ended before its position may have grown past it until then.
-        ending_before = topic_brokers(_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE))
-        self._unchanged = topic_brokers(bounds) - unanswered.keys() - topic_brokers(recreated) - ending_before
+        pairs_ending_before = topic_broker_pairs(_queues_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE))
+        self._unchanged_pairs = (
+            topic_broker_pairs(bounds) - errors.keys() - topic_broker_pairs(recreated) - pairs_ending_before
+        )
         self._last_check = self._now_ms(), bounds
-        return RecreationResult(recreated, unanswered, is_decided)
+        return RecreationResult(recreated, errors, is_decided)
 
     def _reconnected_brokers(self, connections: Mapping[str, object]) -> set[str]:
         """Return the brokers with another connection than at the last check: they may have crashed and restarted."""
-        before, self._connections = self._connections, connections
-        if before == connections:
+        connections_before, self._connections = self._connections, connections
+        if connections_before == connections:
             return set()
-        return {name for name, connection in connections.items() if before.get(name) != connection}
+        return {name for name, connection in connections.items() if connections_before.get(name) != connection}
 
     def _connections_of(self, bounds: Bounds) -> dict[str, object]:
-        reader = self._reader()
-        return {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
+        offset_reader = self._get_offset_reader()
+        return {name: offset_reader.connection(name) for name in {queue.broker_name for queue in bounds}}
 
     def newest_store_ms(self, offsets: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the newest store times that the bounds do not show, for the queues of ``queues_needing_store_time`` and
-        ``fully_expired``. Queues whose broker does not answer are omitted.
+        ``expired_queues``. Queues whose broker does not answer are omitted.
         """
-        last_read = {queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)}
-        deadline = with_client_overhead(deadline, len(last_read))
-        stored = self._reader().store_times_ms(self._group, last_read, deadline) if last_read else {}
-        newest_ms = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in stored.items()}
-        return newest_ms | dict.fromkeys(fully_expired(offsets, bounds), self._now_ms())
+        last_read_offsets = {
+            queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)
+        }
+        deadline = with_client_overhead(deadline, len(last_read_offsets))
+        store_times_ms = (
+            self._get_offset_reader().store_times_ms(self._group, last_read_offsets, deadline)
+            if last_read_offsets
+            else {}
+        )
+        newest_ms = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in store_times_ms.items()}
+        return newest_ms | dict.fromkeys(expired_queues(offsets, bounds), self._now_ms())
 
-    def _with_newer_messages(
+    def _queues_with_newer_message(
         self,
         offsets: Offsets,
         queues: Iterable[MessageQueue],
         deadline: Deadline,
-        unanswered: dict[TopicBroker, RocketMQError],
+        errors: dict[TopicBroker, RocketMQError],
     ) -> list[MessageQueue]:
         """Return those of ``queues`` whose message before the position is newer than the known store time."""
         newest_read_ms = {queue: offsets.newest_store_ms[queue] for queue in queues}
@@ -321,33 +356,37 @@ class RecreationWatch:
         deadline = with_client_overhead(deadline, len(newest_read_ms))
 
         def note_error(error: RocketMQError, queue: MessageQueue) -> None:
-            unanswered.setdefault(topic_broker(queue), error)
+            errors.setdefault(topic_broker(queue), error)
 
-        reader = self._reader()
-        first_newer = reader.search_offsets(
-            {queue: mark + 1 for queue, mark in newest_read_ms.items()}, deadline, note_error
+        offset_reader = self._get_offset_reader()
+        first_newer_offsets = offset_reader.search_offsets(
+            {queue: read_ms + 1 for queue, read_ms in newest_read_ms.items()}, deadline, note_error
         )
-        suspected = sorted(queue for queue, offset in first_newer.items() if offset < offsets.positions[queue])
-        last_read = {
-            queue: offsets.positions[queue] - 1 for queue in suspected if topic_broker(queue) not in unanswered
+        suspected_queues = sorted(
+            queue for queue, offset in first_newer_offsets.items() if offset < offsets.positions[queue]
+        )
+        last_read_offsets = {
+            queue: offsets.positions[queue] - 1 for queue in suspected_queues if topic_broker(queue) not in errors
         }
         # Old brokers answer with the nearest message, so all of several hundred queues may be suspected: one call asks for all.
-        stored = reader.store_times_ms(self._group, last_read, deadline) if last_read else {}
-        recreated = []
-        for queue, offset in last_read.items():
-            if topic_broker(queue) in unanswered:
+        store_times_ms = (
+            offset_reader.store_times_ms(self._group, last_read_offsets, deadline) if last_read_offsets else {}
+        )
+        queues_with_newer_message = []
+        for queue, offset in last_read_offsets.items():
+            if topic_broker(queue) in errors:
                 continue
             # The clocks of masters differ, and old brokers answer with the nearest message, so the message before the position
             # decides. If compaction has removed it, the first newer message decides.
             try:
-                stored_ms = stored.get(queue)
+                stored_ms = store_times_ms.get(queue)
                 if stored_ms is None:
-                    stored_ms = reader.store_time_ms(self._group, queue, offset, deadline)
+                    stored_ms = offset_reader.store_time_ms(self._group, queue, offset, deadline)
                 if stored_ms is None:
-                    stored_ms = reader.store_time_ms(self._group, queue, first_newer[queue], deadline)
+                    stored_ms = offset_reader.store_time_ms(self._group, queue, first_newer_offsets[queue], deadline)
             except RocketMQError as e:
                 note_error(e, queue)
                 continue
             if stored_ms is not None and stored_ms > newest_read_ms[queue]:
-                recreated.append(queue)
-        return recreated
+                queues_with_newer_message.append(queue)
+        return queues_with_newer_message
