@@ -45,12 +45,16 @@ class BatchStarts:
         self._is_unconfirmed = False
 
     def next_start(self) -> BatchStart:
-        """Return the start of the batch whose end Spark asks for. Raises ``OptionError`` if Spark has not passed this start yet."""
+        """Return the start of the batch whose end Spark asks for. Raises ``OptionError`` if Spark has not passed this start
+        yet.
+        """
         self._check_call_order()
         return self._start
 
     def note_end(self, end: dict[str, Any]) -> None:
-        """Note that ``latestOffset`` returned ``end``. If there are no new messages, ``end`` is the offset in ``next_start()``."""
+        """Note that ``latestOffset`` returned ``end``. If there are no new messages, ``end`` is the offset in
+        ``next_start()``.
+        """
         if end != self._start.offset:
             self._is_unconfirmed = self._start.offset is None
             self._start = BatchStart(end, is_finished=False)
