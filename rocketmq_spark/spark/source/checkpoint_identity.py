@@ -130,7 +130,8 @@ def check_clusters(options: Options, start: Offsets, clusters: Sequence[str]) ->
     """
     if not (recorded_clusters := other_clusters(start.source_identity, clusters)):
         return
-    text = f"the checkpoint is of cluster {', '.join(map(str, recorded_clusters))}, and this query of cluster {', '.join(clusters)}"
+    recorded_text, current_text = ", ".join(map(str, recorded_clusters)), ", ".join(clusters)
+    text = f"the checkpoint is of cluster {recorded_text}, and this query of cluster {current_text}"
     if options.fail_on_data_loss != "fail":
         logger.warning("%s: the positions are those of the checkpoint's cluster", text)
         return
