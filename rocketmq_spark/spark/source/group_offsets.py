@@ -27,7 +27,9 @@ _MIN_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 1.0, 60.0
 
 
 class GroupOffsets:
-    """Commits those offsets of a group that have changed. Does nothing unless option ``group`` is given. Confined to one thread."""
+    """Commits those offsets of a group that have changed. Does nothing unless option ``group`` is given. Confined to one
+    thread.
+    """
 
     def __init__(self, options: Options, now: Callable[[], float] | None = None) -> None:
         self._options = options
