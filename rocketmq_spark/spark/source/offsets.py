@@ -43,7 +43,9 @@ Bounds = Mapping[MessageQueue, QueueBounds]
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """The positions of the queues, and what else a restart needs. The docstring of this module describes the keys of a log entry."""
+    """The positions of the queues, and what else a restart needs. The docstring of this module describes the keys of a log
+    entry.
+    """
 
     positions: Positions
     new_queue_starts: Positions = field(default_factory=dict)
