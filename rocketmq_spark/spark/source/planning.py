@@ -3,7 +3,8 @@
 ``start`` has the positions that Spark passes, and ``view`` the current state of the queues. ``target_ends`` has the ends of an
 AvailableNow run, which reads only messages that existed at its start; it is None for other runs.
 
-Tasks cannot report back to a Python source, so the size of messages is estimated from samples of unread messages.
+Tasks of a Python source cannot report to the driver, so the driver estimates the size of messages from samples of unread
+messages.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 class QueuesView:
     """The state of the queues at one moment: bounds, deleted topics, and brokers that have no master now.
 
-    ``topics_missing_on_broker`` are topics with brokers that no longer have them, although others do. ``timed_out_brokers`` have
-    not answered in time, so their bounds are older. ``connections`` are those that existed before brokers were asked. ``topics``
-    are those to which the source subscribed then. Views of different polls may be equal; ``poll_number`` distinguishes them.
+    ``topics_missing_on_broker`` are pairs of a topic and a broker that no longer has the topic, although other brokers have it.
+    ``timed_out_brokers`` have not answered in time, so their bounds are older. ``connections`` are the connections that existed
+    before brokers were asked. ``topics`` are the topics to which the source subscribed at that moment. Views of different polls
+    may be equal, but their ``poll_number`` differs.
 
-    A slave may lack messages of its master: its bounds show what can be read there, not what is lost.
+    A slave may lack messages of its master, so the bounds of a slave show which messages can be read, but not which messages are
+    lost.
     """
 
     bounds: Bounds = field(default_factory=dict)
@@ -48,7 +51,7 @@ class QueuesView:
         return {queue: bounds.max_offset for queue, bounds in self.bounds.items()}
 
     def master_bounds(self) -> Bounds:
-        """The bounds that masters report. If only slaves are up, it is unknown whether a topic was created again."""
+        """Return the bounds that masters report. The bounds of slaves do not show whether a topic was created again."""
         if not self.brokers_without_master:
             return self.bounds
         return {
@@ -59,12 +62,12 @@ class QueuesView:
 
 
 def has_store_times(view: QueuesView) -> bool:
-    """Whether brokers report when the newest message of each queue was stored, as they do for queues that are not empty."""
+    """Whether brokers report for each queue when its newest message was stored. They report no time for empty queues."""
     return min(map(itemgetter(2), view.bounds.values()), default=0) > 0
 
 
 def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:
-    """Return ``start`` without topics that the options no longer choose; unchanged if no topic is known now."""
+    """Return ``start`` without topics that the options no longer choose. Returns ``start`` unchanged if no topic is known now."""
     if not topics or {queue.topic for queue in start.positions}.issubset(topics):
         return start
     kept_positions = {queue: position for queue, position in start.positions.items() if queue.topic in topics}
@@ -77,8 +80,8 @@ def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:
 
 
 def without_stale_replicas(start: Offsets, view: QueuesView) -> QueuesView:
-    """Return the view without queues of slaves that lack the message at the position, and without new queues of slaves. These
-    queues wait for their master.
+    """Return the view without queues whose master is down if the slave lacks the message at the position, or if the queue is new.
+    The query reads such queues when the master is up again.
     """
     if not view.brokers_without_master:
         return view
@@ -91,10 +94,10 @@ def without_stale_replicas(start: Offsets, view: QueuesView) -> QueuesView:
 
 
 def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, start: Offsets) -> bool:
-    """Whether a slave has the next messages of a queue, or the queue was read to its end.
+    """Whether a slave has the next message of a queue, or the queue was read to the end that the slave has.
 
-    If the newest message of the slave is older than the messages that were read, the topic was deleted and created again, and the
-    slave still has the old topic.
+    If the newest message of the slave is older than the messages that the query has read, the topic was deleted and created
+    again, and the slave has the wrong topic.
     """
     position = start.positions.get(queue, -1)
     if not bounds.min_offset <= position <= bounds.max_offset:
@@ -103,7 +106,9 @@ def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, start: Offsets)
 
 
 def without_timed_out(view: QueuesView) -> QueuesView:
-    """Return the view without queues of brokers that timed out: to plan them would delay the batch of the other queues."""
+    """Return the view without queues of brokers that timed out, because these queues would delay the batch of the other
+    queues.
+    """
     if not view.timed_out_brokers:
         return view
     return replace(
@@ -141,10 +146,10 @@ def apply_queue_changes(
 ) -> tuple[Offsets, list[Loss]]:
     """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` if no position changed.
 
-    Queues of deleted topics lose their position; queues that were created again are read from their first message. The offsets
-    alone do not show that the queues in ``recreated_queues`` were created again. The queues in ``removed_ends`` are no longer read by their
-    broker, which still reports their ends. If such an end is before the position, the topic was created again with fewer queues,
-    and the queue loses its position.
+    Queues of deleted topics lose their position. Queues that were created again are read from their first message.
+    ``recreated_queues`` are queues that were created again although their offsets alone do not show this. ``removed_ends`` has
+    the queues that their broker no longer reads, with the ends that the broker still reports. If such an end is before the
+    position of the query, the topic was created again with fewer queues, and the queue loses its position.
     """
     past_end_ranges = ranges_past_end(start.positions, view.bounds)
     has_deleted_topics = view.deleted_topics or view.topics_missing_on_broker
@@ -158,7 +163,7 @@ def apply_queue_changes(
     new_starts = {
         part.queue: view.bounds[part.queue].min_offset for part in past_end_ranges if part.queue not in vanished_queues
     }
-    # The loss includes the messages after the position that an AvailableNow run had to read.
+    # The loss of an AvailableNow run includes the messages after the position that the run had to read.
     loss_ends = {part.queue: max(part.end, (target_ends or {}).get(part.queue, 0)) for part in past_end_ranges}
     losses = [(OffsetRange(part.queue, part.start, loss_ends[part.queue]), Cause.WENT_BACK) for part in past_end_ranges]
     losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(start, view, target_ends, removed_ends)]
@@ -176,7 +181,7 @@ def apply_queue_changes(
     moved_positions = {**new_starts, **unread_ends}
     dropped_queues = vanished_queues.union(deleted_queues)
     positions = {q: position for q, position in start.positions.items() if q not in dropped_queues} | moved_positions
-    # After a position was moved, messages before it may be newer than any message that was read.
+    # If a position was moved, messages before the new position may be newer than any message that was read.
     newest_store_ms = {
         queue: mark
         for queue, mark in start.newest_store_ms.items()
@@ -186,14 +191,14 @@ def apply_queue_changes(
 
 
 def _loss_of_unknown_size(start: Offsets, queue: MessageQueue) -> OffsetRange:
-    """The loss at a position that is no longer valid. An empty range stands for an unknown number of offsets."""
+    """Return the loss at a position that is no longer valid. An empty range stands for an unknown number of offsets."""
     return OffsetRange(queue, start.positions[queue], start.positions[queue])
 
 
 def lost_target_ranges(
     start: Offsets, view: QueuesView, target_ends: Positions | None, removed_ends: Mapping[MessageQueue, int]
 ) -> list[OffsetRange]:
-    """Return the messages that existed when an AvailableNow run began, and that the queue does not have any more."""
+    """Return the ranges of messages that existed when an AvailableNow run began, and that their queues do not have any more."""
     target_ends = target_ends or {}
     return [
         OffsetRange(queue, end, target_ends[queue])
@@ -203,14 +208,16 @@ def lost_target_ranges(
 
 
 def capped_target(view: QueuesView, target_ends: Positions, removed_ends: Mapping[MessageQueue, int]) -> Positions:
-    """Return the ends of an AvailableNow run, lowered to the current ends, so that a loss is reported once."""
+    """Return the ends of an AvailableNow run, lowered to the current ends. A loss behind a lowered end is not reported again."""
     bounds = view.master_bounds()
     current_ends = {**removed_ends, **{queue: bounds[queue].max_offset for queue in target_ends if queue in bounds}}
     return {queue: min(end, current_ends.get(queue, end)) for queue, end in target_ends.items()}
 
 
 def readable_ends(view: QueuesView, target_ends: Positions | None) -> dict[MessageQueue, int]:
-    """Return the ends up to which the batch may read. An AvailableNow end is lowered if the queue ends before it now."""
+    """Return the ends up to which the batch may read. The end of an AvailableNow run is lowered if the queue now ends before
+    it.
+    """
     if target_ends is None:
         return view.ends()
     return {q: min(end, view.bounds[q].max_offset) for q, end in target_ends.items() if q in view.bounds}
@@ -234,7 +241,7 @@ def batch_end(
 
 
 def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
-    """Return the ranges without messages that retention deleted and without deleted topics, and these losses."""
+    """Return the ranges that can be read, and the losses: messages that retention deleted, and messages of deleted topics."""
     deleted_ranges = (
         [r for r in ranges if view.is_topic_deleted(r.queue)]
         if view.deleted_topics or view.topics_missing_on_broker
@@ -249,17 +256,20 @@ def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[li
 
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
-    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times of its plan."""
+    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times that this run
+    recorded.
+    """
     return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, newest_store_ms=end.newest_store_ms)
 
 
 def drop_recreated(
     ranges: Sequence[OffsetRange], view: QueuesView, recreated_queues: Collection[MessageQueue]
 ) -> tuple[list[OffsetRange], list[Loss]]:
-    """Return the ranges without queues that were created again while the query was down, and these losses: at the same offsets,
-    such a queue has other messages.
+    """Return the ranges without queues that were created again while the query was down, and the ranges of these queues as
+    losses. At the same offsets, a queue that was created again has other messages.
 
-    If a queue ends before its range, the next batch reads it from its first message, so this batch omits it, too.
+    If a queue ends before the end of its range, the next batch reads the queue from its first message, so this batch omits the
+    queue.
     """
     bounds = view.master_bounds()
     lost_queues = {
@@ -275,9 +285,9 @@ def drop_recreated(
 logger = logging.getLogger(__name__)
 
 
-# The weight of a new sample in the estimated size of messages; earlier samples have the rest.
+# The weight of a new sample in the estimated size of messages. Earlier samples have the remaining weight.
 _SAMPLE_WEIGHT = 0.2
-# The broker's default limit of a message (maxMessageSize). It is the estimated size while there is no sample.
+# The broker's default limit of the size of a message (maxMessageSize). This is the estimated size while there is no sample.
 ASSUMED_MESSAGE_BYTES = 4 << 20
 SAMPLED_QUEUES = 4
 
@@ -306,7 +316,9 @@ def backlog_by_queue(positions: Positions, ends: Positions) -> dict[MessageQueue
 
 
 def from_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
-    """Return ``start`` with positions raised to the minimum offsets: deleted messages must not use up the limit of a batch."""
+    """Return ``start`` with positions raised to the minimum offsets, because deleted messages must not count in the limit of a
+    batch.
+    """
     raised_positions = {
         q: bounds[q].min_offset for q, p in start.positions.items() if q in bounds and p < bounds[q].min_offset
     }
@@ -318,7 +330,9 @@ def from_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
 
 
 def offsets_to_read(backlogs: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
-    """Return how many offsets of its backlog each queue may read: at least one, also if the backlog is small."""
+    """Return the number of offsets that the batch may read from each queue: at least one, also if the backlog of the queue is
+    small.
+    """
     unread_count = sum(backlogs.values())
     if max_offsets is None or unread_count <= max_offsets:
         return dict(backlogs)
@@ -333,10 +347,10 @@ def with_initial_starts(initial_offsets: Offsets, end: Offsets) -> Offsets:
 def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """Return the ranges of a batch from ``start`` to ``end``, sorted by queue, without empty ranges.
 
-    If ``end`` records the start of a queue, it overrides the position in ``start`` (see ``offsets``). Queues that ``end`` does
-    not name are not read.
+    If ``end`` records the start of a queue, this start counts instead of the position in ``start`` (see ``offsets``). Queues that
+    ``end`` does not name are not read.
     """
-    # PySpark 4.0 and 4.1 plan this empty batch at each restart. The recorded starts belong to the batch before it.
+    # PySpark 4.0 and 4.1 plan an empty batch at each restart. The starts that its end records belong to the previous batch.
     if start == end:
         return []
     batch_ranges = []
@@ -350,8 +364,9 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """Return ranges from offset 0 for queues that were new, or were created again, in a batch between ``start`` and ``end``.
 
-    With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last
-    logged one as a single batch, whose ``end`` has only the starts of queues that were new in the last of them.
+    With asynchronous progress tracking, Spark does not log each batch. After a restart, Spark repeats all batches since the last
+    logged batch as a single batch. The ``end`` of the single batch has only the starts of queues that were new in the last
+    repeated batch.
     """
     return [
         OffsetRange(queue, 0, position)
@@ -367,7 +382,7 @@ def combined_start(start: Offsets, end: Offsets) -> Offsets:
 
 
 def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
-    """Return the range between the end of a queue and its position, for each queue that ends before its position."""
+    """For each queue that ends before its position, return the range from the end to the position."""
     return sorted(
         [
             OffsetRange(queue, queue_bounds.max_offset, position)
@@ -387,7 +402,7 @@ def truncated_ranges(ranges: Iterable[OffsetRange], bounds: Bounds) -> list[Offs
 
 
 def without_lost(ranges: Iterable[OffsetRange], lost_ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Return the ranges without the offsets up to the end of ``lost_ranges`` in each queue, and without empty ranges."""
+    """Return the ranges without the offsets before the last end of ``lost_ranges`` in each queue, and without empty ranges."""
     lost_until: dict[MessageQueue, int] = {}
     for part in lost_ranges:
         lost_until[part.queue] = max(part.end, lost_until.get(part.queue, 0))
@@ -400,11 +415,12 @@ def without_lost(ranges: Iterable[OffsetRange], lost_ranges: Iterable[OffsetRang
 def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
     """Return the newest store time of each queue that has been read; see ``offsets``.
 
-    If the bounds have a store time, the later of it and the time in ``offsets_before`` counts while the queue has unread messages. At the
-    end of the queue, the store time of the bounds counts, also if the clock of the broker was set back.
+    If the bounds have a store time and the queue has unread messages, the later of this time and the time in ``offsets_before``
+    counts. If the bounds have a store time and the queue was read to its end, the time of the bounds counts, also if the clock of
+    the broker was set back.
 
-    If the bounds have no store time, the time in ``offsets_before`` counts unless a message that still exists was read since: it may be
-    newer, and would look like a message of a topic that was created again.
+    If the bounds have no store time, the time in ``offsets_before`` counts unless the query has since read a message that still
+    exists. Such a message may be newer than this time, and would look like a message of a topic that was created again.
     """
     newest_by_queue = {}
     for queue, position in positions.items():
@@ -420,7 +436,7 @@ def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bound
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """The read limit of a batch; None: no limit."""
+    """The read limits of a batch. A field that is None is no limit."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -428,7 +444,8 @@ class TriggerLimits:
 
 
 class ReadLimitPolicy:
-    """Decides how many offsets a batch may read. Remembers when the last batch was planned, and the mean size of messages.
+    """Decides how many offsets a batch may read. Remembers when the last batch was planned, and the mean size of the sampled
+    messages.
 
     As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
     shorter than ``maxTriggerDelay`` would read nothing.
@@ -446,7 +463,8 @@ class ReadLimitPolicy:
         fetch_sample: Callable[[MessageQueue], tuple[int, int]],
         now_s: float,
     ) -> int | None:
-        """Return the maximum number of offsets in this batch: None without a limit, 0 to wait for more messages.
+        """Return the maximum number of offsets in this batch. None means no limit, and 0 means that the batch waits for more
+        messages.
 
         ``fetch_sample`` returns the size in bytes of some unread messages of a queue, and the number of offsets that they span.
         """
@@ -464,13 +482,15 @@ class ReadLimitPolicy:
         self._planned_at_s = now_s
 
     def note_nothing_to_read(self, now_s: float) -> None:
-        """Note that no queue has unread messages. In the first plan of a run, this counts as the first batch."""
+        """Note that no queue has unread messages. In the first plan of a run, this counts as the first batch of the run."""
         if self._planned_at_s == -math.inf:
             self._planned_at_s = now_s
 
     @property
     def has_no_sample(self) -> bool:
-        """Whether no broker has returned a sample yet; then ``ASSUMED_MESSAGE_BYTES`` is the size of a message."""
+        """Whether no broker has returned a sample yet. While this is so, ``ASSUMED_MESSAGE_BYTES`` is the estimated size of a
+        message.
+        """
         return not self._mean_message_bytes
 
     def _update_mean_message_bytes(
