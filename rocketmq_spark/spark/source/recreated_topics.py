@@ -1,14 +1,14 @@
 """Finds topics that were deleted and created again under the same name.
 
-The queues of a recreated topic start at offset 0. A queue that ends before the position of the query was recreated. When a
-recreated queue has grown past the position, only store times show it: every message of the new topic is newer than all messages
-of the old topic. So the offsets record the newest store time of each queue, and the message before the position must not be
-newer.
+The queues of a recreated topic start at offset 0. A queue that ends before the position of the query was recreated. If a
+recreated queue has grown past the position, only store times show that it was recreated, because every message of the new topic
+is newer than all messages of the old topic. So the offsets record the newest store time of each queue. If the message before the
+position is newer than this time, the queue was recreated.
 
-For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues: about one
-queue of each topic and broker, because a broker deletes the queues of a topic together. It asks about all of them when a run
-begins, when a broker may have lost part of its store in a crash (the client connected to it again), when a queue returns after
-its topic had fewer queues, and when one queue of the topic was recreated.
+For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues. One queue
+of each topic and broker is enough, because a broker deletes the queues of a topic together. ``RecreationWatch`` asks about all of
+these queues when a run begins, when the client connected to a broker again (the broker may have lost part of its store in a
+crash), when a queue returns after its topic had fewer queues, and when one queue of the topic was recreated.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 
 # The name of a topic, and of a broker that has queues of the topic.
 TopicBroker = tuple[str, str]
-# If the minimum offset has not changed for less than this time, the topic is the same. Retention takes hours. A broker with a
-# full disk deletes messages sooner, but a new topic would have to reach exactly the minimum offset of the old one.
+# If a queue has the same minimum offset as at the last check, and this check is more recent than this time, the topic is the
+# same, because retention takes hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach
+# exactly the minimum offset of the old topic.
 _UNCHANGED_MS = 60_000
-# The time that the client needs for a request about one queue on a slow machine: 100,000 of them take longer than the timeout.
+# The time that the client itself needs for a request about one queue on a slow machine. 100,000 requests take longer than the
+# timeout.
 CLIENT_OVERHEAD_S = 0.0001
 
 
@@ -45,13 +47,13 @@ class RecreationEvidence(enum.Enum):
     UNDECIDED = "only the message before the position can show it"
 
 
-# The evidence of a queue that was not recreated, or of which nothing can be known.
+# The evidence of a queue that was not recreated, or about which nothing can be known.
 _HEALTHY = (RecreationEvidence.SAME, RecreationEvidence.EXPIRED, RecreationEvidence.NO_STORE_TIME)
 
 
 def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> RecreationEvidence:
-    """Return what the bounds of a queue show that was read up to ``position``. ``newest_read_ms`` is its known store time; 0:
-    unknown.
+    """Return what the bounds show of a queue that was read up to ``position``. ``newest_read_ms`` is the known store time of the
+    queue, or 0.
     """
     if position > bounds.max_offset:
         return RecreationEvidence.ENDS_BEFORE
@@ -77,7 +79,8 @@ def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, Re
             continue
         known_ms = newest_read_ms.get(queue, 0)
         first, end, newest_ms = queue_bounds
-        # Most queues of a healthy topic, without a call for each of them: queues without new messages, and queues with some.
+        # The first two cases are most queues of a healthy topic: without new messages, and with new messages. They need no call
+        # for each queue.
         if first < position <= end and 0 < newest_ms <= known_ms:
             evidence[queue] = same
         elif first < position < end and 0 < known_ms < newest_ms:
@@ -94,9 +97,9 @@ def queues_to_probe(
 ) -> list[MessageQueue]:
     """Return the undecided queues about which brokers must be asked.
 
-    ``checked_pairs`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
-    another queue is the same as before, or if ``any_unchanged`` is true for the undecided ones. If a queue of them was recreated,
-    all of their undecided queues are returned.
+    ``checked_pairs`` has the pairs of a topic and a broker that the last plan checked. For such a pair, one undecided queue is
+    returned. None is returned if another queue of the pair is the same as before, or if ``any_unchanged`` is true for its
+    undecided queues. All undecided queues are returned for a pair that was not checked, or that has a recreated queue.
     """
     undecided: dict[TopicBroker, list[MessageQueue]] = {}
     unchanged_pairs, recreated_pairs = set[TopicBroker](), set[TopicBroker]()
@@ -119,8 +122,8 @@ def queues_to_probe(
 def recreated_queues(
     evidence: Mapping[MessageQueue, RecreationEvidence], queues_with_newer_message: Iterable[MessageQueue]
 ) -> list[MessageQueue]:
-    """Return the queues that were recreated: those that the evidence or the brokers (``queues_with_newer_message``) show, and the queues
-    without a known store time of the same topic and broker.
+    """Return the queues that were recreated: ``queues_with_newer_message``, for which brokers showed this, the queues for which
+    the evidence shows this, and those queues of the same topics and brokers that have no known store time.
     """
     surely_recreated = {*queues_with_newer_message, *_queues_with_evidence(evidence, RecreationEvidence.RECREATED)}
     recreated_pairs = topic_broker_pairs(
@@ -144,11 +147,11 @@ def _queues_with_evidence(
 
 
 def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
-    """Return the queues whose last read message must be fetched to learn its store time, because the bounds do not show it.
+    """Return the queues whose last read message must be fetched, because the bounds do not show when this message was stored.
 
-    If a queue has unread messages, its newest message may be older than those that were read, because the clock of the broker may
-    have been set back. For a compaction topic whose log has expired, brokers report no time. If the server reports no store times
-    at all, one queue of each topic and broker without a known store time is enough.
+    If a queue has unread messages, its newest message may have an older time than the messages that were read, because the clock
+    of the broker may have been set back. For a compaction topic whose log has expired, brokers report no time. If the server
+    reports no store times at all, one queue is enough for each topic and broker that has no known store time.
     """
     candidates = {
         queue: queue_bounds
@@ -171,7 +174,7 @@ def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQ
 
 def expired_queues(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Return the queues without a known store time whose messages are all deleted. If such a queue later has a message before its
-    position, it was recreated.
+    position, the queue was recreated.
     """
     return [
         queue
@@ -188,7 +191,7 @@ def with_client_overhead(deadline: Deadline, request_count: int) -> Deadline:
     return Deadline(deadline.at + request_count * CLIENT_OVERHEAD_S)
 
 
-# The topic and the broker of a queue. Written in C: a plan calls it for each queue.
+# Returns the topic and the broker of a queue. This function is written in C, because a plan calls it for each queue.
 topic_broker: Callable[[MessageQueue], TopicBroker] = itemgetter(0, 1)
 
 
@@ -197,9 +200,10 @@ def topic_broker_pairs(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]
 
 
 class RecreationResult(NamedTuple):
-    """The queues that were recreated, and the topics and brokers for which this is unknown, because the broker did not answer.
+    """The queues that were recreated, and the errors of the topics and brokers for which this is unknown, because the broker did
+    not answer.
 
-    ``is_decided``: the evidence decided about all queues, so another check of the same bounds finds the same.
+    ``is_decided`` is whether the evidence decided about all queues. Then another check of the same bounds has the same result.
     """
 
     recreated_queues: list[MessageQueue]
@@ -210,8 +214,9 @@ class RecreationResult(NamedTuple):
 def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[MessageQueue]) -> bool:
     """Whether any of ``queues`` has the minimum offset that it had before, and this offset is not 0.
 
-    Such a queue was not recreated since then: a recreated queue begins at 0, and its first messages expire much later. False over
-    a Proxy, which hides that a broker restarted: a broker that lost the end of its store still has the same minimum offset.
+    Such a queue was not recreated since the earlier bounds, because a recreated queue begins at 0, and its first messages expire
+    much later. The result is False if a Proxy reported the bounds. A Proxy hides that a broker restarted, and a broker that lost
+    the end of its store still has the same minimum offset.
     """
     for queue in queues:
         queue_bounds, bounds_then = bounds[queue], bounds_before.get(queue)
@@ -233,18 +238,18 @@ class RecreationWatch:
         self._now_ms = now_ms
         # The topics and brokers that the last check found unchanged.
         self._unchanged_pairs: frozenset[TopicBroker] = frozenset()
-        # The time of the last check, and the bounds that it got.
+        # The time of the last check, and the bounds that were checked.
         self._last_check: tuple[int, Bounds] = (0, {})
         # The connection of each broker at the last check.
         self._connections: Mapping[str, object] = {}
 
     def start(self, bounds: Bounds) -> None:
-        """Start a run whose known store times come from ``bounds``, so that the first check need not ask brokers."""
+        """Start a run whose known store times come from ``bounds``. The first check need not ask brokers about these queues."""
         self._connections = self._connections_of(bounds)
         self._unchanged_pairs, self._last_check = topic_broker_pairs(bounds), (self._now_ms(), bounds)
 
     def note_unchanged(self) -> None:
-        """Note that the bounds of the last check are those of now, and that the evidence decided about all of its queues."""
+        """Note that the bounds are still the bounds of the last check, whose evidence decided about all queues."""
         self._last_check = self._now_ms(), self._last_check[1]
 
     def check(
@@ -253,13 +258,14 @@ class RecreationWatch:
         """Return the queues of ``offsets`` that were recreated, or whose broker lost the end of its store and stored new
         messages.
 
-        ``connections`` are the connections of the brokers before ``bounds`` were fetched, by default the present ones. If a
-        broker connects again later, the next check has its new connection, and newer bounds.
+        ``connections`` are the connections of the brokers before ``bounds`` were fetched, by default the present connections. If
+        the client connects to a broker again later, the next check gets the new connection and newer bounds.
         """
         reconnected_brokers = self._reconnected_brokers(
             self._connections_of(bounds) if connections is None else connections
         )
-        # Of all queues of a recreated topic, only one that was missing at the last check may have an old position.
+        # If a topic was recreated before the last check, only its queues that were missing at that check may still have an old
+        # position.
         checked_at_ms, bounds_before = self._last_check
         new_queues = () if bounds.keys() <= bounds_before.keys() else bounds.keys() - bounds_before.keys()
         returned_pairs = (
@@ -284,7 +290,7 @@ class RecreationWatch:
         )
         queues_with_newer_message = self._queues_with_newer_message(offsets, to_probe, deadline, errors)
         recreated_pairs = topic_broker_pairs(queues_with_newer_message) & self._unchanged_pairs
-        if recreated_pairs:  # then all of their queues are checked
+        if recreated_pairs:  # all queues of these pairs are checked
             undecided = _queues_with_evidence(evidence, RecreationEvidence.UNDECIDED)
             other_queues = {queue for queue in undecided if topic_broker(queue) in recreated_pairs} - {*to_probe}
             queues_with_newer_message += self._queues_with_newer_message(offsets, other_queues, deadline, errors)
@@ -300,14 +306,15 @@ class RecreationWatch:
                 (self._now_ms(), bounds),
             )
             return RecreationResult([], errors, is_decided)
-        # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
+        # If a broker did not answer for a topic, the plan omits all queues of this topic on this broker, also queues that were
+        # surely recreated.
         recreated = [
             queue
             for queue in recreated_queues(evidence, queues_with_newer_message)
             if topic_broker(queue) not in errors
         ]
-        # Recreated queues are checked again, because a batch that waits for more messages is planned again from the same start.
-        # A queue that ended before its position may have grown past it until then.
+        # The next plan checks recreated queues again, because a batch that waits for more messages is planned again from the same
+        # start. Until the next plan, a queue that ended before its position may have grown past this position.
         pairs_ending_before = topic_broker_pairs(_queues_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE))
         self._unchanged_pairs = (
             topic_broker_pairs(bounds) - errors.keys() - topic_broker_pairs(recreated) - pairs_ending_before
@@ -316,7 +323,9 @@ class RecreationWatch:
         return RecreationResult(recreated, errors, is_decided)
 
     def _reconnected_brokers(self, connections: Mapping[str, object]) -> set[str]:
-        """Return the brokers with another connection than at the last check: they may have crashed and restarted."""
+        """Return the brokers that have another connection than at the last check. These brokers may have crashed and
+        restarted.
+        """
         connections_before, self._connections = self._connections, connections
         if connections_before == connections:
             return set()
@@ -349,7 +358,7 @@ class RecreationWatch:
         deadline: Deadline,
         errors: dict[TopicBroker, RocketMQError],
     ) -> list[MessageQueue]:
-        """Return those of ``queues`` whose message before the position is newer than the known store time."""
+        """Return those of ``queues`` in which the message before the position is newer than the known store time of the queue."""
         newest_read_ms = {queue: offsets.newest_store_ms[queue] for queue in queues}
         if not newest_read_ms:
             return []
@@ -368,7 +377,8 @@ class RecreationWatch:
         last_read_offsets = {
             queue: offsets.positions[queue] - 1 for queue in suspected_queues if topic_broker(queue) not in errors
         }
-        # Old brokers answer with the nearest message, so all of several hundred queues may be suspected: one call asks for all.
+        # Old brokers answer with the nearest message, so several hundred queues may be suspected. One call fetches the store
+        # times of all of them.
         store_times_ms = (
             offset_reader.store_times_ms(self._group, last_read_offsets, deadline) if last_read_offsets else {}
         )
@@ -377,7 +387,7 @@ class RecreationWatch:
             if topic_broker(queue) in errors:
                 continue
             # The clocks of masters differ, and old brokers answer with the nearest message, so the message before the position
-            # decides. If compaction has removed it, the first newer message decides.
+            # decides. If compaction has removed this message, the first newer message decides.
             try:
                 stored_ms = store_times_ms.get(queue)
                 if stored_ms is None:
