@@ -1,4 +1,4 @@
-"""Finds queues that their broker no longer reads, because the topic was reduced to fewer queues.
+"""Finds queues that can no longer be read, because an operator reduced the number of queues of the topic.
 
 The query drops these queues, and reports their unread messages as lost.
 """
@@ -17,12 +17,14 @@ from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.planning import QueuesView
 from rocketmq_spark.spark.source.recreated_topics import TopicBroker, topic_broker
 
-# How long an answer is valid: a queue that is not read may get messages, or be read again.
+# How long an answer of a broker is valid. Later, a removed queue may have more messages, or can be read again.
 _ANSWER_VALID_S = 1.0
 
 
 class _Answer(NamedTuple):
-    """The answer of a broker about ``queues`` of a topic. It is valid for the route and the connection of its request."""
+    """The answer of a broker about ``queues`` of a topic. The answer is valid only for the route and the connection of its
+    request.
+    """
 
     valid_until_s: float = 0.0
     route_and_connection: object = None
@@ -31,7 +33,7 @@ class _Answer(NamedTuple):
 
 
 class RemovedQueues:
-    """Asks brokers where removed queues end, at most once a second. ``note_error`` is called with each failure."""
+    """Asks brokers for the ends of removed queues, at most once a second. ``note_error`` is called with each error."""
 
     def __init__(self, timeout_s: float, note_error: Callable[[RocketMQError], None], clock: Clock) -> None:
         self._clock = clock
@@ -49,8 +51,8 @@ class RemovedQueues:
     ) -> dict[MessageQueue, int]:
         """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports.
 
-        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. A
-        broker that hangs takes at most a sixth of the time.
+        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable.
+        Requests to a broker that hangs take at most a sixth of the time.
         """
         unavailable_brokers = view.timed_out_brokers | view.brokers_without_master
         candidates: dict[TopicBroker, set[MessageQueue]] = {}
