@@ -1,6 +1,8 @@
-"""Resolves the options that say where a source starts and ends: words, committed offsets, JSON offsets, or times.
+"""Resolves the options that say where a source starts and ends. Their values are words, JSON offsets or times; a source can also
+start at committed offsets.
 
-A failed request is an error and never another start. RocketMQ's own clients start at the end after some failures.
+A failed request is an error. It never changes the start, although RocketMQ's own clients start at the end of a queue after some
+failures.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from rocketmq_spark.spark.source.offsets import Bounds, Positions, queues_text
 
 
 def check_start_and_end(options: Options, role: str) -> None:
-    """Check the options without a broker. Raises ``OptionError`` with all problems."""
+    """Check the starting and ending options without a broker. Raises ``OptionError`` with all problems."""
     problems = []
     is_batch = role == "batch source"
     starting_value = options.starting_offsets
@@ -25,8 +27,8 @@ def check_start_and_end(options: Options, role: str) -> None:
         problems.append("option 'startingOffsets' is 'latest'; a batch that starts at the end reads nothing")
     if is_batch and isinstance(starting_value, dict):
         problems += [
-            f"option 'startingOffsets': {name} is {'latest' if isinstance(name, str) else LATEST}; a batch that starts at the end "
-            "reads nothing"
+            f"option 'startingOffsets': {name} is {'latest' if isinstance(name, str) else LATEST}; a batch that starts at the "
+            "end reads nothing"
             for name, number in starting_value.items()
             if number == LATEST
         ]
@@ -44,8 +46,8 @@ def check_start_and_end(options: Options, role: str) -> None:
 
 
 def starting_option(options: Options) -> str:
-    """Return the option that decides where the source starts. As in Spark's Kafka source, a time overrides times by queue, and
-    both override offsets.
+    """Return the name of the option that decides where the source starts. As in Spark's Kafka source, one time for all queues
+    overrides times by queue, and both override offsets.
     """
     if options.starting_timestamp is not None:
         return "startingTimestamp"
@@ -53,14 +55,14 @@ def starting_option(options: Options) -> str:
 
 
 def ending_option(options: Options) -> str:
-    """Return the option that decides where a batch ends."""
+    """Return the name of the option that decides where a batch read ends."""
     if options.ending_timestamp is not None:
         return "endingTimestamp"
     return "endingOffsets" if options.ending_offsets_by_timestamp is None else "endingOffsetsByTimestamp"
 
 
 def _times_in_wrong_order(options: Options) -> list[str]:
-    """Return the problem if a starting time is after the ending time, for all queues or for one."""
+    """Return the problem if a starting time is after the ending time, either for all queues or for one queue."""
     times_of_all = options.starting_timestamp, options.ending_timestamp
     by_queue = options.starting_offsets_by_timestamp or {}, options.ending_offsets_by_timestamp or {}
     for queue in [None] if None not in times_of_all else sorted({*by_queue[0], *by_queue[1]}):
@@ -103,7 +105,8 @@ def ending_offsets(
 def check_start_before_end(options: Options, starts: Positions, ends: Positions, bounds: Bounds) -> None:
     """Raise ``OffsetError`` for queues that would end before they start.
 
-    A group may have committed an offset after the time at which the batch ends: such a queue has nothing left to read.
+    It is no error if a group has committed an offset behind the ending time of the batch. Such a queue has no messages left to
+    read.
     """
     start_option, end_option = starting_option(options), ending_option(options)
     if (start_option, options.starting_offsets) == ("startingOffsets", "committed") and end_option != "endingOffsets":
@@ -121,7 +124,7 @@ def check_start_before_end(options: Options, starts: Positions, ends: Positions,
 def _times_by_queue(
     time_of_all: int | None, by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
 ) -> Mapping[MessageQueue, int] | None:
-    """Return the time of each queue; None if the option is not a time."""
+    """Return the time of each queue; None if the options have no time."""
     if time_of_all is not None:
         return dict.fromkeys(bounds, time_of_all)
     if by_queue is not None:
@@ -132,8 +135,8 @@ def _times_by_queue(
 def _offsets_at_times(
     offset_reader: OffsetReader, group: str, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
-    """Return the first offset stored at or after each time. It is limited to the bounds, because a broker may answer with an
-    offset below its minimum.
+    """Return the offset of the first message that was stored at or after the time of each queue. The offsets are limited to the
+    bounds, because a broker may answer with an offset below its minimum offset.
     """
     found_offsets = offset_reader.search_offsets({queue: times[queue] for queue in bounds}, deadline, group=group)
     return {queue: bounds[queue].clamp(offset) for queue, offset in found_offsets.items()}
@@ -148,7 +151,7 @@ def _start_at_times(
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
     starts = _offsets_at_times(offset_reader, options.group, bounds, times, deadline)
-    # An empty queue has no message that is older than the time, so it starts at its end without an error.
+    # An empty queue has no message that is older than the time, so it is no error that this queue starts at its end.
     older_queues = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
     if older_queues and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
@@ -166,7 +169,8 @@ def _start_at_committed(
     queues_without_offset = sorted(queue for queue, offset in committed_offsets.items() if offset is None)
     if queues_without_offset and options.committed_fallback == "error":
         raise OffsetError(
-            f"option 'startingOffsets' is 'committed', but group {options.group!r} has no offset of {queues_text(queues_without_offset)}",
+            f"option 'startingOffsets' is 'committed', but group {options.group!r} has no offset of "
+            f"{queues_text(queues_without_offset)}",
             remedy="Set option 'committedFallback' to 'earliest' or 'latest'",
         )
     fallback_offsets = (
@@ -180,8 +184,8 @@ def resolve_offsets(
 ) -> dict[MessageQueue, int]:
     """Return the offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
-    JSON must name every queue or its topic, and no others. A number below the minimum offset is kept: the missing messages are
-    reported as data loss.
+    JSON must name every queue or its topic, and no other queues or topics. A number below the minimum offset stays as it is,
+    because the missing messages are reported as data loss.
     """
     if isinstance(option_value, str):
         is_earliest = option_value == "earliest"
