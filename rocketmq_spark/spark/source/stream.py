@@ -1,7 +1,8 @@
-"""The driver of a stream: it plans where the stream starts, where a batch ends, and which messages were lost.
+"""Plans a stream in the driver: where the stream starts, where each batch ends, and which messages were lost.
 
 Spark passes offsets from its offset log, and logs the offsets that this module returns. ``Stream`` remembers nothing that it
-could not request from the brokers again. Spark may call any method first. This module sends the requests; ``planning`` decides.
+could not request from the brokers again, because Spark may call any method first in a new process. This module sends the
+requests, and ``planning`` makes the decisions.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ from rocketmq_spark.spark.source.waiting import (
 
 logger = logging.getLogger(__name__)
 
-# How long ``latestOffset`` waits if the stream is idle or waits for ``minOffsetsPerTrigger``. Without a wait, Spark would call it
-# again at once, and each call parses and compares the offsets of all queues. Other sources of the query wait, too.
+# How long ``latestOffset`` pauses if the stream is idle or has fewer messages than ``minOffsetsPerTrigger``. Without a pause,
+# Spark would call ``latestOffset`` again at once, and each call parses and compares the offsets of all queues. The pause also
+# delays the other sources of the query.
 _MAX_IDLE_WAIT_S = 0.1
-# Pause before the next plan after brokers did not answer.
+# The pause before the next plan if brokers did not answer.
 _RETRY_PAUSE_S = 0.2
 
 
@@ -81,12 +83,12 @@ class Stream:
         self._partition_numbers = PartitionNumbers(options, self._bounds_reader)
         self._unavailable_queues_log = UnavailableQueuesLog()
         self._progress_report = ProgressReport()
-        # Warnings that were logged in this run.
+        # The keys of the warnings that were logged in this run.
         self._warned_keys: set[str] = set()
-        # None until Spark asks for it, which it does only for a query whose first batch is not committed.
+        # None until Spark asks for the start. Spark does so only for a query whose first batch is not committed.
         self._initial_start: StartOffsets | None = None
         self._target = AvailableNowTarget()
-        # None until this run has planned: then an earlier run logged the batch for which Spark asks for partitions.
+        # The last call that planned. None until this run has planned.
         self._last_plan: LastPlan | None = None
         # What ``latestOffset`` returned last.
         self._last_end: Offsets | None = None
@@ -99,8 +101,8 @@ class Stream:
         return RecreationWatch(self._bounds_reader.offset_reader, self._options.group)
 
     def initialOffset(self) -> Offsets:
-        """Return the start of a new query. Spark calls this twice and plans with the second answer, so the start is resolved
-        once.
+        """Return the start of a new query. The start is resolved once, because Spark calls this method twice and plans with the
+        second answer.
         """
         if self._initial_start is None:
             self._bounds_reader.begin_call()
@@ -110,9 +112,9 @@ class Stream:
                     self._bounds_reader, lambda: self._resolve_start(wait_limits), wait_limits
                 )
             except (OffsetError, OptionError, RouteNotFound, TopicNotFound) as e:
-                # Spark also calls this if batch 0 was logged and not committed. Then the logged end has the start of the batch,
-                # and ``failOnDataLoss`` decides about topics and queues that no longer exist. A new query fails in
-                # ``latestOffset``.
+                # Spark also calls this method if batch 0 was logged but not committed. In this case the logged end records the
+                # start of the batch, and ``failOnDataLoss`` decides about topics and queues that no longer exist. So the error is
+                # raised by ``latestOffset``, which Spark calls for a new query.
                 self._initial_start = StartOffsets(Offsets({}), e)
         return self._initial_start.offsets
 
@@ -144,7 +146,8 @@ class Stream:
     def latestOffset(self, start: Offsets, limits: TriggerLimits, is_start_processed: bool = True) -> Offsets:
         """Return the end of the next batch, or ``start`` itself if there is no batch.
 
-        ``is_start_processed``: Spark has processed everything before ``start``, so ``start`` may be committed as the offsets of the group.
+        ``is_start_processed`` is whether Spark has processed everything before ``start``. Then ``start`` is committed as the
+        offsets of the group.
         """
         self._bounds_reader.begin_call()
         if self._initial_start is not None and (error := self._initial_start.error_of(start)) is not None:
@@ -171,7 +174,9 @@ class Stream:
         return end
 
     def _try_to_plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
-        """Return the end of the next batch. If a server does not answer, return ``start`` after a pause: Spark asks again."""
+        """Return the end of the next batch. If a server does not answer, return ``start`` after a pause, because Spark asks
+        again.
+        """
         try:
             return self._plan_end(start, limits)
         except RocketMQError as e:
@@ -184,8 +189,8 @@ class Stream:
         self._pause_after(last_plan)
         view = self._fetch_view(start, last_plan)
         if self._partition_numbers.has_unlogged_queues(start):
-            # An empty batch logs the numbers of the repeated batch now, because the next batch may come days later, in another
-            # run.
+            # An empty batch logs the numbers of the repeated batch now, because the next batch with messages may come days later,
+            # in another run.
             runs = self._partition_numbers.runs_between(start, start.positions)
             return replace(start, new_queue_starts={}, partitions=runs)
         if last_plan is not None and last_plan.is_idle_for(view):
@@ -200,7 +205,7 @@ class Stream:
         return self._apply_read_limits(start, adapted_start, readable_view, limits, recreation_result)
 
     def _pause_after(self, last_plan: LastPlan | None) -> None:
-        """Pause if the last plan from the same start found no batch."""
+        """Pause if the last plan from the same start planned no batch."""
         if last_plan is None:
             return
         if last_plan.is_idle and self._target.ends is None:
@@ -209,7 +214,7 @@ class Stream:
             self._clock.sleep(_MAX_IDLE_WAIT_S)
 
     def _fetch_view(self, start: Offsets, last_plan: LastPlan | None) -> QueuesView:
-        """Return the current view. Raises ``BrokerNotFound`` if an AvailableNow run must wait for a broker."""
+        """Return the current view of the queues. Raises ``BrokerNotFound`` if an AvailableNow run must wait for a broker."""
         target_ends = self._target.ends
         view = self._bounds_reader.latest_view(wait_for_all=target_ends is not None)
         if last_plan is not None and view.poll_number == last_plan.view.poll_number:
@@ -226,7 +231,9 @@ class Stream:
         return view
 
     def _check_target(self, start: Offsets, view: QueuesView, target_ends: Positions) -> None:
-        """Raise ``BrokerNotFound`` if queues have no messages to read now, although the run has not read them to its ends."""
+        """Raise ``BrokerNotFound`` if queues have no messages to read now, although the run has not read these queues to its
+        target ends.
+        """
         pending_queues = planning.pending_queues(start, view, target_ends)
         removed_ends = self._bounds_reader.removed_queue_ends(pending_queues, view) if pending_queues else {}
         if pending_queues := [queue for queue in pending_queues if queue not in removed_ends]:
@@ -244,10 +251,10 @@ class Stream:
     def _apply_queue_changes(
         self, start: Offsets, view: QueuesView, last_plan: LastPlan | None
     ) -> tuple[Offsets, QueuesView, RecreationResult]:
-        """Return ``start`` adapted to changes of its queues, the view without queues that cannot be planned now, and the result
-        of the check for topics that were created again.
+        """Return three values: ``start`` adapted to changes of its queues, the view without queues that cannot be planned now,
+        and the result of the check for topics that were created again.
 
-        Reports losses: raises ``DataLossError`` if option ``failOnDataLoss`` says so.
+        Reports losses, and raises ``DataLossError`` if option ``failOnDataLoss`` says so.
         """
         subscribed_start = self._drop_unsubscribed(start, view)
         readable_view = planning.without_timed_out(view)
@@ -268,7 +275,7 @@ class Stream:
             if self._target.ends is not None:
                 ends = planning.capped_target(readable_view, self._target.ends, removed_ends)
                 self._target = replace(self._target, ends=ends)
-            # A plan that fails must find a loss again.
+            # If the query must fail, a loss is also reported again: it must fail each plan.
             must_fail = self._options.fail_on_data_loss == "fail"
             self._report_losses([loss for loss in losses if must_fail or loss not in reported_losses])
             reported_losses = reported_losses.union(losses)
@@ -276,15 +283,16 @@ class Stream:
         return adapted_start, readable_view, recreation_result
 
     def _check_recreated(self, start: Offsets, subscribed_start: Offsets, view: QueuesView) -> RecreationResult:
-        """Return the queues that were created again. Raises the error of a broker that does not answer in an AvailableNow run,
-        which must not end without its queues.
+        """Return the queues that were created again. If a broker does not answer in an AvailableNow run, raise its error, because
+        the run must not end without the queues of this broker.
         """
         if self._initial_start is not None and self._initial_start.recreation_watch is not None:
-            # If the first batch was logged by an earlier run, its start is older than what the initial watch has seen.
+            # If an earlier run logged the first batch, the start of this batch is older than the bounds that the initial watch
+            # knows.
             if start == self._initial_start.offsets:
                 self._recreation_watch = self._initial_start.recreation_watch
             self._initial_start = replace(self._initial_start, recreation_watch=None)
-        # All requests together get the time of one, so a broker that hangs does not delay the queues of others.
+        # All requests together get the timeout of one request, so a broker that hangs does not delay the queues of other brokers.
         deadline = Deadline.after(self._options.request_timeout)
         recreation_result = self._recreation_watch.check(
             subscribed_start, view.master_bounds(), deadline, view.connections
@@ -303,14 +311,16 @@ class Stream:
         limits: TriggerLimits,
         recreation_result: RecreationResult,
     ) -> Offsets:
-        """Return the end of a batch from ``adapted_start``; ``start`` if there is nothing to read, or if the batch waits."""
+        """Return the end of a batch from ``adapted_start``. Return ``start`` if there is nothing to read, or if the batch waits
+        for more messages.
+        """
         assert self._last_plan is not None
         ends = planning.readable_ends(view, self._target.ends)
         first_offsets = {queue: view.bounds[queue].min_offset for queue in ends}
         readable_start = planning.from_min_offsets(adapted_start, view.bounds)
         backlogs = planning.backlog_by_queue({**first_offsets, **readable_start.positions}, ends)
         if self._target.ends is not None:
-            # Up to fixed ends, a wait brings no more messages.
+            # The ends are fixed, so a wait would bring no more messages.
             limits = replace(limits, min_offsets=None)
         max_offsets = self._read_limit_policy.max_offsets(
             backlogs,
@@ -356,12 +366,14 @@ class Stream:
         return end
 
     def _is_complete(self, offsets: Offsets, view: QueuesView) -> bool:
-        """Whether ``view``, from which queues that cannot be planned now were removed, has all queues of ``offsets``."""
+        """Whether ``view`` has all queues of ``offsets``. Queues that cannot be planned now were removed from ``view``."""
         assert self._last_plan is not None
         return not (self._last_plan.view.timed_out_brokers or _missing_queues(offsets, view))
 
     def _note_idle(self, adapted_start: Offsets, view: QueuesView, recreation_result: RecreationResult) -> None:
-        """Note that there is nothing to read, and until when. Queues that are missing in ``view`` may return."""
+        """Note that there is nothing to read, and whether this lasts until the view changes or only until the next poll. Queues
+        that are missing in ``view`` may return.
+        """
         assert self._last_plan is not None
         is_complete = self._is_complete(adapted_start, view)
         if is_complete:
@@ -380,10 +392,11 @@ class Stream:
     def prepareForTriggerAvailableNow(self) -> None:
         """Make this run end at the current ends of the queues.
 
-        If a master does not answer, or if the queues depend on the positions, the first ``latestOffset`` fetches the ends.
+        If a master does not answer, or if the queues of the run depend on the positions, the first call of ``latestOffset``
+        fetches the ends.
         """
         self._target = AvailableNowTarget(TargetState.REQUESTED)
-        if is_by_position(self._options) or self._options.assign:  # only the positions show which queues the run reads
+        if is_by_position(self._options) or self._options.assign:  # Spark has not passed the positions yet
             return
         self._bounds_reader.begin_call()
         try:
@@ -393,7 +406,7 @@ class Stream:
                 raise
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        """Return the tasks of a batch. If the batch was logged and not committed, this may be the first call of a run."""
+        """Return the tasks of a batch. If the batch was logged but not committed, this may be the first call in a run."""
         self._bounds_reader.begin_call()
         # This run has not planned a batch yet, so an earlier run logged this one.
         was_logged_before = self._last_end is None
@@ -401,14 +414,14 @@ class Stream:
         starts_query = self._initial_start is not None and start == initial_start.offsets
         if was_logged_before:
             checkpoint_identity.check_checkpoint(self._options, end)
-        # Only a restart repeats several batches as one. Batch 0 is read from the starts that its end records, because ``start``
-        # is resolved again from the starting options, and may differ.
+        # Spark repeats several batches as one batch only after a restart. Batch 0 is read from the starts that its end records,
+        # because ``start`` is resolved from the starting options again, and may differ.
         new_ranges = planning.new_queue_ranges(start, end) if was_logged_before and not starts_query else []
         ranges = sorted([*planning.ranges(start, end), *new_ranges])
         if not ranges:
             return []
-        # The tasks of a batch depend on its log entry alone. If messages were lost, a task has fewer rows, or none: the other
-        # tasks, and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
+        # The tasks of a batch depend only on its log entry. If messages were lost, a task has fewer rows or no rows. The other
+        # tasks, and the tasks of the next source of a union, then keep their numbers, which are part of the ids of exactly-once.
         planned_tasks = partitioning.plan_tasks(self._partitioning_of_logged_batch(end, ranges), end.positions, ranges)
         if initial_start.error_of(start) is not None:
             start = replace(end, positions=end.new_queue_starts)
@@ -423,7 +436,7 @@ class Stream:
             view = self._bounds_reader.latest_view(is_same_batch=True)
         if self._initial_start is not None:
             self._initial_start = self._initial_start.without_error()
-        # No loss: a new queue starts with its first message.
+        # Messages before the minimum offset of a new queue are no loss, because the queue starts with its first message.
         expired_ranges = planning.truncated_ranges(new_ranges, view.master_bounds())
         ranges = planning.without_lost(ranges, expired_ranges)
         ranges, new_losses = planning.readable_ranges(ranges, view)
@@ -438,10 +451,10 @@ class Stream:
         )
 
     def _partitioning_of_logged_batch(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
-        """Return the options that split the batch into tasks when its end was logged. Warns if the end does not record an option;
-        then its present value is used.
+        """Return the partitioning that split the batch into tasks when its end was logged. If the end does not record an option,
+        use the present value of the option, and warn.
 
-        A batch of one row is one task with any options, so it causes no warning.
+        A batch of one row is one task with any options, so there is no warning for such a batch.
         """
         logged_partitioning, unusable_names = partitioning.logged_partitioning(end.plan, self._partitioning)
         if unusable_names and sum(r.size for r in ranges) > 1:
@@ -457,16 +470,16 @@ class Stream:
     def _fetch_logged(
         self, known_offsets: Offsets, end: Offsets, ranges: Sequence[OffsetRange]
     ) -> tuple[QueuesView, list[MessageQueue]]:
-        """Return the bounds of all queues, and the queues of a logged batch that were created again while the query was down.
+        """Return the view of all queues, and the queues of a logged batch that were created again while the query was down.
 
-        A batch that was planned before is read completely, so this waits for all brokers.
+        A batch that was planned before must be read completely, so this method waits for all brokers.
         """
 
         def fetch() -> tuple[QueuesView, list[MessageQueue]]:
             view = self._bounds_reader.fetch_complete_view()
             self._check_identity(end)
             logged_end = planning.logged_end(ranges, end, view)
-            # Not the watch of the stream, which must start with all queues.
+            # The watch of the stream is not used here, because its first check must have all queues.
             watch = self._new_watch()
             result = watch.check(logged_end, view.master_bounds(), planning_deadline(self._options))
             for error in result.errors.values():
@@ -518,13 +531,15 @@ class Stream:
             )
 
     def _check_filter(self, bounds: Bounds) -> None:
-        """Let brokers check the filter once per run, when there is a queue: at first, a pattern may match no topic."""
+        """Let brokers check the filter once per run. This waits until there is a queue, because a pattern may match no topic at
+        first.
+        """
         if bounds and not self._is_filter_checked:
             check_filter(self._options, bounds)
             self._is_filter_checked = True
 
     def _report_losses(self, losses: Sequence[Loss]) -> Sequence[Loss]:
-        """Report ``losses`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
+        """Report ``losses`` and return them. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
         data_loss.report_data_loss(self._options.fail_on_data_loss, losses)
         self._progress_report.add_losses(losses)
         return losses
@@ -546,13 +561,13 @@ class Stream:
     def _sample_size(self, queue: MessageQueue, start: Offsets, min_offset: int) -> tuple[int, int]:
         offset = max(start.positions.get(queue, min_offset), min_offset)
         try:
-            # A short deadline, because an estimate is enough, and the messages of other queues must not wait for it.
+            # The deadline is short, because an estimate is enough, and the messages of other queues must not wait for a sample.
             deadline = Deadline.after(min(1.0, self._options.request_timeout))
             return self._bounds_reader.offset_reader().sample(self._options.group, queue, offset, deadline)
         except RocketMQError as e:
             if not e.retriable:
                 raise
-            return 0, 0  # no sample: the limit uses earlier samples, or the largest size of a message
+            return 0, 0  # without a sample, the limit uses earlier samples, or an assumed size
 
     def _source_identity(self) -> dict[str, object]:
         clusters = checkpoint_identity.clusters_of(self._bounds_reader.known_routes.values())
