@@ -1,12 +1,12 @@
-"""What the options subscribe to: topics, queues, and the tag or SQL filter of each topic.
+"""Determines what the options subscribe to: topics, queues, and the tag or SQL filter of each topic.
 
-Brokers compare hashes of tags, so they also return messages with another tag of the same hash; the decoder compares the texts.
-Brokers answer a pull with an invalid SQL expression with every message, so a broker compiles the expression before the first
-pull.
+Brokers compare hashes of tags, so brokers also return messages that have another tag with the same hash. The decoder compares the
+tags themselves. If a pull has an invalid SQL expression, brokers answer with all messages, so a broker compiles the expression
+before the first pull.
 
-Anyone who may create a topic chooses its name, and for some names Python's ``re`` takes exponential time. So RE2, which takes
-linear time, matches option ``subscribePattern``. RE2 has no look-around and no back references; Python matches expressions with
-these.
+Anyone who may create a topic chooses its name, and with some names Python's ``re`` takes exponential time. So RE2, which takes
+linear time, matches option ``subscribePattern``. RE2 has no look-around and no back references, so Python matches an expression
+that has them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def check_sql(
     if options.sql is None:
         return
     queue_by_topic = {queue.topic: queue for queue in queues}
-    # A topic that matches the pattern later is read without another check, so its expression is checked now.
+    # If a topic matches the pattern later, it is read without another check, so the expression of such a topic is checked now.
     named_topics = options.sql if isinstance(options.sql, dict) and queue_by_topic else ()
     queue_by_later_topic = {
         topic: min(queue_by_topic.values()) for topic in named_topics if is_subscribed(options, topic)
@@ -170,7 +170,9 @@ class PatternOptions(Protocol):
 
 
 def matching_topics(options: PatternOptions, topics: Iterable[str], internal_topics: set[str]) -> tuple[str, ...]:
-    """Return the topics that match the pattern, without topics of RocketMQ itself. ``internal_topics``: their names in this cluster."""
+    """Return the topics that match the pattern, without topics of RocketMQ itself. ``internal_topics`` has the names of
+    RocketMQ's own topics in this cluster.
+    """
     matching_topics = matching_names(options.subscribe_pattern or "", topics)
     return tuple(topic for topic in matching_topics if _is_allowed(options, topic, internal_topics))
 
@@ -184,7 +186,9 @@ def _is_allowed(options: PatternOptions, topic: str, internal_topics: set[str]) 
 def plus_checkpoint_topics(
     options: Options, topics: tuple[str, ...], checkpoint_topics: Collection[str]
 ) -> tuple[str, ...]:
-    """Return ``topics`` with the topics in ``checkpoint_topics`` that match, although name servers do not list them any more."""
+    """Return ``topics`` with the topics in ``checkpoint_topics`` that match the pattern, also if name servers do not list these
+    topics any more.
+    """
     unlisted_topics = set(checkpoint_topics) - set(topics)
     if not unlisted_topics:
         return topics
@@ -199,8 +203,8 @@ def readable_queues(
 ) -> list[MessageQueue]:
     """Return the queues of a topic that the source reads. Raises an error if queues are missing, unless ``skip_missing``.
 
-    ``checkpoint_queues`` are queues that existed before. If the broker of such an assigned queue left the route, the source waits
-    for it, so the queue is no error.
+    ``checkpoint_queues`` are queues that existed before. If an assigned queue existed before, and the route no longer names its
+    broker, the source waits for the broker. So such a queue is not reported as missing.
     """
     if route.static:
         raise OptionError(
@@ -237,27 +241,27 @@ class ReadableQueues:
             entry = cached_entries.get(route.topic)
             if entry is None or entry[0] != route:
                 entry = route, readable_queues(self._options, route, skip_missing, checkpoint_queues)
-            if entry[1] and not self._options.assign:  # missing assigned queues must be found at each call
+            if entry[1] and not self._options.assign:  # each call must find missing assigned queues
                 self._entry_by_topic[route.topic] = entry
             queues += entry[1]
         return queues
 
 
 def _queue_data(route: TopicRoute | None, queue: MessageQueue) -> QueueData | None:
-    """Return the entry of the route for the broker of the queue; None if there is none."""
+    """Return the entry of the route for the broker of the queue; None if the route has no such entry."""
     if route is None:
         return None
     return next((data for data in route.queues if data.broker_name == queue.broker_name), None)
 
 
 def is_removed_queue(route: TopicRoute | None, queue: MessageQueue) -> bool:
-    """Whether the route says that the broker does not read the queue any more."""
+    """Whether the route says that the broker no longer lets clients read the queue."""
     data = _queue_data(route, queue)
     return data is not None and queue.queue_id >= data.read_queues
 
 
 def unavailable_reason(route: TopicRoute | None, queue: MessageQueue) -> str:
-    """Return the reason why a queue has no bounds, as the route shows it."""
+    """Return the reason why a queue has no bounds, as far as the route shows a reason."""
     data = _queue_data(route, queue)
     if route is None or queue.broker_name not in route.brokers or data is None:
         return "the route does not name its broker"
@@ -270,26 +274,26 @@ def unavailable_reason(route: TopicRoute | None, queue: MessageQueue) -> str:
     return "its broker does not answer, or the options do not choose it"
 
 
-# Syntax to which Python and RE2 give different meanings. RE2 rejects all other syntax that it does not support.
+# Syntax that means different things in Python and RE2. RE2 rejects all other syntax that it does not support.
 _DIFFERS_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
 
 
 def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
-    """Return the topics whose whole name matches, in the given order.
+    """Return those of ``topics`` whose whole name matches ``pattern``, in the given order.
 
-    Raises ``OptionError`` for an expression that only Python can match if the operator forbids code in options: such an
+    If the operator forbids code in options, raises ``OptionError`` for an expression that only Python can match, because such an
     expression could keep the process busy forever.
     """
     import pyarrow as pa  # here, because only expressions need it
     import pyarrow.compute as pc
 
-    if not code_allowed() and (problem := re2_problem(pattern)) is not None:  # it may come from a checkpoint
+    if not code_allowed() and (problem := re2_problem(pattern)) is not None:  # the pattern may come from a checkpoint
         raise OptionError(f"option 'subscribePattern' is {shortened(pattern)}; expected {problem}")
-    # RE2 cannot match single surrogates, and no valid name of a topic has any.
+    # RE2 cannot match single surrogates, and no valid name of a topic contains a surrogate.
     encodable_topics = [topic for topic in topics if topic.isprintable()]
     if not _DIFFERS_IN_RE2.search(pattern):
         try:
-            # It must be valid outside of a group, too.
+            # The expression must also be valid outside of a group.
             pc.match_substring_regex(pa.array([""], pa.string()), pattern=pattern)
             match_results = pc.match_substring_regex(
                 pa.array(encodable_topics, pa.string()), pattern=rf"\A(?:{pattern})\z"
@@ -308,6 +312,6 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
         )
     try:
         matches = re.compile(pattern).fullmatch
-    except re.error as e:  # options are checked before, checkpoints are not
+    except re.error as e:  # patterns in checkpoints were not checked earlier
         raise OptionError(f"option 'subscribePattern' is {pattern!r}; expected a regular expression ({e})") from None
     return [topic for topic in encodable_topics if len(topic) <= MAX_RETRY_OR_DLQ_TOPIC_LENGTH and matches(topic)]
