@@ -1,12 +1,13 @@
-"""Repeats the requests of a call of Spark until they succeed. ``retry_until`` is the only such loop of the source's driver.
+"""Repeats the requests of a call of Spark until they succeed. ``retry_until`` is the only loop of the source's driver that
+repeats requests.
 
-``WaitLimits`` says how long, by what is missing:
+``WaitLimits`` says how long requests are repeated. This depends on what is missing:
 
 * a server or a master: up to ``readDeadline``, with new routes for each attempt. A start that has reached no server yet makes
   ``numRetries`` more attempts instead, because an address may be misspelt;
 * a topic that did not exist before: up to ``topicWait``, because its name may be misspelt.
 
-A stream logs the queues that it waits for, because it looks idle while it waits.
+A stream logs the queues for which it waits, because a waiting stream looks like an idle stream.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _MAX_PAUSE_OF_START_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    """How long a call waits. ``max_attempts`` limits the attempts of a start until servers have answered."""
+    """How long a call of Spark waits. If a call finds out where a query starts, ``max_attempts`` limits its attempts until
+    servers have answered.
+    """
 
     deadline: Deadline
     topic_deadline: Deadline
@@ -46,7 +49,7 @@ class WaitLimits:
 
     @classmethod
     def of_start(cls, options: Options) -> WaitLimits:
-        """The limits of a call that finds out where a new query, or a batch read, starts."""
+        """Return the limits of a call that finds out where a new query or a batch read starts."""
         return cls(
             Deadline.after(options.read_deadline),
             Deadline.after(options.topic_wait),
@@ -56,14 +59,14 @@ class WaitLimits:
 
     @classmethod
     def of_batch(cls, options: Options) -> WaitLimits:
-        """The limits of a call for a query that has positions."""
+        """Return the limits of a call for a query that has positions."""
         return cls(Deadline.after(options.read_deadline), Deadline.after(options.topic_wait))
 
 
 def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: WaitLimits) -> T:
-    """Call ``attempt`` until it returns, as long as ``wait_limits`` says. Raises a permanent error at once.
+    """Call ``attempt`` until it succeeds, and return its result. Raises a permanent error at once.
 
-    Retriable errors are raised together with the first one.
+    If a limit of ``wait_limits`` is reached, raises the last retriable error together with the first retriable error.
     """
     retry_errors = RetryErrors()
     start_pauses = backoff(wait_limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
@@ -95,7 +98,7 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
 
 
 def _with_similar_topics(reader: BoundsReader, error: RocketMQError) -> RocketMQError:
-    """Return ``error`` with the names of similar topics. It has all details, so the error needs no cause."""
+    """Return ``error`` with the names of similar topics. The returned error has all details, so it needs no cause."""
     if not isinstance(error, RouteNotFound) or error.topic is None:
         return error
     return reader.ports.routes.with_similar_topics(error)
@@ -117,8 +120,9 @@ def fetch_bounds_of_masters(reader: BoundsReader, options: Options, wait_limits:
 
 
 def with_compaction_start(reader: BoundsReader, options: Options, view: QueuesView, start: Positions) -> QueuesView:
-    """Return the view for a read from ``start``. The minimum offset of a compaction topic is that of the first kept
-    message, which may be before the log begins. So messages that compaction removed are not reported as lost.
+    """Return the view for a read from ``start``. In this view, the minimum offset of a queue of a compaction topic is the offset
+    of the first message that the broker keeps, which may be before the begin of the log. So messages that compaction removed are
+    not reported as lost.
     """
     if all(offset >= view.bounds[queue].min_offset for queue, offset in start.items()):
         return view
@@ -127,7 +131,7 @@ def with_compaction_start(reader: BoundsReader, options: Options, view: QueuesVi
 
 
 class UnavailableQueuesLog:
-    """Logs which queues with a position are unavailable, and which are available again."""
+    """Logs which queues with a position become unavailable, and which queues become available again."""
 
     def __init__(self) -> None:
         self._unavailable_queues: set[MessageQueue] = set()
@@ -144,8 +148,8 @@ class UnavailableQueuesLog:
         reason_of: Callable[[MessageQueue], str],
         is_run_ending: bool = False,
     ) -> None:
-        """Log the changes since the last call. ``reason_of`` returns the reason for a queue. ``is_run_ending``: the run ends without
-        them.
+        """Log the changes since the last call. ``queues`` are unavailable unless they have bounds. ``reason_of`` returns the
+        reason for a queue. ``is_run_ending`` is whether the run ends without these queues.
         """
         unavailable_queues = {queue for queue in queues if queue not in bounds}
         newly_unavailable_queues, queues_available_again = (
