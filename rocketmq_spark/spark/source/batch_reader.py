@@ -242,8 +242,8 @@ def _tag_filterable_topics(options: Options) -> list[str]:
     topics = []
     try:
         for topic in SubscribedTopics(options, Clock()).current(route_reader, ()):
-            first_queues = {MessageQueue(topic, name, 0) for name in route_reader.get(topic).brokers}
-            if not any(pull_source.stores_batches(queue) for queue in first_queues):
+            queue_of_each_broker = {MessageQueue(topic, name, 0) for name in route_reader.get(topic).brokers}
+            if not any(pull_source.stores_batches(queue) for queue in queue_of_each_broker):
                 topics.append(topic)
     except RocketMQError as e:
         logger.info("brokers do not filter by tags for predicates: %s", e)
