@@ -109,10 +109,10 @@ def check_checkpoint(options: Options, start: Offsets) -> None:
     ):
         differences.append((_layout_text(recorded_identity), _layout_text(current_identity), "option 'environments'"))
     if differences:
-        recorded_text, current_text, names = (" and ".join(words) for words in zip(*differences, strict=True))
+        recorded_text, current_text, option_names = (" and ".join(words) for words in zip(*differences, strict=True))
         raise CheckpointMismatch(
             f"the checkpoint is of {recorded_text}, and this query of {current_text}",
-            remedy=f"Start it with {names} as before, or with a new checkpointLocation",
+            remedy=f"Start it with {option_names} as before, or with a new checkpointLocation",
         )
     topics = sorted({queue.topic for queue in start.positions})
     if topics and options.fail_on_data_loss == "fail" and not any(is_subscribed(options, topic) for topic in topics):
