@@ -113,20 +113,21 @@ def allocated_queues(
     queues: Sequence[MessageQueue],
     owned_before: Collection[MessageQueue] = (),
     possibly_empty_topics: Container[str] = (),
-    all_queues: Sequence[MessageQueue] | None = None,
+    all_topic_queues: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
     """Return the queues that the source reads, and the queues that the strategy allocates to no partition.
 
     ``owned_before`` are the queues that the environment of the source owned earlier. ``possibly_empty_topics`` are topics of
-    which the environment may own no queue now. If ``queues`` come from option ``assign``, ``all_queues`` has all queues of their
-    topics, which determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another environment.
+    which the environment may own no queue now. If ``queues`` come from option ``assign``, ``all_topic_queues`` has all queues of
+    their topics. These determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another
+    environment.
     """
     environment = environment_of(options)
     if environment is not None:
         owned_queues = environment.owned(
-            queues if all_queues is None else all_queues, owned_before, possibly_empty_topics
+            queues if all_topic_queues is None else all_topic_queues, owned_before, possibly_empty_topics
         )
-        if all_queues is not None:
+        if all_topic_queues is not None:
             owned_queues = _assigned_of_environment(environment, queues, owned_queues)
         unallocated_queues = (
             frozenset(queues) - set(owned_queues) if options.allocation_strategy == "environment" else frozenset()
