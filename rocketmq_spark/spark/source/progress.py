@@ -114,11 +114,11 @@ class LagLog:
     """
 
     def __init__(self, options: Options) -> None:
-        limits = {
+        limit_by_name = {
             "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
             "maxBytesPerTrigger": options.max_bytes_per_trigger,
         }
-        self._limit_names = [name for name, limit in limits.items() if limit is not None]
+        self._limit_names = [name for name, limit in limit_by_name.items() if limit is not None]
         self._next_line_s: float | None = None
         self._lag: int | None = None
         self._is_first_batch = True
