@@ -98,25 +98,25 @@ def queues_to_probe(
     """Return the undecided queues about which brokers must be asked.
 
     ``checked_pairs`` has the pairs of a topic and a broker that the last plan checked. For such a pair, one undecided queue is
-    returned. None is returned if another queue of the pair is the same as before, or if ``any_unchanged`` is true for its
+    returned. No queue is returned if another queue of the pair is the same as before, or if ``any_unchanged`` is true for its
     undecided queues. All undecided queues are returned for a pair that was not checked, or that has a recreated queue.
     """
-    undecided: dict[TopicBroker, list[MessageQueue]] = {}
+    undecided_by_pair: dict[TopicBroker, list[MessageQueue]] = {}
     unchanged_pairs, recreated_pairs = set[TopicBroker](), set[TopicBroker]()
     for queue, queue_evidence in evidence.items():
         if queue_evidence is RecreationEvidence.UNDECIDED:
-            undecided.setdefault(queue[:2], []).append(queue)
+            undecided_by_pair.setdefault(queue[:2], []).append(queue)
         elif queue_evidence is RecreationEvidence.SAME:
             unchanged_pairs.add(queue[:2])
         elif queue_evidence is RecreationEvidence.ENDS_BEFORE or queue_evidence is RecreationEvidence.RECREATED:
             recreated_pairs.add(queue[:2])
-    to_probe: list[MessageQueue] = []
-    for key, queues in undecided.items():
-        if key not in checked_pairs or key in recreated_pairs:
-            to_probe += queues
-        elif key not in unchanged_pairs and not any_unchanged(queues):
-            to_probe.append(min(queues))
-    return to_probe
+    probed_queues: list[MessageQueue] = []
+    for pair, queues in undecided_by_pair.items():
+        if pair not in checked_pairs or pair in recreated_pairs:
+            probed_queues += queues
+        elif pair not in unchanged_pairs and not any_unchanged(queues):
+            probed_queues.append(min(queues))
+    return probed_queues
 
 
 def recreated_queues(
@@ -219,10 +219,10 @@ def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[Messa
     the end of its store still has the same minimum offset.
     """
     for queue in queues:
-        queue_bounds, bounds_then = bounds[queue], bounds_before.get(queue)
-        if bounds_then is None or queue_bounds.last_update_ms == 0:
+        queue_bounds, queue_bounds_before = bounds[queue], bounds_before.get(queue)
+        if queue_bounds_before is None or queue_bounds.last_update_ms == 0:
             continue
-        if 0 < queue_bounds.min_offset == bounds_then.min_offset:
+        if 0 < queue_bounds.min_offset == queue_bounds_before.min_offset:
             return True
     return False
 
@@ -285,21 +285,23 @@ class RecreationWatch:
             return RecreationResult([], {}, is_decided=True)
         errors: dict[TopicBroker, RocketMQError] = {}
         is_recent = 0 <= self._now_ms() - checked_at_ms < _UNCHANGED_MS
-        to_probe = queues_to_probe(
+        probed_queues = queues_to_probe(
             evidence, self._unchanged_pairs, partial(_any_unchanged, bounds, bounds_before if is_recent else {})
         )
-        queues_with_newer_message = self._queues_with_newer_message(offsets, to_probe, deadline, errors)
+        queues_with_newer_message = self._queues_with_newer_message(offsets, probed_queues, deadline, errors)
         recreated_pairs = topic_broker_pairs(queues_with_newer_message) & self._unchanged_pairs
         if recreated_pairs:  # all queues of these pairs are checked
-            undecided = _queues_with_evidence(evidence, RecreationEvidence.UNDECIDED)
-            other_queues = {queue for queue in undecided if topic_broker(queue) in recreated_pairs} - {*to_probe}
+            undecided_queues = _queues_with_evidence(evidence, RecreationEvidence.UNDECIDED)
+            other_queues = {queue for queue in undecided_queues if topic_broker(queue) in recreated_pairs} - {
+                *probed_queues
+            }
             queues_with_newer_message += self._queues_with_newer_message(offsets, other_queues, deadline, errors)
-        kinds = evidence.values()
-        is_decided = RecreationEvidence.UNDECIDED not in kinds
+        evidence_kinds = evidence.values()
+        is_decided = RecreationEvidence.UNDECIDED not in evidence_kinds
         if not (
             queues_with_newer_message
-            or RecreationEvidence.RECREATED in kinds
-            or RecreationEvidence.ENDS_BEFORE in kinds
+            or RecreationEvidence.RECREATED in evidence_kinds
+            or RecreationEvidence.ENDS_BEFORE in evidence_kinds
         ):
             self._unchanged_pairs, self._last_check = (
                 topic_broker_pairs(bounds) - errors.keys(),
