@@ -79,16 +79,16 @@ class RemovedQueues:
             return answer.ends
         if now_s < self._next_retry_by_broker.get(pair[1], 0.0):
             return {}
-        asked_queues = frozenset(queues) | (
+        queues_to_ask = frozenset(queues) | (
             answer.queues if answer.route_and_connection == route_and_connection else frozenset()
         )
         try:
-            ends = self._fetch_ends(offset_reader, *pair, sorted(asked_queues))
+            ends = self._fetch_ends(offset_reader, *pair, sorted(queues_to_ask))
         except RocketMQError as e:
             self._next_retry_by_broker[pair[1]] = self._clock.now() + 5 * (self._clock.now() - now_s)
             self._note_error(e)
             return {}
-        self._answers[pair] = _Answer(self._clock.now() + _ANSWER_VALID_S, route_and_connection, asked_queues, ends)
+        self._answers[pair] = _Answer(self._clock.now() + _ANSWER_VALID_S, route_and_connection, queues_to_ask, ends)
         return ends
 
     def _fetch_ends(
