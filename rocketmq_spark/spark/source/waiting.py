@@ -69,7 +69,7 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
     If a limit of ``wait_limits`` is reached, raises the last retriable error together with the first retriable error.
     """
     retry_errors = RetryErrors()
-    start_pauses = backoff(wait_limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
+    pauses_of_start = backoff(wait_limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
     pauses = backoff(_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S)
     while True:
         try:
@@ -89,7 +89,7 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
             elif wait_limits.max_attempts is not None and not reader.have_brokers_answered:
                 if retry_errors.attempts >= wait_limits.max_attempts:
                     raise
-                wait_limits.deadline.pause(next(start_pauses))
+                wait_limits.deadline.pause(next(pauses_of_start))
             else:
                 if wait_limits.deadline.expired:
                     retry_errors.raise_final(e, reader.clock.now())
