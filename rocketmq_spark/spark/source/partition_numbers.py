@@ -17,8 +17,8 @@ class PartitionNumbers:
     def __init__(self, options: Options, reader: BoundsReader) -> None:
         self._is_enabled = options.kafka_columns
         self._reader = reader
-        # The newest runs of this run of the query, and the queues of a repeated batch whose numbers are in no log entry yet.
-        self._runs: QueueRuns = {}
+        # The newest numbers of this run, and the queues of a repeated batch whose numbers are in no log entry yet.
+        self._queue_runs: QueueRuns = {}
         self._unlogged_queues: frozenset[MessageQueue] = frozenset()
 
     def has_unlogged_queues(self, start: Offsets) -> bool:
@@ -27,19 +27,21 @@ class PartitionNumbers:
             self._unlogged_queues -= partition_numbers(start.partitions).keys()
         return bool(self._unlogged_queues)
 
-    def runs_between(self, start: Offsets, end: Positions) -> QueueRuns:
+    def queue_runs_between(self, start: Offsets, end: Positions) -> QueueRuns:
         """Return the numbered runs of queues of the checkpoint and of this stream, with new queues appended. Without option
         ``kafkaColumns``, return those of the checkpoint unchanged.
         """
-        if not (self._is_enabled or start.partitions or self._runs):
+        if not (self._is_enabled or start.partitions or self._queue_runs):
             return {}
         topics = {queue.topic for queue in (*start.positions, *end)}
-        logged_runs = {topic: runs for topic, runs in {**start.partitions, **self._runs}.items() if topic in topics}
+        logged_runs = {
+            topic: runs for topic, runs in {**start.partitions, **self._queue_runs}.items() if topic in topics
+        }
         if not self._is_enabled:
             return logged_runs
         routed_queues = self._reader.partition_queues(topics, numbered_topics=logged_runs)
-        self._runs = with_new_queues(logged_runs, (*routed_queues, *start.positions, *end))
-        return self._runs
+        self._queue_runs = with_new_queues(logged_runs, (*routed_queues, *start.positions, *end))
+        return self._queue_runs
 
     def numbers_of_batch(self, end: Offsets, queues: set[MessageQueue]) -> Mapping[MessageQueue, int]:
         """Return the numbers that the log entry of a batch has for its queues. ``queues`` are the queues that the batch reads.
@@ -52,4 +54,4 @@ class PartitionNumbers:
         if not (unnumbered_queues := queues - numbers.keys()):
             return numbers
         self._unlogged_queues |= unnumbered_queues
-        return partition_numbers(self.runs_between(end, end.positions))
+        return partition_numbers(self.queue_runs_between(end, end.positions))

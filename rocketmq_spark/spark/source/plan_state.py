@@ -52,7 +52,7 @@ class AvailableNowTarget:
     ends: Positions | None = None
 
     @property
-    def must_fetch(self) -> bool:
+    def must_fetch_ends(self) -> bool:
         return self.state in (TargetState.REQUESTED, TargetState.PARTIAL)
 
     @classmethod

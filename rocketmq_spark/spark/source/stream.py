@@ -155,7 +155,7 @@ class Stream:
         wait_limits = WaitLimits.of_batch(self._options)
         if not self._is_validated:
             retry_until(self._bounds_reader, lambda: self._validate(start), wait_limits)
-        if self._target.must_fetch:
+        if self._target.must_fetch_ends:
             self._bounds_reader.set_checkpoint_offsets(start, self._target.ends)
             master_view = retry_until(
                 self._bounds_reader,
@@ -191,8 +191,8 @@ class Stream:
         if self._partition_numbers.has_unlogged_queues(start):
             # An empty batch logs the numbers of the repeated batch now, because the next batch with messages may come days later,
             # in another run.
-            runs = self._partition_numbers.runs_between(start, start.positions)
-            return replace(start, new_queue_starts={}, partitions=runs)
+            queue_runs = self._partition_numbers.queue_runs_between(start, start.positions)
+            return replace(start, new_queue_starts={}, partitions=queue_runs)
         if last_plan is not None and last_plan.is_idle_for(view):
             if view.poll_number != last_plan.view.poll_number:
                 self._recreation_watch.note_unchanged()
@@ -356,7 +356,7 @@ class Stream:
             source_identity=self._source_identity(),
             environment=self._bounds_reader.owned_queues.environment_numbers,
             plan=self._partitioning_json,
-            partitions=self._partition_numbers.runs_between(start, end.positions),
+            partitions=self._partition_numbers.queue_runs_between(start, end.positions),
         )
         reads_all = self._target.ends is None and (max_offsets is None or sum(backlogs.values()) <= max_offsets)
         if reads_all and self._is_complete(end, view) and planning.has_store_times(view):
