@@ -241,8 +241,8 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
     recreated_queues: list[MessageQueue] = []
     for offsets in batch.sources.values():
         recreation = RecreationWatch(lambda: client.offset_reader, GROUP).check(offsets, bounds, deadline(client), {})
-        recreated_queues += recreation.recreated
-        for topic_at_broker, error in recreation.unanswered.items():
+        recreated_queues += recreation.recreated_queues
+        for topic_at_broker, error in recreation.errors.items():
             unavailable_brokers.add(topic_at_broker[1])
             errors.append(str(error))
             bounds = {

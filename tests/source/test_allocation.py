@@ -16,7 +16,7 @@ from rocketmq_spark.spark.source.partitioning import (
     partition_count,
     partition_id,
     plan_tasks,
-    split,
+    split_tasks,
 )
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in ("broker-a", "broker-b") for i in range(3)]
@@ -71,7 +71,7 @@ def test_every_offset_is_in_exactly_one_task(wanted, strategy, partitions, min_t
 @given(ranges(), st.integers(1, 40))
 def test_minimum_number_of_tasks_is_reached_with_enough_rows(wanted, min_tasks):
     alone = [[r] for r in wanted if r.size]
-    found = split(alone, min_tasks, None)
+    found = split_tasks(alone, min_tasks, None)
     assert offsets_of(found) == offsets_of([wanted])
     assert len(found) >= len(alone)
     rows = sum(r.size for r in wanted)
@@ -81,15 +81,15 @@ def test_minimum_number_of_tasks_is_reached_with_enough_rows(wanted, min_tasks):
 
 def test_a_plan_has_no_more_tasks_than_a_driver_can_hold():
     wanted = [OffsetRange(queue, 0, 10**12) for queue in QUEUES]
-    found = split([wanted], None, 500_000)
+    found = split_tasks([wanted], None, 500_000)
     assert len(found) == MAX_TASKS
     assert sum(r.size for task in found for r in task) == len(QUEUES) * 10**12
-    assert len(split([wanted], None, 10**12)) == len(QUEUES)
+    assert len(split_tasks([wanted], None, 10**12)) == len(QUEUES)
 
 
 def test_a_hot_queue_is_cut_and_small_ones_stay_whole():
     hot, cold = OffsetRange(QUEUES[0], 0, 1000), OffsetRange(QUEUES[1], 0, 10)
-    found = split([[hot], [cold]], 5, None)
+    found = split_tasks([[hot], [cold]], 5, None)
     assert [[(r.start, r.end) for r in task] for task in found] == [
         [(0, 250)], [(250, 500)], [(500, 750)], [(750, 1000)], [(0, 10)],
     ]  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_hot_queue_is_cut_and_small_ones_stay_whole():
 
 def test_parts_are_nearly_equal_over_several_ranges():
     task = [OffsetRange(QUEUES[0], 0, 5), OffsetRange(QUEUES[1], 10, 17)]
-    found = split([task], None, 4)
+    found = split_tasks([task], None, 4)
     assert [sum(r.size for r in part) for part in found] == [4, 4, 4]
     assert offsets_of(found) == offsets_of([task])
 
@@ -151,9 +151,13 @@ def test_environment_strategy_reports_other_queues_as_left_out():
 def test_task_shares_round_half_up_and_cuts_stay_below_maximum():
     small, large = [OffsetRange(QUEUES[0], 0, 25)], [OffsetRange(QUEUES[1], 0, 75)]
     # 1.5 and 4.5 of six tasks: two and five.
-    found = split([small, large], 6, None)
+    found = split_tasks([small, large], 6, None)
     assert [sum(r.size for r in task) for task in found] == [12, 13, 15, 15, 15, 15, 15]
-    assert [[r.size for r in task] for task in split([[OffsetRange(QUEUES[0], 0, 9)]], None, 4)] == [[3], [3], [3]]
+    assert [[r.size for r in task] for task in split_tasks([[OffsetRange(QUEUES[0], 0, 9)]], None, 4)] == [
+        [3],
+        [3],
+        [3],
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["averagely", "averagelyByCircle", "consistentHash"])

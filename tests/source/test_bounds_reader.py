@@ -72,7 +72,7 @@ def test_first_connection_is_that_of_the_bounds_for_which_it_was_made(scripted):
     """The name server is another one, so nothing connected before. A plan that checked this poll need not ask brokers again."""
     with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: route(1, {"broker-a": scripted.address})}) as name_server:
         one = bounds_reader(name_server.address)
-        first, second = one.fetch_all(), one.fetch_all()
+        first, second = one.fetch_complete_view(), one.fetch_complete_view()
         assert first.connections == second.connections
         ((before, after),) = first.connections.values()
         assert before == after == (scripted.address, before[1])
@@ -81,7 +81,7 @@ def test_first_connection_is_that_of_the_bounds_for_which_it_was_made(scripted):
 def test_bounds_without_a_connection_to_a_master_are_those_of_a_slave(scripted, monkeypatch):
     """Another stream of the program fetched a newer route, without the master, after this one had its own."""
     monkeypatch.setattr(RemotingOffsetReader, "connection", lambda self, broker_name: None)
-    view = bounds_reader(scripted.address).fetch_all()
+    view = bounds_reader(scripted.address).fetch_complete_view()
     assert (view.brokers_without_master, view.master_bounds()) == ({"broker-a"}, {})
 
 
@@ -94,7 +94,7 @@ def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted, answer):
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
         session.routes(options_of(scripted.address)).get("t")
         later = bounds_reader(scripted.address)
-        later.fetch_all()
+        later.fetch_complete_view()
         assert set(later.known_routes["t"].brokers) == {"broker-a"}
         numbers = kafka_partitions.partition_numbers(
             kafka_partitions.with_new_queues({}, later.partition_queues({"t"}))
@@ -124,7 +124,7 @@ def test_only_new_numbers_wait_for_a_broker_that_does_not_answer(scripted):
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
         session.routes(options_of(scripted.address)).get("t")
         later = bounds_reader(scripted.address)
-        later.fetch_all()
+        later.fetch_complete_view()
         assert later.partition_queues({"t"}, numbered_topics={"t"}) == [MessageQueue("t", "broker-a", 0)]
         assert first.seen(Request.GET_TOPIC_STATS_INFO) == []
 
@@ -136,7 +136,7 @@ def queues(topic, count):
 def test_all_queues_with_their_bounds(broker_cluster, make_topic):
     one, two = make_topic(queues=2), make_topic(queues=3)
     feed(broker_cluster, two, 6)
-    bounds = bounds_reader(broker_cluster.name_server, subscribe=f"{one},{two}").fetch_all().bounds
+    bounds = bounds_reader(broker_cluster.name_server, subscribe=f"{one},{two}").fetch_complete_view().bounds
     assert set(bounds) == {*queues(one, 2), *queues(two, 3)}
     assert [bounds[queue].max_offset for queue in queues(two, 3)] == [2, 2, 2]
     assert all(of.min_offset == 0 for of in bounds.values())
@@ -145,11 +145,11 @@ def test_all_queues_with_their_bounds(broker_cluster, make_topic):
 def test_assigned_queues_only(broker_cluster, make_topic):
     topic = make_topic(queues=4)
     assign = f'{{"{topic}":{{"broker-a":[3,1]}}}}'
-    assert sorted(bounds_reader(broker_cluster.name_server, assign=assign).fetch_all().bounds) == [
+    assert sorted(bounds_reader(broker_cluster.name_server, assign=assign).fetch_complete_view().bounds) == [
         queues(topic, 4)[i] for i in (1, 3)
     ]
     with pytest.raises(OptionError, match=f"option 'assign' names queues that do not exist: {topic}/broker-a/9"):
-        bounds_reader(broker_cluster.name_server, assign=f'{{"{topic}":{{"broker-a":[1,9]}}}}').fetch_all()
+        bounds_reader(broker_cluster.name_server, assign=f'{{"{topic}":{{"broker-a":[1,9]}}}}').fetch_complete_view()
 
 
 def test_topics_that_match_in_full(broker_cluster):
@@ -163,7 +163,7 @@ def test_topics_that_match_in_full(broker_cluster):
     assert {"cat-one", "a-cat-three"} <= set(everything)
     internal = {"TBW102", "broker-a", "DefaultCluster", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
     assert not internal & set(everything)
-    assert bounds_reader(broker_cluster.name_server, subscribePattern="nosuch.*").fetch_all().bounds == {}
+    assert bounds_reader(broker_cluster.name_server, subscribePattern="nosuch.*").fetch_complete_view().bounds == {}
 
 
 def test_a_missing_topic_is_waited_for(scripted):
@@ -180,14 +180,14 @@ def test_a_missing_topic_is_an_error_at_once_by_default(scripted):
 def test_a_start_needs_all_answers(scripted):
     scripted.on(Request.GET_TOPIC_STATS_INFO, never)
     with pytest.raises(CallTimeout):
-        bounds_reader(scripted.address, requestTimeout="100ms").fetch_all()
+        bounds_reader(scripted.address, requestTimeout="100ms").fetch_complete_view()
     with pytest.raises(ConnectionLost):
-        bounds_reader("127.0.0.1:1").fetch_all()
+        bounds_reader("127.0.0.1:1").fetch_complete_view()
 
 
 def test_a_running_stream_waits_for_answers(scripted, caplog):
     one = bounds_reader(scripted.address)
-    assert one.fetch_all().bounds
+    assert one.fetch_complete_view().bounds
     scripted.on(Request.GET_TOPIC_STATS_INFO, never)
     assert again(one).bounds == {}
     assert "the source waits" in caplog.text
@@ -197,25 +197,25 @@ def test_a_running_stream_waits_for_answers(scripted, caplog):
 
 def test_one_sweep_serves_several_questions(scripted):
     one = bounds_reader(scripted.address, Clock(now=lambda: 100.0))
-    one.fetch_all()
-    assert one.latest() is one.latest()
+    one.fetch_complete_view()
+    assert one.latest_view() is one.latest_view()
     assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 1
 
 
 def test_what_a_plan_saw_serves_the_rest_of_its_batch(scripted):
     now = [100.0]
     one = bounds_reader(scripted.address, Clock(now=lambda: now[0]))
-    seen = one.fetch_all()
+    seen = one.fetch_complete_view()
     now[0] += 0.9
-    assert one.latest(same_batch=True) is seen
+    assert one.latest_view(is_same_batch=True) is seen
     one.note_retriable_error(CallTimeout("no answer"))
-    assert one.latest(same_batch=True) is not seen
+    assert one.latest_view(is_same_batch=True) is not seen
     now[0] += 1.1
-    one.latest(same_batch=True)
+    one.latest_view(is_same_batch=True)
     assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 3
 
 
-@pytest.mark.parametrize("ask", [BoundsReader.fetch_all, BoundsReader.latest])
+@pytest.mark.parametrize("ask", [BoundsReader.fetch_complete_view, BoundsReader.latest_view])
 def test_routes_fetched_together_are_not_fetched_again_singly(scripted, ask):
     """They are as old as that, whatever age is allowed: with thousands of topics each would wait for a round trip."""
     one = bounds_reader(scripted.address, subscribe="t,u,v")
@@ -232,21 +232,21 @@ def test_routes_fetched_together_are_not_fetched_again_singly(scripted, ask):
 def test_next_poll_is_awaited_until_it_is_due(duration_s, now_s, wait_s):
     polls = PollInterval()
     for _ in range(12):
-        polls.polled(100.0, duration_s, is_unchanged=True)
+        polls.note_poll(100.0, duration_s, is_unchanged=True)
     assert polls.wait_s(now_s, 0.1) == wait_s
     assert polls.is_due(now_s) == (not wait_s)
 
 
 def test_a_changed_view_is_polled_again_soon():
     polls = PollInterval()
-    polls.polled(100.0, 0.0, is_unchanged=False)
+    polls.note_poll(100.0, 0.0, is_unchanged=False)
     assert polls.wait_s(100.0, 0.1) == pytest.approx(0.01)
 
 
 def test_a_quiet_topic_is_asked_less_often():
     polls, intervals = PollInterval(), []
     for _ in range(12):
-        polls.polled(100.0, 0.001, is_unchanged=True)
+        polls.note_poll(100.0, 0.001, is_unchanged=True)
         intervals.append(polls.interval_s)
     assert intervals == sorted(intervals)
     assert intervals[-1] == 0.25
@@ -255,7 +255,7 @@ def test_a_quiet_topic_is_asked_less_often():
 def test_a_reader_waits_with_its_clock(scripted):
     slept: list[float] = []
     one = bounds_reader(scripted.address, Clock(now=lambda: 100.0, sleep=slept.append))
-    one.fetch_all()
+    one.fetch_complete_view()
     one.wait_for_next_poll(0.1)
     assert slept == [pytest.approx(0.01)]
 
@@ -265,8 +265,8 @@ A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
 def again(one):
     """The next view, now."""
-    one.polls.expire()
-    return one.latest()
+    one.poll_interval.expire()
+    return one.latest_view()
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def two():
 
 def test_topic_whose_broker_starts_between_queries_is_kept(scripted):
     one = bounds_reader(scripted.address)
-    one.fetch_all()
+    one.fetch_complete_view()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, route(1, {"broker-a": scripted.address})])
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
     assert again(one).deleted_topics == frozenset()
@@ -291,17 +291,17 @@ def test_topic_whose_broker_starts_between_queries_is_kept(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, route(1, {"broker-a": scripted.address})])
     one.note_retriable_error(CallTimeout("no answer"))
     with pytest.raises(RouteNotFound):
-        one.fetch_all()
+        one.fetch_complete_view()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     scripted.on(Request.GET_TOPIC_STATS_INFO, GONE)
-    assert again(one).deleted_topics == one.fetch_all().deleted_topics == {"t"}
+    assert again(one).deleted_topics == one.fetch_complete_view().deleted_topics == {"t"}
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_topic_unknown_to_a_restarted_name_server_is_not_deleted(scripted, restarted):
     """Its broker is registered, and registers its topics in portions: it is asked itself."""
     one = bounds_reader(scripted.address)
-    one.fetch_all()
+    one.fetch_complete_view()
     if restarted:
         session.close_all()
         one = bounds_reader(scripted.address)
@@ -311,7 +311,7 @@ def test_topic_unknown_to_a_restarted_name_server_is_not_deleted(scripted, resta
     one.note_retriable_error(CallTimeout("no answer"))
     assert again(one).deleted_topics == frozenset()
     with pytest.raises(RouteNotFound):
-        one.fetch_all()
+        one.fetch_complete_view()
     for silence in (never, refuse(Response.SYSTEM_BUSY, "busy")):
         scripted.on(Request.GET_TOPIC_STATS_INFO, silence)
         assert again(one).deleted_topics == frozenset()
@@ -322,7 +322,7 @@ def test_topic_unknown_to_a_restarted_name_server_is_not_deleted(scripted, resta
 def test_routes_stay_valid_while_restarted_name_server_is_empty(scripted):
     one = bounds_reader(scripted.address)
     one.set_checkpoint_offsets(Offsets({A: 5}))
-    one.fetch_all()
+    one.fetch_complete_view()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({}))
     view = again(one)
@@ -333,7 +333,7 @@ def test_topic_whose_last_route_had_no_master_is_not_deleted(scripted):
     """Whose word it would be is not known: the list of all has the master again, and the route is gone."""
     one = bounds_reader(scripted.address)
     one.set_checkpoint_offsets(Offsets({A: 5}))
-    one.fetch_all()
+    one.fetch_complete_view()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": ""}))
     again(one)
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
@@ -348,10 +348,12 @@ def test_pattern_topic_deleted_after_listing_is_left_out(scripted):
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
     there = route(1, {"broker-a": scripted.address})
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: there if c.ext("topic") == "t" else NO_ROUTE)
-    assert list(bounds_reader(scripted.address, subscribePattern="t|gone").fetch_all().bounds) == queues("t", 1)
+    assert list(bounds_reader(scripted.address, subscribePattern="t|gone").fetch_complete_view().bounds) == queues(
+        "t", 1
+    )
     scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, lists[0])
     with pytest.raises(RouteNotFound, match="gone"):
-        bounds_reader(scripted.address, subscribePattern="t|gone").fetch_all()
+        bounds_reader(scripted.address, subscribePattern="t|gone").fetch_complete_view()
 
 
 def test_topic_is_not_deleted_while_a_broker_that_had_it_is_away(two):
@@ -360,7 +362,7 @@ def test_topic_is_not_deleted_while_a_broker_that_had_it_is_away(two):
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": a.address}))
     one = bounds_reader(name_server.address)
     one.set_checkpoint_offsets(Offsets({A: 5, B: 5}))
-    assert list(one.fetch_all().bounds) == [A]
+    assert list(one.fetch_complete_view().bounds) == [A]
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     a.on(Request.GET_TOPIC_STATS_INFO, GONE)
     for there in ({"broker-a": a}, {"broker-a": a, "broker-b": b}):
@@ -375,7 +377,7 @@ def test_another_broker_at_a_reused_address_is_not_believed(two, caplog):
     name_server, a, b = two
     one = bounds_reader(name_server.address)
     one.set_checkpoint_offsets(Offsets({A: 5, B: 5}))
-    assert set(one.fetch_all().bounds) == {A, B}
+    assert set(one.fetch_complete_view().bounds) == {A, B}
     a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 900)}))
     view = again(one)
     assert view.bounds == {B: QueueBounds(0, 5, 7)}
@@ -403,7 +405,7 @@ def test_missing_pattern_topic_with_offsets_counts_as_deleted(scripted):
     one = bounds_reader(scripted.address, subscribePattern="t|other")
     one.set_checkpoint_offsets(Offsets({A: 5, MessageQueue("elsewhere", "broker-a", 0): 1}))
     assert one.topics_or_last_known() == ("other", "t")
-    assert one.fetch_all().deleted_topics == again(one).deleted_topics == {"t"}
+    assert one.fetch_complete_view().deleted_topics == again(one).deleted_topics == {"t"}
     one.set_checkpoint_offsets(Offsets({}))
     assert one.topics_or_last_known() == ("other",)
     assert again(one).deleted_topics == frozenset()
@@ -418,7 +420,7 @@ def test_only_vanished_pattern_topics_with_offsets_are_kept(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: answers.get(c.ext("topic"), NO_ROUTE))
     one = bounds_reader(scripted.address, subscribePattern="t|passing")
     one.set_checkpoint_offsets(Offsets({A: 5}))
-    one.fetch_all()
+    one.fetch_complete_view()
     assert one.is_known_topic("passing")
     listed.clear()
     answers.clear()
@@ -431,13 +433,13 @@ def test_only_vanished_pattern_topics_with_offsets_are_kept(scripted):
 def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
     name_server, a, b = two
     one = bounds_reader(name_server.address, requestTimeout="60s")
-    one.fetch_all()
+    one.fetch_complete_view()
     held = Held()
     b.on(Request.GET_TOPIC_STATS_INFO, held)
     for newest in (6, 7, 8):
         a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({A: (0, newest)}))
         assert {queue: of.max_offset for queue, of in again(one).bounds.items()} == {A: newest, B: 5}
-        assert one.polls.interval_s <= 0.25
+        assert one.poll_interval.interval_s <= 0.25
     assert len(held.wait(1)) == 1
     assert "the source waits" not in caplog.text
     b.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 9)}))
@@ -448,7 +450,7 @@ def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
 def test_while_no_name_server_answers_its_last_word_holds(two, caplog):
     name_server, a, _ = two
     one = bounds_reader(name_server.address)
-    one.fetch_all()
+    one.fetch_complete_view()
     name_server.refuse_connections()
     name_server.drop()
     for newest in (6, 7):
@@ -459,16 +461,16 @@ def test_while_no_name_server_answers_its_last_word_holds(two, caplog):
 
 def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
     one = bounds_reader(scripted.address)
-    one.fetch_all()
+    one.fetch_complete_view()
     for count in (1, 2):
         scripted.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.SYSTEM_BUSY, "busy"))
         for _ in range(4):
             assert again(one).bounds == {}
         assert caplog.text.count("the source waits") == count
-        assert one.errors.failures.attempts == 4
+        assert one.retriable_errors.retry_errors.attempts == 4
         scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         assert again(one).bounds
-        assert one.errors.failures.first is None
+        assert one.retriable_errors.retry_errors.first is None
 
 
 def only(*brokers):
@@ -479,14 +481,14 @@ def only(*brokers):
 def test_environment_keeps_its_queues_when_broker_leaves_route(two, kept):
     name_server, a, b = two
     one = bounds_reader(name_server.address, environment="01")
-    assert list(one.fetch_all().bounds) == [A]
-    assert one.owned.numbers == {A: 1}
+    assert list(one.fetch_complete_view().bounds) == [A]
+    assert one.owned_queues.environment_numbers == {A: 1}
     if kept == "by the checkpoint":
         one = bounds_reader(name_server.address, environment="01")
         one.set_checkpoint_offsets(Offsets({A: 3}, environment={A: 1}))
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("b", b)))
-    assert one.fetch_all().bounds == again(one).bounds == {}  # broker-b's queue is the second environment's
-    assert one.owned.numbers == {A: 1}
+    assert one.fetch_complete_view().bounds == again(one).bounds == {}  # broker-b's queue is the second environment's
+    assert one.owned_queues.environment_numbers == {A: 1}
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
     assert list(again(one).bounds) == [A]
 
@@ -509,14 +511,14 @@ def test_a_checkpoint_of_another_environment_is_refused(two):
 def test_an_environment_whose_broker_is_away_waits(two, given):
     name_server, a, b = two
     one = bounds_reader(name_server.address, **given)
-    assert list(one.fetch_all().bounds) == [B]
+    assert list(one.fetch_complete_view().bounds) == [B]
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a)))
     assert again(one).bounds == {}
     with pytest.raises(OptionError, match="option 'environment"):  # new, it may be a slip of the pen
-        bounds_reader(name_server.address, **given).fetch_all()
+        bounds_reader(name_server.address, **given).fetch_complete_view()
     restarted = bounds_reader(name_server.address, **given)
-    restarted.set_checkpoint_offsets(Offsets({B: 3}, environment=one.owned.numbers))
-    assert restarted.fetch_all().bounds == {}
+    restarted.set_checkpoint_offsets(Offsets({B: 3}, environment=one.owned_queues.environment_numbers))
+    assert restarted.fetch_complete_view().bounds == {}
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
     assert list(again(one).bounds) == list(again(restarted).bounds) == [B]
 
@@ -529,7 +531,7 @@ def test_topic_was_known_by_its_positions_or_by_its_route(scripted):
     assert one.is_known_topic("t")
     assert not one.is_known_topic(None)
     fresh = bounds_reader(scripted.address)
-    fresh.fetch_all()
+    fresh.fetch_complete_view()
     assert fresh.is_known_topic("t")
 
 
@@ -548,28 +550,28 @@ class TestACompactionTopicKeepsWhatItsLogHasNot:
 
     def test_reads_begin_there(self, scripted):
         one = bounds_reader(scripted.address)
-        assert one.fetch_all().bounds == {self.T0: QueueBounds(1, 9, 7)}
+        assert one.fetch_complete_view().bounds == {self.T0: QueueBounds(1, 9, 7)}
         one.set_checkpoint_offsets(Offsets({self.T0: 1}))
-        assert one.latest().bounds == {self.T0: QueueBounds(1, 9, 7)}
+        assert one.latest_view().bounds == {self.T0: QueueBounds(1, 9, 7)}
         other = bounds_reader(scripted.address)
         other.set_checkpoint_offsets(Offsets({self.T0: 0}))  # nothing is lost: compaction removed what was there
-        assert other.latest().bounds == {self.T0: QueueBounds(0, 9, 7)}
+        assert other.latest_view().bounds == {self.T0: QueueBounds(0, 9, 7)}
 
     def test_broker_is_not_asked_when_nothing_before_the_log_is_read(self, scripted):
         one = bounds_reader(scripted.address)
         one.set_checkpoint_offsets(Offsets({self.T0: 2}))
-        assert one.latest().bounds == {self.T0: QueueBounds(2, 9, 7)}
+        assert one.latest_view().bounds == {self.T0: QueueBounds(2, 9, 7)}
         assert scripted.seen(Request.GET_TOPIC_CONFIG) == scripted.seen(Request.PULL_MESSAGE) == []
 
     def test_an_ordinary_topic_begins_with_its_log(self, scripted):
         scripted.on(Request.GET_TOPIC_CONFIG, topic_config())
-        assert bounds_reader(scripted.address).fetch_all().bounds == {self.T0: QueueBounds(2, 9, 7)}
+        assert bounds_reader(scripted.address).fetch_complete_view().bounds == {self.T0: QueueBounds(2, 9, 7)}
         scripted.on(Request.GET_TOPIC_CONFIG, refuse(Response.NO_PERMISSION, "no"))
-        assert bounds_reader(scripted.address).fetch_all().bounds == {self.T0: QueueBounds(2, 9, 7)}
+        assert bounds_reader(scripted.address).fetch_complete_view().bounds == {self.T0: QueueBounds(2, 9, 7)}
 
     @pytest.mark.parametrize("silent", [Request.GET_TOPIC_CONFIG, Request.PULL_MESSAGE])
     def test_unknown_topic_kind_delays_a_stream_but_fails_a_start(self, scripted, silent):
         scripted.on(silent, refuse(Response.SERVICE_NOT_AVAILABLE, "starting"))
-        assert bounds_reader(scripted.address).latest().bounds == {}
+        assert bounds_reader(scripted.address).latest_view().bounds == {}
         with pytest.raises(ServiceNotAvailable):
-            bounds_reader(scripted.address).fetch_all()
+            bounds_reader(scripted.address).fetch_complete_view()

@@ -15,8 +15,8 @@ from rocketmq_spark.spark.source.planning import (
     ReadLimitPolicy,
     TriggerLimits,
     next_end,
+    offsets_to_read,
     ranges,
-    rate_limit,
 )
 from tests.reading import canonical
 
@@ -34,7 +34,7 @@ def offsets_of(found):
 
 @given(_BACKLOGS, st.none() | st.integers(1, 1 << 41))
 def test_shares(waiting, max_offsets):
-    given = rate_limit(waiting, max_offsets)
+    given = offsets_to_read(waiting, max_offsets)
     assert given.keys() == waiting.keys()
     assert all(1 <= given[queue] <= waiting[queue] for queue in waiting), (
         "nobody starves, nobody gets what is not there"
@@ -111,7 +111,7 @@ def test_what_went_back():
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 20))
 def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
     whole = [OffsetRange(A, start, start + size)]
-    lost = planning.truncated(whole, {A: QueueBounds(minimum, 100, 0)})
+    lost = planning.truncated_ranges(whole, {A: QueueBounds(minimum, 100, 0)})
     rest = planning.without_lost(whole, lost)
     assert offsets_of(lost) + offsets_of(rest) == offsets_of(whole)
     assert all(offset < minimum for _, offset in offsets_of(lost))
@@ -172,14 +172,14 @@ def test_waits_for_enough_or_for_the_delay():
     few, many = {WAITING[0]: 3}, {WAITING[0]: 3, WAITING[1]: 7}
     wanted = TriggerLimits(min_offsets=10)
     assert admission.max_offsets({}, wanted, never, 0.0) is None
-    admission.nothing_to_read(0.0)
+    admission.note_nothing_to_read(0.0)
     assert admission.max_offsets(few, wanted, never, 0.0) == 0
     assert admission.max_offsets(many, wanted, never, 0.0) is None
-    admission.batch_planned(0.0)
+    admission.note_planned_batch(0.0)
     assert admission.max_offsets(few, wanted, never, 59.0) == 0
-    admission.nothing_to_read(59.0)
+    admission.note_nothing_to_read(59.0)
     assert admission.max_offsets(few, wanted, never, 60.0) is None
-    admission.batch_planned(60.0)
+    admission.note_planned_batch(60.0)
     # From then on the next delay runs.
     assert admission.max_offsets(few, wanted, never, 119.0) == 0
     assert admission.max_offsets(few, TriggerLimits(min_offsets=10, max_offsets=2), never, 120.0) == 2
@@ -189,7 +189,7 @@ def test_the_first_plan_of_a_run_does_not_wait_for_more():
     admission, few, wanted = ReadLimitPolicy(60.0), {WAITING[0]: 3}, TriggerLimits(min_offsets=10)
     for _ in range(2):  # the first try may fail after that
         assert admission.max_offsets(few, wanted, never, 5.0) is None
-    admission.batch_planned(5.0)
+    admission.note_planned_batch(5.0)
     assert admission.max_offsets(few, wanted, never, 5.0) == 0
     assert admission.max_offsets(few, wanted, never, 65.0) is None
 

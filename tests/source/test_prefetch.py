@@ -45,7 +45,7 @@ class Reads:
     def of_bytes(self, *sizes: int) -> None:
         self.batches = [pa.record_batch({"body": pa.array([bytes(size)])}) for size in sizes]
 
-    def __call__(self, options: Any, columns: Any, partition: Any, streaming: bool, on_loss: Any) -> Any:
+    def __call__(self, options: Any, columns: Any, partition: Any, is_streaming: bool, on_loss: Any) -> Any:
         self.asked.append(options)
         yield from self.batches
         if self.lost and on_loss is not None:  # else it is as 'failOnDataLoss' says, which may be to go on

@@ -25,7 +25,7 @@ from rocketmq_spark.spark.compat import (
     LessThanOrEqual,
 )
 from rocketmq_spark.spark.source import batch_reader
-from rocketmq_spark.spark.source.batch_reader import parse_filters, pushdown_enabled
+from rocketmq_spark.spark.source.batch_reader import is_pushdown_enabled, parse_filters
 from tests.fakes.ports import Fake
 
 _COMPARED = {
@@ -153,7 +153,7 @@ def test_tags(filters, tags):
 
 @pytest.mark.parametrize("given", [{"tags": "a"}, {"sql": "x > 1"}, {}])
 def test_tags_of_predicates_replace_no_filter_of_the_options(given, monkeypatch):
-    monkeypatch.setattr(batch_reader, "_topics_filtered_by_tag", lambda options: ["t"])
+    monkeypatch.setattr(batch_reader, "_tag_filterable_topics", lambda options: ["t"])
     made = options_table.parse({"nameServer": "x:1", "subscribe": "t", **given}).for_role("batch source")
     reader = batch_reader.PrunedReader(made, ())
     reader.pushFilters([In(("tags",), ("b", "c"))])
@@ -189,4 +189,4 @@ def test_what_is_not_understood_says_nothing():
 
 
 def test_not_enabled_outside_of_sparks_planner():
-    assert not pushdown_enabled()
+    assert not is_pushdown_enabled()

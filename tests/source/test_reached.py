@@ -40,7 +40,7 @@ class PlannedStream:
     """A fake of ``Stream`` with one queue and without brokers."""
 
     def __init__(self, topic: Topic, latest: bool) -> None:
-        self.log = OffsetLogCache()
+        self.offset_log = OffsetLogCache()
         self._topic = topic
         self._first = topic.end if latest else 0  # a new run resolves it anew
         self._initial: Offsets | None = None

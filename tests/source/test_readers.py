@@ -84,7 +84,9 @@ def test_limits(rocketmq, topic, options, limit):
 def test_the_limits_that_spark_does_not_hand_back_hold_too():
     limits = {"maxOffsetsPerTrigger": 5, "maxBytesPerTrigger": "1k", "minOffsetsPerTrigger": 3}
     reader = stream_reader("127.0.0.1:9", subscribe="t", **limits)
-    assert reader._limits(reader.getDefaultReadLimit()) == TriggerLimits(max_offsets=5, max_bytes=1024, min_offsets=3)
+    assert reader._trigger_limits(reader.getDefaultReadLimit()) == TriggerLimits(
+        max_offsets=5, max_bytes=1024, min_offsets=3
+    )
 
 
 def test_trigger_once_reads_everything(rocketmq, topic):

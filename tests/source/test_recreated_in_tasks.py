@@ -85,7 +85,7 @@ def read(broker, *ranges, newest_ms=PLANNED_MS, **given):
     partition = pickle.loads(pickle.dumps(RangePartition(ranges, (), frozenset(), *known)))
     lost = []
     on_loss = None if "failOnDataLoss" in given else lambda part, cause: lost.append((part.start, part.end, cause))
-    found = partition_reader.read_partition(options, BASIC, partition, streaming=True, on_loss=on_loss)
+    found = partition_reader.read_partition(options, BASIC, partition, is_streaming=True, on_loss=on_loss)
     offsets = [row["queueOffset"] for batch in found for row in batch.to_pylist()]
     return offsets, lost
 

@@ -20,7 +20,7 @@ from rocketmq_spark.spark.source.recreated_topics import (
     RecreationResult,
     RecreationWatch,
     evidence_of,
-    fully_expired,
+    expired_queues,
     queues_needing_store_time,
     queues_to_probe,
     recreated_queues,
@@ -194,7 +194,7 @@ def test_reconnect_counts_until_statistics_are_surely_newer(polls, expected):
     told = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK)}
     refilled = {**told, B: QueueBounds(0, 30, 2 * MARK)}
     found = [
-        watch.check(read, refilled if restarted else told, Deadline.after(30), {"b": pair}).recreated
+        watch.check(read, refilled if restarted else told, Deadline.after(30), {"b": pair}).recreated_queues
         for pair, restarted in polls
     ]
     assert found == expected
@@ -207,7 +207,7 @@ def test_reconnect_after_the_bounds_of_a_start_counts():
     watch = watching(brokers)
     watch.start({A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK)}, connected(brokers))
     brokers.connections["b"] += 1
-    assert looked(brokers, read, refilled, watch).recreated == [B]
+    assert looked(brokers, read, refilled, watch).recreated_queues == [B]
 
 
 def test_store_time_from_a_broker_that_restarted_is_no_mark():
@@ -230,8 +230,8 @@ def found(younger, stored=()):
     brokers = Brokers({A: younger}, stored)
     result = looked(brokers, *open_at_10(A))
     assert brokers.asked == [{A: MARK + 1}]
-    assert not result.unanswered
-    return result.recreated
+    assert not result.errors
+    return result.recreated_queues
 
 
 def test_younger_messages_after_the_position_are_new_ones():
@@ -255,7 +255,7 @@ def test_all_that_are_suspected_are_asked_at_once(monkeypatch):
     brokers = Brokers(dict.fromkeys(queues, 9), {(queue, 9): MARK for queue in queues})
     monkeypatch.setattr(brokers, "store_time_ms", raising(AssertionError("one by one")))
     result = looked(brokers, *open_at_10(*queues))
-    assert (result.recreated, result.unanswered) == ([], {})
+    assert (result.recreated_queues, result.errors) == ([], {})
 
 
 def test_where_compaction_removed_it_the_first_younger_one_has():
@@ -274,7 +274,7 @@ def test_one_probe_per_topic_and_broker_unless_a_sign_is_found():
     assert looked(brokers, read, bounds, watch) == RecreationResult([], {})
     assert brokers.asked == [{queues[0]: MARK + 1}]
     brokers.younger, brokers.stored = dict.fromkeys(queues, 0), {(queue, 9): 2000 for queue in queues}
-    assert looked(brokers, read, bounds, watch).recreated == queues
+    assert looked(brokers, read, bounds, watch).recreated_queues == queues
     assert [len(asked) for asked in brokers.asked] == [1, 1, 299]
 
 
@@ -292,9 +292,9 @@ def test_a_queue_that_is_read_again_is_asked_about_itself(newest_of_a):
     """The topic was made again with fewer queues, and later got more: that the others are its own says nothing of this one."""
     brokers = Brokers({A: 10, B: 0}, {(B, 9): 2 * MARK})
     watch, read = watching(brokers), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
-    assert looked(brokers, read, {A: QueueBounds(0, 10, MARK)}, watch).recreated == []
+    assert looked(brokers, read, {A: QueueBounds(0, 10, MARK)}, watch).recreated_queues == []
     bounds = {A: QueueBounds(0, 30, newest_of_a), B: QueueBounds(0, 30, 2 * MARK)}
-    assert looked(brokers, read, bounds, watch).recreated == [B]
+    assert looked(brokers, read, bounds, watch).recreated_queues == [B]
     read = Offsets({A: 30, B: 30}, newest_store_ms={A: newest_of_a, B: 2 * MARK})
     brokers.asked.clear()
     for newest in (3, 4):
@@ -322,8 +322,8 @@ def test_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
     watch = watching(brokers)
     for _ in range(2):
         result = looked(brokers, read, bounds, watch)
-        assert result.recreated == []
-        assert result.unanswered.keys() == SHARE
+        assert result.recreated_queues == []
+        assert result.errors.keys() == SHARE
     brokers.silent = ()
     assert looked(brokers, read, bounds, watch) == RecreationResult([B], {}), "all are asked about, as at a start"
 
@@ -335,7 +335,7 @@ def test_recreation_of_a_topic_waits_for_all_broker_answers():
     brokers = Brokers({B: 0}, silent=["b"])
     watch = watching(brokers)
     result = looked(brokers, read, bounds, watch)
-    assert (result.recreated, result.unanswered.keys()) == ([], SHARE)
+    assert (result.recreated_queues, result.errors.keys()) == ([], SHARE)
     brokers.silent, brokers.stored = (), {(B, 9): 2000}
     assert looked(brokers, read, bounds, watch) == RecreationResult([A, B], {})
 
@@ -346,7 +346,7 @@ def test_broker_that_stops_answering_is_not_asked_for_each_queue():
     pulls = []
     answer = brokers.store_time_ms
     brokers.store_time_ms = lambda *asked: pulls.append(asked) or answer(*asked)
-    assert looked(brokers, read, bounds).unanswered.keys() == SHARE
+    assert looked(brokers, read, bounds).errors.keys() == SHARE
     assert len(pulls) == 1
 
 
@@ -434,7 +434,7 @@ def test_marks_that_are_asked_for():
 )
 def test_queues_of_which_nothing_is_left_get_a_mark(position, bounds, marked, expected):
     read = Offsets({A: position}, newest_store_ms={A: MARK} if marked else {})
-    assert fully_expired(read, {A: QueueBounds(*bounds)}) == ([A] if expected else [])
+    assert expired_queues(read, {A: QueueBounds(*bounds)}) == ([A] if expected else [])
 
 
 # --- clocks that were put back
@@ -452,7 +452,7 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
         assert marks == {B: mark}
         # New messages come; the one before the position is younger than the newest one was.
         later = {B: QueueBounds(0, 31, MARK + 1)}
-        assert looked(brokers, Offsets({B: 10}, newest_store_ms=marks), later).recreated == []
+        assert looked(brokers, Offsets({B: 10}, newest_store_ms=marks), later).recreated_queues == []
 
 
 # --- against a model
@@ -574,7 +574,7 @@ class Model(RuleBasedStateMachine):
         bounds, connections = self.polled(away)
         self.young -= {queue[:2] for queue in bounds}
         if self.idle == (begin, bounds, connections):  # the driver does not check an equal view again
-            self.watch.seen_unchanged()
+            self.watch.note_unchanged()
             self.check(set(), bounds)
             return
         found, unanswered, is_decided = self.watch.check(begin, bounds, soon, connections)

@@ -153,20 +153,20 @@ def test_an_empty_queue_starts_at_its_end(given, low):
 def test_a_start_after_the_end_names_both_options(end):
     parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **end}).for_role("batch source")
     with pytest.raises(OffsetError) as caught:
-        starting_offsets.check_order(parsed, {A: 7, B: 0}, {A: 6, B: 0}, BOUNDS)
+        starting_offsets.check_start_before_end(parsed, {A: 7, B: 0}, {A: 6, B: 0}, BOUNDS)
     assert "after the end in t/b/0: t/b/0 starts at offset 7 (option 'startingOffsets')" in str(caught.value)
     assert f"ends at 6 (option '{next(iter(end))}')" in str(caught.value)
-    starting_offsets.check_order(parsed, {A: 6, B: 0}, {A: 6, B: 0}, BOUNDS)
+    starting_offsets.check_start_before_end(parsed, {A: 6, B: 0}, {A: 6, B: 0}, BOUNDS)
 
 
 def test_a_group_may_be_past_the_time_at_which_a_batch_ends():
     given = {"nameServer": "h:1", "subscribe": "t", "group": "g", "startingOffsets": "committed"}
     by_time = options_table.parse({**given, "endingTimestamp": "9"}).for_role("batch source")
-    starting_offsets.check_order(by_time, {A: 7, B: 0}, {A: 6, B: 0}, BOUNDS)
+    starting_offsets.check_start_before_end(by_time, {A: 7, B: 0}, {A: 6, B: 0}, BOUNDS)
     by_offset = options_table.parse({**given, "endingOffsets": '{"t":{"b":{"0":6,"1":0}}}'}).for_role("batch source")
     for parsed, start in ((by_time, 21), (by_offset, 7)):
         with pytest.raises(OffsetError, match=f"t/b/0 starts at offset {start}"):
-            starting_offsets.check_order(parsed, {A: start, B: 0}, {A: 6, B: 0}, BOUNDS)
+            starting_offsets.check_start_before_end(parsed, {A: start, B: 0}, {A: 6, B: 0}, BOUNDS)
 
 
 @pytest.mark.parametrize(

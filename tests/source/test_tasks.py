@@ -149,8 +149,8 @@ def test_what_is_said_of_a_broker_that_did_not_come():
 
 @pytest.mark.parametrize("known", ["Set option 'addressMap'", None])
 def test_an_error_keeps_its_remedy_before_the_advice_to_wait(known):
-    advice = partition_reader.waiting_advice("broker b", streaming=True)
-    with pytest.raises(ConnectionLost) as task, partition_reader._with_waiting_advice("b", streaming=True):
+    advice = partition_reader.waiting_advice("broker b", is_streaming=True)
+    with pytest.raises(ConnectionLost) as task, partition_reader._with_waiting_advice("b", is_streaming=True):
         raise ConnectionLost("cannot connect", "pod:8080", remedy=known)
     assert task.value.remedy == f"{known or 'Start broker b'}. {advice}"
 
@@ -161,7 +161,7 @@ def test_a_plan_keeps_the_remedy_before_the_advice_to_wait(monkeypatch):
     begin, end = ({"topics": {"t": {"b": {"0": position}}}, "v": 1} for position in (5, 9))
     with pytest.raises(ConnectionLost) as plan:
         stream_reader("127.0.0.1:1", subscribe="t").partitions(begin, end)
-    advice = partition_reader.waiting_advice("its broker", streaming=True)
+    advice = partition_reader.waiting_advice("its broker", is_streaming=True)
     assert plan.value.remedy == f"Set option 'addressMap'. {advice}"
 
 

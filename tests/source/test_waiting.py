@@ -29,11 +29,16 @@ class Answers:
 
     clock = Clock()
 
-    def __init__(self, *answers, known=(), has_answered=True):
-        self.answers, self.known, self.has_answered, self.waited = list(answers), known, has_answered, []
+    def __init__(self, *answers, known=(), have_brokers_answered=True):
+        self.answers, self.known, self.have_brokers_answered, self.waited = (
+            list(answers),
+            known,
+            have_brokers_answered,
+            [],
+        )
         self.ports = SimpleNamespace(routes=SimpleNamespace(with_similar_topics=lambda error: error))
 
-    def fetch_all(self):
+    def fetch_complete_view(self):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -48,12 +53,12 @@ class Answers:
 
 def fetched(reader, **limits):
     return retry_until(
-        reader, reader.fetch_all, WaitLimits(**{"deadline": LONG, "topic_deadline": Deadline(0), **limits})
+        reader, reader.fetch_complete_view, WaitLimits(**{"deadline": LONG, "topic_deadline": Deadline(0), **limits})
     )
 
 
 def masters(reader, **limits):
-    of_start = WaitLimits(**{"deadline": LONG, "topic_deadline": Deadline(0), "attempts": 1, **limits})
+    of_start = WaitLimits(**{"deadline": LONG, "topic_deadline": Deadline(0), "max_attempts": 1, **limits})
     return retry_until(reader, lambda: fetch_bounds_of_masters(reader, None, of_start), of_start)
 
 
@@ -91,7 +96,7 @@ def test_a_slave_alone_is_not_asked_what_its_master_keeps():
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"b": {1: broker.address}}))
         broker.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "b", 0): (2, 9)}))
         made = {"nameServer": broker.address, "subscribe": "t", "numRetries": 0, "requestTimeout": "1s"}
-        view = BoundsReader(options_table.parse(made).for_role("stream source")).fetch_all()
+        view = BoundsReader(options_table.parse(made).for_role("stream source")).fetch_complete_view()
         session.close_all()
     assert (view.brokers_without_master, [bounds.min_offset for bounds in view.bounds.values()]) == ({"b"}, [2])
 
@@ -128,11 +133,11 @@ def test_bounds_are_those_of_masters():
 
 @pytest.mark.parametrize(("attempts", "answers"), [(1, [LOST, MASTERS]), (3, [LOST, LOST, LOST, MASTERS])])
 def test_a_start_that_reaches_no_server_makes_a_few_attempts(attempts, answers):
-    reader = Answers(*answers, has_answered=False)
+    reader = Answers(*answers, have_brokers_answered=False)
     with pytest.raises(ConnectionLost, match="refused"):
-        masters(reader, attempts=attempts)
+        masters(reader, max_attempts=attempts)
     assert reader.answers == [MASTERS]
-    assert masters(Answers(*answers, has_answered=False), attempts=attempts + 1) is MASTERS
+    assert masters(Answers(*answers, have_brokers_answered=False), max_attempts=attempts + 1) is MASTERS
 
 
 def test_a_master_that_stays_away_is_an_error():

@@ -1,8 +1,8 @@
-"""Spark's batch reader, which uses predicates to shorten ranges, or as a filter on the broker.
+"""Spark's batch reader. It uses predicates to shorten the ranges that it reads, or as a filter on the broker.
 
-Spark applies every predicate again. So a pruned read may return rows that do not match, but must return all rows that match.
-Predicates on times prune nothing: a broker finds a time by a binary search, which skips matching messages if the broker's clock
-was ever set back.
+Spark applies every predicate to the rows again. So a read with predicates may return rows that do not match, but must return all
+rows that match. Predicates on times do not shorten ranges. A broker finds the offset of a time by a binary search, and this
+search skips matching messages if the clock of the broker was ever set back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rocketmq_spark.spark.source.bounds_reader import BoundsReader, check_filter
 from rocketmq_spark.spark.source.data_loss import Loss
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 from rocketmq_spark.spark.source.partitioning import Partitioning
-from rocketmq_spark.spark.source.starting_offsets import check_order, ending_offsets, starting_offsets
+from rocketmq_spark.spark.source.starting_offsets import check_start_before_end, ending_offsets, starting_offsets
 from rocketmq_spark.spark.source.subscribed_topics import SubscribedTopics, no_matching_topic
 from rocketmq_spark.spark.source.waiting import (
     WaitLimits,
@@ -51,34 +51,34 @@ _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _Test = Callable[[Any], bool]
 
 
-def pushdown_enabled() -> bool:
-    """Whether Spark will push predicates to a reader that is made in this process.
+def is_pushdown_enabled() -> bool:
+    """Whether Spark will push predicates to a reader that this process creates.
 
     If Spark's conf disables the pushdown, Spark rejects a reader that has ``pushFilters``. A planner process cannot read the
-    conf, but it can see its worker module: only if the pushdown is enabled, Spark runs the one that pushes predicates.
+    conf, but it knows which worker module it runs. Spark runs the module that pushes predicates only if the pushdown is enabled.
     """
     return process.is_worker(_PUSHDOWN_WORKER)
 
 
 @dataclass(slots=True)
 class Predicates:
-    """The conditions of all predicates on each column; None: no condition."""
+    """The conditions of all predicates on each column. A field that is None stands for no condition."""
 
-    tests: dict[str, list[_Test]]
+    tests_by_column: dict[str, list[_Test]]
     offset_from: int | None = None
     offset_to: int | None = None
     tags: frozenset[str] | None = None
 
-    def prune(self, r: OffsetRange, offsets_aligned: bool = True) -> OffsetRange | None:
+    def prune(self, r: OffsetRange, has_aligned_offsets: bool = True) -> OffsetRange | None:
         """Return the part of a range where rows may match; None if no row can match.
 
-        ``offsets_aligned`` is False if messages of the range may have larger offsets than their positions: the lower bound of
-        offsets then prunes nothing.
+        ``has_aligned_offsets`` is False if messages of the range may have larger offsets than their positions. Then the lower
+        bound of offsets does not shorten the range.
         """
-        values = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
-        if not all(test(values[name]) for name, tests in self.tests.items() for test in tests):
+        column_values = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
+        if not all(test(column_values[name]) for name, tests in self.tests_by_column.items() for test in tests):
             return None
-        start = r.start if self.offset_from is None or not offsets_aligned else max(r.start, self.offset_from)
+        start = r.start if self.offset_from is None or not has_aligned_offsets else max(r.start, self.offset_from)
         end = r.end if self.offset_to is None else min(r.end, self.offset_to)
         return OffsetRange(r.queue, start, end) if end > start else None
 
@@ -89,23 +89,23 @@ def parse_filters(filters: Iterable[Filter]) -> Predicates:
     for predicate in filters:
         attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
         if len(attribute) == 1:
-            _add_filter(predicates, attribute[0].lower(), predicate)
+            _add_predicate(predicates, attribute[0].lower(), predicate)
     return predicates
 
 
-def _add_filter(predicates: Predicates, name: str, predicate: Filter) -> None:
+def _add_predicate(predicates: Predicates, name: str, predicate: Filter) -> None:
     if name in ("topic", "brokername", "queueid"):
-        test = _test(predicate)
+        test = _test_of(predicate)
         if test is not None:
-            predicates.tests.setdefault(name, []).append(test)
+            predicates.tests_by_column.setdefault(name, []).append(test)
     elif name == "tags":
         tags = _allowed_values(predicate)
         if tags is not None and all(_is_plain_tag(tag) for tag in tags):
             predicates.tags = frozenset(tags) if predicates.tags is None else predicates.tags & frozenset(tags)
     elif name == "queueoffset":
-        low, high = _interval(predicate)
-        predicates.offset_from = _max_known(predicates.offset_from, low)
-        predicates.offset_to = _min_known(predicates.offset_to, high)
+        low_offset, end_offset = _integer_interval(predicate)
+        predicates.offset_from = _max_known(predicates.offset_from, low_offset)
+        predicates.offset_to = _min_known(predicates.offset_to, end_offset)
 
 
 def _allowed_values(predicate: Filter) -> tuple[Any, ...] | None:
@@ -117,7 +117,7 @@ def _allowed_values(predicate: Filter) -> tuple[Any, ...] | None:
     return None
 
 
-def _test(predicate: Filter) -> _Test | None:
+def _test_of(predicate: Filter) -> _Test | None:
     values = _allowed_values(predicate)
     if values is not None:
         return lambda value: value in values
@@ -133,16 +133,16 @@ def _test(predicate: Filter) -> _Test | None:
     return None
 
 
-def _interval(predicate: Filter) -> tuple[int | None, int | None]:
-    """The integers that can match, as ``[low, high)``; None: no bound."""
+def _integer_interval(predicate: Filter) -> tuple[int | None, int | None]:
+    """Return the integers that can match, as ``[low, end)``. A bound that is None does not exist."""
     match predicate:
         case EqualTo(_, value) | EqualNullSafe(_, value):
             number = _as_int(value)
             return (number, None if number is None else number + 1)
         case In(_, values) if values:
             numbers = [_as_int(value) for value in values]
-            known = [number for number in numbers if number is not None]
-            return (min(known), max(known) + 1) if len(known) == len(numbers) else (None, None)
+            known_numbers = [number for number in numbers if number is not None]
+            return (min(known_numbers), max(known_numbers) + 1) if len(known_numbers) == len(numbers) else (None, None)
         case GreaterThan(_, value) | GreaterThanOrEqual(_, value):
             return (_as_int(value), None)  # for ``>``, Spark drops the one row too many
         case LessThan(_, value) | LessThanOrEqual(_, value):
@@ -155,12 +155,12 @@ def _as_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _max_known(known: int | None, new: int | None) -> int | None:
-    return known if new is None else new if known is None else max(known, new)
+def _max_known(bound: int | None, new_bound: int | None) -> int | None:
+    return bound if new_bound is None else new_bound if bound is None else max(bound, new_bound)
 
 
-def _min_known(known: int | None, new: int | None) -> int | None:
-    return known if new is None else new if known is None else min(known, new)
+def _min_known(bound: int | None, new_bound: int | None) -> int | None:
+    return bound if new_bound is None else new_bound if bound is None else min(bound, new_bound)
 
 
 def _is_plain_tag(tag: object) -> bool:
@@ -172,7 +172,7 @@ logger = logging.getLogger(__name__)
 
 
 class RocketMQReader(DataSourceReader):
-    """A batch read. Its start and end are resolved once, when Spark plans it."""
+    """A batch read. Its start and end are determined once, when Spark plans the read."""
 
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = options
@@ -181,31 +181,33 @@ class RocketMQReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        reader, limits = BoundsReader(options), WaitLimits.of_start(options)
-        bounds, ranges, losses = retry_until(reader, lambda: self._plan_ranges(reader, limits), limits)
+        reader, wait_limits = BoundsReader(options), WaitLimits.of_start(options)
+        bounds, ranges, losses = retry_until(reader, lambda: self._plan_ranges(reader, wait_limits), wait_limits)
         data_loss.report_data_loss(options.fail_on_data_loss, losses)
-        mismatched = partition_reader.replica_mismatches(options, *reader.ports, ranges)
+        mismatched_queues = partition_reader.replica_mismatches(options, *reader.ports, ranges)
         tasks = partitioning.plan_tasks(Partitioning.of(options), bounds, ranges)
         partition_numbers = _partition_numbers(reader, bounds) if options.kafka_columns else {}
         return list(
-            partition_reader.input_partitions(reader.ports.routes, tasks, mismatched, numbers=partition_numbers)
+            partition_reader.input_partitions(reader.ports.routes, tasks, mismatched_queues, numbers=partition_numbers)
         )
 
-    def _plan_ranges(self, reader: BoundsReader, limits: WaitLimits) -> tuple[Bounds, list[OffsetRange], list[Loss]]:
+    def _plan_ranges(
+        self, reader: BoundsReader, wait_limits: WaitLimits
+    ) -> tuple[Bounds, list[OffsetRange], list[Loss]]:
         """Return the bounds of the queues, the ranges to read, and the losses before them."""
         options = self._options
-        view = fetch_bounds_of_masters(reader, options, limits)
+        view = fetch_bounds_of_masters(reader, options, wait_limits)
         if not view.topics:
             raise no_matching_topic(options)
-        bounds, offsets = view.bounds, reader.ports.offsets
+        bounds, offset_reader = view.bounds, reader.ports.offsets
         check_filter(options, bounds)
-        start = starting_offsets(offsets, options, bounds, planning_deadline(options))
-        end = ending_offsets(offsets, options, bounds, planning_deadline(options))
-        check_order(options, start, end, bounds)
+        start = starting_offsets(offset_reader, options, bounds, planning_deadline(options))
+        end = ending_offsets(offset_reader, options, bounds, planning_deadline(options))
+        check_start_before_end(options, start, end, bounds)
         view = with_compaction_start(reader, options, view, start)
         ranges, losses = planning.readable_ranges(planning.ranges(Offsets(start), Offsets(end)), view)
         if self._predicates is not None:
-            ranges = _pruned_ranges(ranges, self._predicates, offsets, options)
+            ranges = _pruned_ranges(ranges, self._predicates, offset_reader, options)
         return bounds, ranges, losses
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -218,29 +220,30 @@ def _partition_numbers(reader: BoundsReader, queues: Iterable[MessageQueue]) -> 
 
 
 class PrunedReader(RocketMQReader):
-    """A batch reader to which Spark pushes predicates. Spark rejects it if its conf disables the pushdown."""
+    """A batch reader to which Spark pushes predicates. If Spark's conf disables the pushdown, Spark rejects this reader."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._predicates = parse_filters(filters)
         tags = self._predicates.tags
         if tags and self._options.tags is None and self._options.sql is None:
-            topics = _topics_filtered_by_tag(self._options)
+            topics = _tag_filterable_topics(self._options)
             if topics:
                 self._options = replace(self._options, tags=dict.fromkeys(topics, " || ".join(sorted(tags))))
         return filters  # Spark applies all of them again
 
 
-def _topics_filtered_by_tag(options: Options) -> list[str]:
+def _tag_filterable_topics(options: Options) -> list[str]:
     """Return the topics whose messages brokers can filter by tags; none if a broker does not answer.
 
-    For a batch topic (``queue.type=BatchCQ``), brokers know only the tags of whole batches, and would leave out messages.
+    For a batch topic (``queue.type=BatchCQ``), brokers know only the tags of whole batches, so a filter would omit messages that
+    match.
     """
-    routes, pulls = session.routes(options), session.pulls(options)
+    route_reader, pull_source = session.routes(options), session.pulls(options)
     topics = []
     try:
-        for topic in SubscribedTopics(options, Clock()).current(routes, ()):
-            first_queues = {MessageQueue(topic, name, 0) for name in routes.get(topic).brokers}
-            if not any(pulls.stores_batches(queue) for queue in first_queues):
+        for topic in SubscribedTopics(options, Clock()).current(route_reader, ()):
+            queue_of_each_broker = {MessageQueue(topic, name, 0) for name in route_reader.get(topic).brokers}
+            if not any(pull_source.stores_batches(queue) for queue in queue_of_each_broker):
                 topics.append(topic)
     except RocketMQError as e:
         logger.info("brokers do not filter by tags for predicates: %s", e)
@@ -249,16 +252,18 @@ def _topics_filtered_by_tag(options: Options) -> list[str]:
 
 
 def _pruned_ranges(
-    ranges: list[OffsetRange], predicates: Predicates, offsets: OffsetReader, options: Options
+    ranges: list[OffsetRange], predicates: Predicates, offset_reader: OffsetReader, options: Options
 ) -> list[OffsetRange]:
     offset_from = predicates.offset_from
-    # If the index of a queue was damaged, all later positions stay shifted. A message that is stored at its own offset shows that
-    # no position before it is shifted.
+    # If the index of a queue was damaged, each later message has a larger offset than its position. A message that is stored at
+    # its own offset shows that no position before this message is shifted.
     checked_offsets = (
         {} if offset_from is None else {r.queue: min(offset_from, r.end - 1) for r in ranges if r.start < offset_from}
     )
-    stored = (
-        offsets.store_times_ms(options.group, checked_offsets, planning_deadline(options)) if checked_offsets else {}
+    store_times_ms = (
+        offset_reader.store_times_ms(options.group, checked_offsets, planning_deadline(options))
+        if checked_offsets
+        else {}
     )
-    shifted = checked_offsets.keys() - stored.keys()
-    return [part for r in ranges if (part := predicates.prune(r, r.queue not in shifted)) is not None]
+    shifted_queues = checked_offsets.keys() - store_times_ms.keys()
+    return [part for r in ranges if (part := predicates.prune(r, r.queue not in shifted_queues)) is not None]

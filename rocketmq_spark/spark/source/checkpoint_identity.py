@@ -1,4 +1,4 @@
-"""Compares the source that wrote a checkpoint with the source that the options describe.
+"""Compares the source that wrote a checkpoint with the source that the present options describe.
 
 Each end offset records the identity of its source: namespace, clusters, environment, subscription, filter and group.
 """
@@ -25,44 +25,45 @@ logger = logging.getLogger(__name__)
 def source_identity(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
     """Return what offsets record of a source.
 
-    This is the namespace; clusters, environment and filter if there are any; the option that chooses topics; the group to which
-    the query commits; and ``newQueues``, which is False if queues that are created later are not read.
+    The identity has the namespace, the option that chooses topics, and the group to which the query commits. It has the clusters,
+    the environment and the filter if there are any. The entry ``newQueues`` is False if the source does not read queues that are
+    created later.
     """
-    record: dict[str, object] = {"namespace": options.namespace or ""}
+    identity: dict[str, object] = {"namespace": options.namespace or ""}
     if "group" in options.given:
-        record["group"] = options.group
+        identity["group"] = options.group
     if clusters:
-        record["clusters"] = list(clusters)
+        identity["clusters"] = list(clusters)
     if options.environment is not None:
-        record["environment"] = options.environment
+        identity["environment"] = options.environment
         if options.environment_mode != "queues":
-            record["environmentMode"] = options.environment_mode
+            identity["environmentMode"] = options.environment_mode
         layout = _environment_layout(environment_of(options))
         if layout is not None:
-            record["environments"] = layout
+            identity["environments"] = layout
     if options.subscribe:
-        record["subscribe"] = sorted({*options.subscribe})
+        identity["subscribe"] = sorted({*options.subscribe})
     if options.assign:
-        record["assign"] = _assign_json(options.assign)
+        identity["assign"] = _assign_json(options.assign)
     if options.subscribe_pattern is not None:
-        record["subscribePattern"] = options.subscribe_pattern
+        identity["subscribePattern"] = options.subscribe_pattern
         if options.include_internal:
-            record["includeInternal"] = True
+            identity["includeInternal"] = True
     if options.assign or not partitioning.allocates_every_queue(options.allocation_strategy):
-        record["newQueues"] = False
+        identity["newQueues"] = False
     if options.tags not in (None, "*"):
-        record["tags"] = options.tags
+        identity["tags"] = options.tags
     if options.sql is not None:
-        record["sql"] = options.sql
-    return record
+        identity["sql"] = options.sql
+    return identity
 
 
 def _assign_json(queues: Iterable[MessageQueue]) -> dict[str, dict[str, list[int]]]:
     """Return queues in the JSON form of option ``assign``."""
-    nested: dict[str, dict[str, list[int]]] = {}
+    queue_ids: dict[str, dict[str, list[int]]] = {}
     for topic, broker_name, queue_id in sorted(queues):
-        nested.setdefault(topic, {}).setdefault(broker_name, []).append(queue_id)
-    return nested
+        queue_ids.setdefault(topic, {}).setdefault(broker_name, []).append(queue_id)
+    return queue_ids
 
 
 def clusters_of(routes: Iterable[TopicRoute]) -> list[str]:
@@ -70,45 +71,48 @@ def clusters_of(routes: Iterable[TopicRoute]) -> list[str]:
     return sorted({data.cluster for route in routes for data in route.brokers.values() if data.cluster})
 
 
-def filter_of(record: Mapping[str, object]) -> dict[str, object]:
-    """Return the filter in an identity. It may change between runs."""
-    return {name: record[name] for name in ("sql", "tags") if name in record}
+def filter_of(identity: Mapping[str, object]) -> dict[str, object]:
+    """Return the filter in an identity. Users may change the filter between runs."""
+    return {name: identity[name] for name in ("sql", "tags") if name in identity}
 
 
 def check_checkpoint(options: Options, start: Offsets) -> None:
     """Raise ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
 
     Without this check, a query with a forgotten environment variable would omit queues, or read other queues from positions that
-    mean nothing there. A query that waits for its first topic has no positions yet; its namespace and environment are compared.
+    mean nothing there. A query that waits for its first topic has no positions yet, so only its namespace and its environment are
+    compared.
     """
     if not (start.positions or start.source_identity):
         return
-    recorded, current = start.source_identity, source_identity(options)
+    recorded_identity, current_identity = start.source_identity, source_identity(options)
     differences = []
-    if recorded.get("namespace", current["namespace"]) != current["namespace"]:
+    if recorded_identity.get("namespace", current_identity["namespace"]) != current_identity["namespace"]:
         differences.append(
             (
-                _namespace_text(recorded),
-                _namespace_text(current),
-                "option 'namespace'" if recorded["namespace"] else "an empty option 'namespace'",
+                _namespace_text(recorded_identity),
+                _namespace_text(current_identity),
+                "option 'namespace'" if recorded_identity["namespace"] else "an empty option 'namespace'",
             )
         )
-    recorded_environment, environment = _environment_key(recorded), _environment_key(current)
-    if recorded_environment != environment and (recorded_environment or not _legacy_identity_matches(options, start)):
+    recorded_key, current_key = _environment_key(recorded_identity), _environment_key(current_identity)
+    if recorded_key != current_key and (recorded_key or not _legacy_identity_matches(options, start)):
         differences.append(
             (
-                _environment_text(recorded_environment),
-                _environment_text(environment),
+                _environment_text(recorded_key),
+                _environment_text(current_key),
                 "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)",
             )
         )
-    elif recorded.get("environments") != current.get("environments") and not _layout_was_added(options, start):
-        differences.append((_layout_text(recorded), _layout_text(current), "option 'environments'"))
+    elif recorded_identity.get("environments") != current_identity.get("environments") and not _layout_was_added(
+        options, start
+    ):
+        differences.append((_layout_text(recorded_identity), _layout_text(current_identity), "option 'environments'"))
     if differences:
-        recorded_text, current_text, names = (" and ".join(words) for words in zip(*differences, strict=True))
+        recorded_text, current_text, option_names = (" and ".join(words) for words in zip(*differences, strict=True))
         raise CheckpointMismatch(
             f"the checkpoint is of {recorded_text}, and this query of {current_text}",
-            remedy=f"Start it with {names} as before, or with a new checkpointLocation",
+            remedy=f"Start it with {option_names} as before, or with a new checkpointLocation",
         )
     topics = sorted({queue.topic for queue in start.positions})
     if topics and options.fail_on_data_loss == "fail" and not any(is_subscribed(options, topic) for topic in topics):
@@ -124,11 +128,10 @@ def check_clusters(options: Options, start: Offsets, clusters: Sequence[str]) ->
 
     If ``failOnDataLoss`` is ``warn`` or ``ignore``, log a warning instead.
     """
-    if not (recorded := other_clusters(start.source_identity, clusters)):
+    if not (recorded_clusters := other_clusters(start.source_identity, clusters)):
         return
-    text = (
-        f"the checkpoint is of cluster {', '.join(map(str, recorded))}, and this query of cluster {', '.join(clusters)}"
-    )
+    recorded_text, current_text = ", ".join(map(str, recorded_clusters)), ", ".join(clusters)
+    text = f"the checkpoint is of cluster {recorded_text}, and this query of cluster {current_text}"
     if options.fail_on_data_loss != "fail":
         logger.warning("%s: the positions are those of the checkpoint's cluster", text)
         return
@@ -141,43 +144,52 @@ def check_clusters(options: Options, start: Offsets, clusters: Sequence[str]) ->
 
 def other_clusters(identity: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
     """Return the clusters in ``identity`` if none of them is in ``clusters``; otherwise an empty list."""
-    recorded = identity.get("clusters")
-    return recorded if isinstance(recorded, list) and clusters and not {*recorded} & {*clusters} else []
+    recorded_clusters = identity.get("clusters")
+    return (
+        recorded_clusters
+        if isinstance(recorded_clusters, list) and clusters and not {*recorded_clusters} & {*clusters}
+        else []
+    )
 
 
 def is_other_source(options: Options, offsets: Offsets) -> bool:
     """Whether offsets were written by a source with another namespace, environment or group than the options have."""
-    recorded, current = offsets.source_identity, source_identity(options)
-    differs = any(name in recorded and recorded[name] != current.get(name) for name in ("namespace", "group"))
-    return differs or _environment_key(recorded) != _environment_key(current)
+    recorded_identity, current_identity = offsets.source_identity, source_identity(options)
+    has_other_name = any(
+        name in recorded_identity and recorded_identity[name] != current_identity.get(name)
+        for name in ("namespace", "group")
+    )
+    return has_other_name or _environment_key(recorded_identity) != _environment_key(current_identity)
 
 
-def _namespace_text(record: Mapping[str, object]) -> str:
-    return f"namespace {record['namespace']!r}" if record["namespace"] else "no namespace"
+def _namespace_text(identity: Mapping[str, object]) -> str:
+    return f"namespace {identity['namespace']!r}" if identity["namespace"] else "no namespace"
 
 
-def _environment_key(record: Mapping[str, object]) -> tuple[object, ...]:
-    return tuple(record[name] for name in ("environment", "environmentMode") if name in record)
+def _environment_key(identity: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(identity[name] for name in ("environment", "environmentMode") if name in identity)
 
 
 def _environment_layout(environment: Environment | None) -> object:
-    """Return what determines the queues of an environment besides its number: the number of environments, or the list of its
-    queues. The queues of other environments may change.
+    """Return what determines the queues of an environment besides its number: the number of environments, or the list of the
+    queues of this environment. The queues of other environments may change.
     """
     if environment is None or environment.listed_queues is None:
         return environment and environment.count
     return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed_queues)]
 
 
-def _layout_text(record: Mapping[str, object]) -> str:
-    layout = record.get("environments")
+def _layout_text(identity: Mapping[str, object]) -> str:
+    layout = identity.get("environments")
     if isinstance(layout, Sequence):
-        return f"environment {record['environment']!r} with the queues {', '.join(map(str, layout))}"
-    return f"environment {record['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
+        return f"environment {identity['environment']!r} with the queues {', '.join(map(str, layout))}"
+    return f"environment {identity['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
 
 
 def _layout_was_added(options: Options, start: Offsets) -> bool:
-    """Whether offsets that record no layout have only positions of queues that the environment of the options owns."""
+    """Whether the present layout can belong to offsets that record no layout: they have only positions of queues that the
+    environment of the options owns.
+    """
     environment = environment_of(options)
     if "environments" in start.source_identity or environment is None or environment.is_by_position:
         return False
@@ -216,9 +228,9 @@ def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]
     return {queue for queue in queues if not queue.topic.startswith(SPECIAL_PREFIXES)}
 
 
-def check_environment_queues(options: Options, start: Offsets, owned: Collection[MessageQueue]) -> None:
-    """Raise ``CheckpointMismatch`` if offsets without a recorded environment have positions of other queues than ``owned``, the
-    queues that the environment of the options owns by its number.
+def check_environment_queues(options: Options, start: Offsets, owned_queues: Collection[MessageQueue]) -> None:
+    """Raise ``CheckpointMismatch`` if offsets without a recorded environment have positions of queues that are not in
+    ``owned_queues``. These are the queues that the environment of the options owns by its number.
     """
     environment = environment_of(options)
     if (
@@ -229,11 +241,11 @@ def check_environment_queues(options: Options, start: Offsets, owned: Collection
     ):
         return
     queues, topics = _without_special_topics(start.positions), {queue.topic for queue in start.positions}
-    expected = {queue for queue in _without_special_topics(owned) if queue.topic in topics}
-    if queues != expected:
+    expected_queues = {queue for queue in _without_special_topics(owned_queues) if queue.topic in topics}
+    if queues != expected_queues:
         raise CheckpointMismatch(
             f"the checkpoint records no environment and has positions of {queues_text(queues)}; this query of environment "
-            f"{options.environment!r} reads {queues_text(expected) or 'none of these topics'}",
+            f"{options.environment!r} reads {queues_text(expected_queues) or 'none of these topics'}",
             remedy="Start it as before, or with a new checkpointLocation; or start the brokers that are down",
         )
 
@@ -256,7 +268,8 @@ def recorded_pattern(identity: Mapping[str, object]) -> RecordedPattern | None:
 
 
 def recorded_topics(identity: Mapping[str, object]) -> set[str]:
-    """Return the topics in an identity; empty if the source has a pattern, or if an older release wrote the identity.
+    """Return the topics in an identity. The result is empty if the source has a pattern, or if an older release wrote the
+    identity.
 
     When the batch was planned, each of these topics existed or was known to be deleted.
     """
@@ -265,7 +278,9 @@ def recorded_topics(identity: Mapping[str, object]) -> set[str]:
 
 
 def recorded_queues(identity: Mapping[str, object]) -> set[MessageQueue]:
-    """Return the assigned queues in an identity. When the batch was planned, each existed or was known to be deleted."""
+    """Return the assigned queues in an identity. When the batch was planned, each of these queues existed or was known to be
+    deleted.
+    """
     if "assign" not in identity:
         return set()
     try:
@@ -277,31 +292,35 @@ def recorded_queues(identity: Mapping[str, object]) -> set[MessageQueue]:
 def queues_of_next_batch(offsets: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Return those of ``queues`` that a source with these offsets reads in its next batch."""
     candidates = list(queues)
-    with_position = [queue for queue in candidates if queue in offsets.positions]
+    queues_with_position = [queue for queue in candidates if queue in offsets.positions]
     if offsets.source_identity.get("newQueues") is False:
         if not partitioning.allocates_every_queue(offsets.plan.get("allocationStrategy")):
             # The strategy may omit new queues.
-            return with_position
-        assigned = recorded_queues(offsets.source_identity)
-        return [queue for queue in candidates if queue in offsets.positions or queue in assigned]
+            return queues_with_position
+        assigned_queues = recorded_queues(offsets.source_identity)
+        return [queue for queue in candidates if queue in offsets.positions or queue in assigned_queues]
     if "environment" not in offsets.source_identity or offsets.source_identity.get("environmentMode") == "suffix":
         return candidates
     environment = _recorded_environment(offsets)
     return (
-        with_position
+        queues_with_position
         if environment is None
         else environment.owned(candidates, offsets.environment, {queue.topic for queue in candidates})
     )
 
 
 def _recorded_environment(offsets: Offsets) -> Environment | None:
-    """Return the environment that offsets record; None if an older release wrote them, which did not record its queues."""
+    """Return the environment that offsets record. Returns None if an older release, which did not record the queues of an
+    environment, wrote the offsets.
+    """
     name, layout = str(offsets.source_identity["environment"]), offsets.source_identity.get("environments")
     if isinstance(layout, list):
-        listed = (text.rpartition(":") for text in map(str, layout))
+        split_texts = (text.rpartition(":") for text in map(str, layout))
         return Environment(
             name,
-            listed_queues=frozenset((broker.replace("*", ANY_BROKER), int(queue_id)) for broker, _, queue_id in listed),
+            listed_queues=frozenset(
+                (broker.replace("*", ANY_BROKER), int(queue_id)) for broker, _, queue_id in split_texts
+            ),
         )
     if isinstance(layout, int) or offsets.environment:
         return Environment.of(name, layout)

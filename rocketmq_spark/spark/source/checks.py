@@ -9,14 +9,14 @@ from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.starting_offsets import check_start_and_end
 
 
-def check_source(parsed: Options, role: str) -> Options:
+def check_source(parsed_options: Options, role: str) -> Options:
     """Return the options of ``role``, which is "batch source" or "stream source". Raises ``OptionError`` if they are wrong."""
-    options = parsed.for_role(role)
-    ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
-    if len(ways) != 1:
+    options = parsed_options.for_role(role)
+    topic_options = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
+    if len(topic_options) != 1:
         raise OptionError(
             "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
-            f"{'none is' if not ways else 'several are'} given"
+            f"{'none is' if not topic_options else 'several are'} given"
         )
     subscription.check_subscription(options)
     check_start_and_end(options, role)

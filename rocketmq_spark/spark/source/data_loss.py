@@ -1,4 +1,6 @@
-"""Reports data loss: raises an error or logs it, as option ``failOnDataLoss`` says. Every loss of the source passes here."""
+"""Reports data loss: raises an error or logs the loss, as option ``failOnDataLoss`` says. The source reports every loss through
+this module.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,21 @@ _REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without th
 _REMEDY_OF_RESET = f"{_REMEDY}; a stream then reads all present messages of a queue that went back"
 
 
-def _range_text(part: OffsetRange) -> str:
-    """The text of a lost range. An empty range stands for an unknown number of offsets from its start on."""
-    where = f"offsets {part.start} to {part.end}" if part.size > 0 else f"from offset {part.start} on"
-    return f"{part.queue} {where}"
+def _range_text(lost_range: OffsetRange) -> str:
+    """Return the text of a lost range. An empty range stands for an unknown number of offsets from its start on."""
+    offsets_text = (
+        f"offsets {lost_range.start} to {lost_range.end}"
+        if lost_range.size > 0
+        else f"from offset {lost_range.start} on"
+    )
+    return f"{lost_range.queue} {offsets_text}"
 
 
-def _count_text(parts: Sequence[OffsetRange]) -> str:
-    sizes = [part.size for part in parts if part.size > 0]
+def _count_text(lost_ranges: Sequence[OffsetRange]) -> str:
+    sizes = [part.size for part in lost_ranges if part.size > 0]
     if not sizes:
         return "an unknown number of"
-    return f"{'at least ' if len(sizes) < len(parts) else ''}{sum(sizes)}"
+    return f"{'at least ' if len(sizes) < len(lost_ranges) else ''}{sum(sizes)}"
 
 
 def report_data_loss(policy: str, losses: Sequence[tuple[OffsetRange, Cause]]) -> None:
@@ -42,7 +48,7 @@ def report_data_loss(policy: str, losses: Sequence[tuple[OffsetRange, Cause]]) -
     more_text = f" and {len(losses) - 10} more" if len(losses) > 10 else ""
     text = f"{_count_text([part for part, _ in losses])} offsets cannot be read any more: {ranges_text}{more_text}"
     if policy == "fail":
-        first = losses[0][0].queue
+        first_queue = losses[0][0].queue
         remedy = _REMEDY_OF_RESET if any(cause is Cause.WENT_BACK for _, cause in losses) else _REMEDY
-        raise DataLossError(text, topic=first.topic, queue=str(first), remedy=remedy)
+        raise DataLossError(text, topic=first_queue.topic, queue=str(first_queue), remedy=remedy)
     logger.log(logging.WARNING if policy == "warn" else logging.INFO, "%s; failOnDataLoss=%s", text, policy)

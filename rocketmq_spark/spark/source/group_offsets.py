@@ -21,145 +21,165 @@ logger = logging.getLogger(__name__)
 
 # After the first answers, a commit waits this long for the brokers that have not answered.
 COMMIT_GRACE_S = 0.2
-# How often a commit checks whether another process commits offsets of the group.
+# The least time between two checks whether another process commits offsets of the group.
 _CHECK_INTERVAL_S = 10.0
 _MIN_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 1.0, 60.0
 
 
 class GroupOffsets:
-    """Commits the offsets of a group that changed. Does nothing unless option ``group`` is given. Confined to one thread."""
+    """Commits those offsets of a group that have changed. Does nothing unless option ``group`` is given. Confined to one
+    thread.
+    """
 
     def __init__(self, options: Options, now: Callable[[], float] | None = None) -> None:
         self._options = options
         self._now = now or Clock().now
         # The offsets that brokers have stored for this object.
-        self._committed: dict[MessageQueue, int] = {}
-        # The offsets whose commit failed. They are sent again after a pause; a newer offset of the queue is sent at once.
+        self._committed_offsets: dict[MessageQueue, int] = {}
+        # The offsets whose commit failed. These offsets are sent again after a pause, but a newer offset of the same queue is
+        # sent at once.
         self._failed_offsets: dict[MessageQueue, int] = {}
-        self._retry_at_s = 0.0
+        self._next_retry_s = 0.0
         self._retry_pause_s = _MIN_RETRY_PAUSE_S
         self._is_failing = False  # and this was logged
-        self._checked_members = False
-        # Whether another process was found that commits offsets of the group, and when the next check is due.
-        self._warned_of_other_committer = False
+        self._has_checked_members = False
+        # Whether a warning was logged because another process commits offsets of the group, and the time of the next check.
+        self._has_warned_of_other_committer = False
         self._next_check_s = 0.0
 
     def commit(self, positions: Positions, source_identity: Mapping[str, object] = MappingProxyType({})) -> None:
         """Commit the positions that changed. Retriable failures are retried by a later call; other errors are raised.
 
-        ``source_identity`` is the source identity of the positions: positions of another cluster are not committed. A broker that
-        hangs delays the call only for a moment.
+        ``source_identity`` is the identity of the source that has these positions. Positions of another cluster are not
+        committed. A broker that hangs delays the call only briefly.
         """
         if "group" not in self._options.given:
             return
-        delayed = self._failed_offsets if self._now() < self._retry_at_s else {}
-        changed_offsets = {q: o for q, o in positions.items() if self._committed.get(q) != o and delayed.get(q) != o}
-        if self._checked_members and not changed_offsets:
+        delayed_offsets = self._failed_offsets if self._now() < self._next_retry_s else {}
+        changed_offsets = {
+            q: o for q, o in positions.items() if self._committed_offsets.get(q) != o and delayed_offsets.get(q) != o
+        }
+        if self._has_checked_members and not changed_offsets:
             return
-        offsets_to_commit = self._of_existing_topics(changed_offsets, source_identity)
-        if not self._checked_members:
-            self._checked_members = True
+        offsets_to_commit = self._offsets_of_existing_topics(changed_offsets, source_identity)
+        if not self._has_checked_members:
+            self._has_checked_members = True
             self._warn_of_members(positions)
         self._warn_of_other_committer(offsets_to_commit)
-        failed = self._commit_each(offsets_to_commit)
-        # If a broker did not answer, its offset is unknown. Queues without a position are read by another process now.
-        now_committed = {q: offset for q, offset in {**self._committed, **offsets_to_commit}.items() if q in positions}
-        self._committed = {q: offset for q, offset in now_committed.items() if q not in failed}
-        for error in failed.values():
+        errors = self._commit_or_create_group(offsets_to_commit)
+        # If a commit failed, the offset that the broker has is unknown. If a queue no longer has a position, another process may
+        # commit its offsets now.
+        stored_offsets = {
+            q: offset for q, offset in {**self._committed_offsets, **offsets_to_commit}.items() if q in positions
+        }
+        self._committed_offsets = {q: offset for q, offset in stored_offsets.items() if q not in errors}
+        for error in errors.values():
             if not error.retriable:
                 raise error
-        self._schedule_retry(positions, changed_offsets, failed)
+        self._schedule_retry(positions, changed_offsets, errors)
 
-    def _commit_each(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
+    def _commit_or_create_group(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
         group, timeout_s = self._options.group, self._options.request_timeout
         committer = session.committer(self._options)
-        failed = committer.commit_each(group, offsets, Deadline.after(timeout_s), COMMIT_GRACE_S)
-        of_unknown_group = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
-        if of_unknown_group:
+        errors = committer.commit_each(group, offsets, Deadline.after(timeout_s), COMMIT_GRACE_S)
+        unknown_group_offsets = {q: offsets[q] for q, error in errors.items() if isinstance(error, GroupNotFound)}
+        if unknown_group_offsets:
             try:
-                self._create_group(of_unknown_group)
+                self._create_group(unknown_group_offsets)
             except RocketMQError as e:
                 if not e.retriable:
                     raise
-                return {**failed, **dict.fromkeys(of_unknown_group, e)}
-            failed_again = committer.commit_each(group, of_unknown_group, Deadline.after(timeout_s), COMMIT_GRACE_S)
-            failed = {**{q: error for q, error in failed.items() if q not in of_unknown_group}, **failed_again}
-        return failed
+                return {**errors, **dict.fromkeys(unknown_group_offsets, e)}
+            new_errors = committer.commit_each(group, unknown_group_offsets, Deadline.after(timeout_s), COMMIT_GRACE_S)
+            errors = {**{q: error for q, error in errors.items() if q not in unknown_group_offsets}, **new_errors}
+        return errors
 
     def _schedule_retry(
-        self, positions: Positions, changed_offsets: Positions, failed: Mapping[MessageQueue, RocketMQError]
+        self, positions: Positions, changed_offsets: Positions, errors: Mapping[MessageQueue, RocketMQError]
     ) -> None:
-        """Remember the failed offsets for the next attempt. Logs one line at the first failure, and one when all are stored."""
-        unfinished, failed_before = {**self._failed_offsets, **changed_offsets}, self._failed_offsets
-        self._failed_offsets = {q: o for q, o in unfinished.items() if q in positions and self._committed.get(q) != o}
-        if failed and not self._is_failing:
+        """Remember the failed offsets for the next attempt. Logs one line at the first failure, and one line when all offsets are
+        stored.
+        """
+        unfinished_offsets, failed_offsets_before = {**self._failed_offsets, **changed_offsets}, self._failed_offsets
+        self._failed_offsets = {
+            q: o for q, o in unfinished_offsets.items() if q in positions and self._committed_offsets.get(q) != o
+        }
+        if errors and not self._is_failing:
             self._is_failing = True
-            error = next(iter(failed.values()))
+            error = next(iter(errors.values()))
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._failed_offsets:
-            if self._is_failing and failed_before.keys() & self._committed.keys():
-                # Otherwise only their queues disappeared.
+            if self._is_failing and failed_offsets_before.keys() & self._committed_offsets.keys():
+                # Otherwise the failed offsets were not stored: only their queues disappeared.
                 logger.warning("the offsets of group %s can be committed again", self._options.group)
             self._is_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
         if self._failed_offsets.keys() & changed_offsets.keys():
-            self._retry_at_s = self._now() + self._retry_pause_s
+            self._next_retry_s = self._now() + self._retry_pause_s
             self._retry_pause_s = min(2 * self._retry_pause_s, _MAX_RETRY_PAUSE_S)
 
     def _warn_of_other_committer(self, offsets: Positions) -> None:
         """Warn once if another process, most likely another query, commits offsets of the group."""
-        committed_before = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
-        if self._warned_of_other_committer or not committed_before or self._now() < self._next_check_s:
+        offsets_before = {q: self._committed_offsets[q] for q in sorted(offsets) if q in self._committed_offsets}
+        if self._has_warned_of_other_committer or not offsets_before or self._now() < self._next_check_s:
             return
         self._next_check_s = self._now() + _CHECK_INTERVAL_S
-        queue = next(iter(committed_before))
+        queue = next(iter(offsets_before))
         try:
             deadline = Deadline.after(min(COMMIT_GRACE_S, self._options.request_timeout))
-            committed = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
+            committed_offset = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
             return  # a later call checks again
         # The source and a ``GroupOffsetListener`` commit the same offsets, in any order.
-        if committed is not None and committed not in (committed_before[queue], offsets[queue]):
-            self._warned_of_other_committer = True
+        if committed_offset is not None and committed_offset not in (offsets_before[queue], offsets[queue]):
+            self._has_warned_of_other_committer = True
             logger.warning(
                 "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
                 "group, or an operator reset it. Two queries with one group overwrite each other's offsets; give each a "
                 "group of its own",
                 self._options.group,
                 queue,
-                committed_before[queue],
-                committed,
+                offsets_before[queue],
+                committed_offset,
             )
 
-    def _of_existing_topics(
+    def _offsets_of_existing_topics(
         self, positions: Positions, source_identity: Mapping[str, object]
     ) -> dict[MessageQueue, int]:
-        """Return the positions of topics that exist in their cluster. A listener may have no route yet, so this fetches it."""
-        existing, routes = set(), session.routes(self._options)
+        """Return the positions of topics that exist in their cluster. Fetches the routes, because a listener may not have them
+        yet.
+        """
+        existing_topics, routes = set(), session.routes(self._options)
         for topic in sorted({queue.topic for queue in positions}):
             try:
                 route = routes.get(topic)
             except RocketMQError as e:
                 logger.info("the offsets of topic %s are not committed now: %s", topic, e)
                 continue
-            if others := checkpoint_identity.other_clusters(source_identity, checkpoint_identity.clusters_of([route])):
-                logger.info("topic %s is of cluster %s: its offsets are not committed", topic, ", ".join(others))
+            if foreign_clusters := checkpoint_identity.other_clusters(
+                source_identity, checkpoint_identity.clusters_of([route])
+            ):
+                logger.info(
+                    "topic %s is of cluster %s: its offsets are not committed", topic, ", ".join(foreign_clusters)
+                )
             else:
-                existing.add(topic)
-        return {queue: offset for queue, offset in positions.items() if queue.topic in existing}
+                existing_topics.add(topic)
+        return {queue: offset for queue, offset in positions.items() if queue.topic in existing_topics}
 
     def _create_group(self, offsets: Positions) -> None:
-        """Create the group on the brokers of ``offsets``, which do not have it. Other brokers keep their settings of it."""
+        """Create the group on the brokers of ``offsets``, which do not have the group. Other brokers keep their settings of the
+        group.
+        """
         group, committer = self._options.group, session.committer(self._options)
         committer.create_group(group, offsets)
         logger.info("consumer group %s was created", group)
         try:
-            # Every consumer group has a retry topic, and RocketMQ's own tools find a group by it.
+            # Every consumer group has a retry topic, and RocketMQ's own tools find a group by its retry topic.
             committer.create_retry_topic(group, self._options.request_timeout)
         except RocketMQError as e:
             logger.info("the retry topic of group %s was not created: %s", group, e)
 
     def _warn_of_members(self, positions: Positions) -> None:
-        """Warn if the group has members, because they commit offsets, too, or if a Proxy may hide members."""
+        """Warn if the group has members, because members commit offsets, too. Also warn if a Proxy may hide members."""
         deadline = Deadline.after(min(1.0, self._options.request_timeout))
         committer = session.committer(self._options)
         brokers = sorted({queue.broker_name for queue in positions})

@@ -1,9 +1,9 @@
 """The numbers of queues as Kafka's partitions (option ``kafkaColumns``). Pure.
 
-A topic's queues are numbered from 0 in order of broker name and queue id. All queues of the route count, as in the sink
-(``TopicRoute.partition_queues``), also those that the query does not read. A stream stores its numbers in the offset log under
-``partitions`` and appends new queues, so they do not change when a broker is added. The log holds runs of queues,
-``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: broker, first queue id, number of queues.
+A topic's queues are numbered from 0 in order of broker name and queue id. All queues of the route get a number, also queues that
+the query does not read. The sink numbers queues in the same way (``TopicRoute.partition_queues``). A stream stores its numbers in
+the offset log under ``partitions`` and appends new queues, so they do not change when a broker is added. The log holds runs of
+queues, ``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: broker, first queue id, number of queues.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from rocketmq_spark.model import MessageQueue
 
 # Runs of queues by topic, in the order of their numbers.
 QueueRuns = Mapping[str, Sequence[Sequence[str | int]]]
-# The routes of a client have no more queues than this.
-MOST_QUEUES = 1 << 20
+# The largest number of queues. The routes of a client have no more queues.
+MAX_QUEUES = 1 << 20
 
 
-def runs_of_log(entry: object) -> QueueRuns:
-    """Returns the runs in an entry of the offset log.
+def runs_of_log(logged_runs: object) -> QueueRuns:
+    """Return the runs of queues that an entry of the offset log has under ``partitions``.
 
-    Raises ``ValueError`` for another form, for more than ``MOST_QUEUES`` queues, which would take all memory, and for a queue in
-    two runs, which would have two numbers.
+    Raises ``ValueError`` if the entry has another form, if it has more than ``MAX_QUEUES`` queues, which would take all memory,
+    or if a queue is in two runs and would have two numbers.
     """
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"{short_repr(entry)} is not a JSON object")
-    left = MOST_QUEUES
-    for topic, of_topic in entry.items():
-        if not isinstance(of_topic, list | tuple):
-            raise ValueError(f"{topic}: {short_repr(of_topic)} is not a list of runs")
-        for run in of_topic:
+    if not isinstance(logged_runs, Mapping):
+        raise ValueError(f"{short_repr(logged_runs)} is not a JSON object")
+    queues_left = MAX_QUEUES
+    for topic, runs_of_topic in logged_runs.items():
+        if not isinstance(runs_of_topic, list | tuple):
+            raise ValueError(f"{topic}: {short_repr(runs_of_topic)} is not a list of runs")
+        for run in runs_of_topic:
             if not _is_run(run):
                 raise ValueError(
                     f"{topic}: {short_repr(run)} is not a run; expected [broker, first queue id, number of queues]"
                 )
-            left -= run[2]
-            if left < 0:
-                raise ValueError(f"{topic}: {short_repr(run)} makes more than {MOST_QUEUES} queues in all")
-        for (broker, first, count), (other, other_first, _) in pairwise(sorted(of_topic)):
-            if broker == other and other_first < first + count:
-                raise ValueError(f"{topic}: queue {other_first} of {broker} is in two runs")
-    return {str(topic): of_topic for topic, of_topic in entry.items()}
+            queues_left -= run[2]
+            if queues_left < 0:
+                raise ValueError(f"{topic}: {short_repr(run)} makes more than {MAX_QUEUES} queues in all")
+        for (broker, first, count), (next_broker, next_first, _) in pairwise(sorted(runs_of_topic)):
+            if broker == next_broker and next_first < first + count:
+                raise ValueError(f"{topic}: queue {next_first} of {broker} is in two runs")
+    return {str(topic): runs_of_topic for topic, runs_of_topic in logged_runs.items()}
 
 
 def _is_run(run: object) -> bool:
@@ -57,30 +57,35 @@ def _is_run(run: object) -> bool:
 
 
 def partition_numbers(runs: QueueRuns) -> dict[MessageQueue, int]:
-    """The number of each queue."""
+    """Return the number of each queue."""
     return {
         queue: number
-        for topic, of_topic in runs.items()
-        for number, queue in enumerate(queue for run in of_topic for queue in _queues(topic, run))
+        for topic, runs_of_topic in runs.items()
+        for number, queue in enumerate(queue for run in runs_of_topic for queue in _queues_of_run(topic, run))
     }
 
 
 def with_new_queues(runs: QueueRuns, queues: Iterable[MessageQueue]) -> QueueRuns:
-    """``runs`` with the queues that have no number yet, after the others of their topics; ``runs`` itself if there are none."""
-    numbered = partition_numbers(runs)
-    new = sorted({*queues} - numbered.keys())
-    if not new:
+    """Return ``runs`` with the queues that have no number yet, each after the numbered queues of its topic. Returns ``runs``
+    itself if all queues have numbers.
+    """
+    known_numbers = partition_numbers(runs)
+    new_queues = sorted({*queues} - known_numbers.keys())
+    if not new_queues:
         return runs
-    added = {topic: list(_runs(of_topic)) for topic, of_topic in groupby(new, key=lambda queue: queue.topic)}
-    return {topic: [*runs.get(topic, ()), *added.get(topic, ())] for topic in sorted({*runs, *added})}
+    new_runs = {
+        topic: list(_runs_of_queues(queues_of_topic))
+        for topic, queues_of_topic in groupby(new_queues, key=lambda queue: queue.topic)
+    }
+    return {topic: [*runs.get(topic, ()), *new_runs.get(topic, ())] for topic in sorted({*runs, *new_runs})}
 
 
-def _queues(topic: str, run: Sequence[str | int]) -> Iterator[MessageQueue]:
+def _queues_of_run(topic: str, run: Sequence[str | int]) -> Iterator[MessageQueue]:
     broker, first, count = run
     return (MessageQueue(topic, str(broker), queue_id) for queue_id in range(int(first), int(first) + int(count)))
 
 
-def _runs(queues: Iterable[MessageQueue]) -> Iterator[list[str | int]]:
+def _runs_of_queues(queues: Iterable[MessageQueue]) -> Iterator[list[str | int]]:
     run: list[str | int] = []
     for queue in queues:
         if run and run[0] == queue.broker_name and queue.queue_id == int(run[1]) + int(run[2]):

@@ -5,19 +5,19 @@ sorted, because Spark compares entries as texts. Further keys hold what else a r
 
 * ``start``: the start offsets of queues that the previous entry does not name, or whose topic was created again. Spark does not
   log the starts of batch 0: without them, a restart before the first commit would resolve "latest" again and skip messages.
-* ``marks``: the newest store time (epoch ms) of the messages of each queue. It shows that a topic was deleted and created again,
-  even if the topic has grown past the old position.
+* ``marks``: the newest store time (epoch ms) of the messages of each queue. This time shows that a topic was deleted and created
+  again, even if the new topic has grown past the old position.
 * ``plan``: the values that, with the ranges, determine the tasks of the batch that ends here (``partitioning``). A repeated batch
   has the same tasks, whatever the options are now. Entries of earlier releases have no ``plan``.
 * ``partitions``: with ``kafkaColumns``, the numbers of queues as Kafka's partitions (``kafka_partitions``).
-* ``environment``: the queues of a topic that an environment owns by its number, with the number. Without them, a broker that is
-  down would shift the environment onto queues of another one.
+* ``environment``: the queues of a topic that an environment owns by its number, with the number. Without this record, an
+  environment would get queues of another environment while a broker is down.
 * ``reads``: the identity of the source (``checkpoint_identity``): clusters, namespace, environment and filter, by which the
-source recognises the checkpoint of
-  another query; ``subscribe`` or ``assign``, by which it distinguishes a deleted topic without positions from a misspelt
-  name; and the group whose offsets follow the query. For commands it also has the pattern of topics, and ``newQueues``,
-  which is false if queues that are created later stay unread. Entries of earlier releases may lack ``namespace`` or ``clusters``,
-  and then fit any, and they lack ``subscribe`` and ``assign``; the earliest releases call this key ``filter``.
+  source recognises the checkpoint of another query; ``subscribe`` or ``assign``, by which the source distinguishes a deleted
+  topic without positions from a misspelt name; and the group to which the query commits its offsets. For commands, the identity
+  also has the pattern of topics, and ``newQueues``, which is false if queues that are created later stay unread. Entries of
+  earlier releases may lack ``namespace`` or ``clusters``, and then match any namespace or cluster. They lack ``subscribe`` and
+  ``assign``. The earliest releases call this key ``filter``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ Bounds = Mapping[MessageQueue, QueueBounds]
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """The positions of the queues, with what a restart needs (see the keys of the log entry above)."""
+    """The positions of the queues, and what else a restart needs. The docstring of this module describes the keys of a log
+    entry.
+    """
 
     positions: Positions
     new_queue_starts: Positions = field(default_factory=dict)
@@ -73,57 +75,60 @@ class Offsets:
         return log_entry
 
     @classmethod
-    def from_json(cls, logged: object) -> Offsets:
+    def from_json(cls, log_entry: object) -> Offsets:
         """Parse a log entry, or JSON text of a user. Raises ``OffsetError`` with the problem and its place."""
-        if isinstance(logged, str):
+        if isinstance(log_entry, str):
             try:
-                logged = json_document(logged)
+                log_entry = json_document(log_entry)
             except ValueError as e:
                 raise OffsetError(f"an offset must be JSON: {e}", remedy=_REMEDY) from e
-        if not isinstance(logged, Mapping) or not isinstance(logged.get("topics"), Mapping):
+        if not isinstance(log_entry, Mapping) or not isinstance(log_entry.get("topics"), Mapping):
             raise OffsetError('an offset must be a JSON object with "topics"', remedy=_REMEDY)
-        version = logged.get("v", VERSION)
+        version = log_entry.get("v", VERSION)
         if type(version) is not int or not 1 <= version <= VERSION:
-            newer = type(version) is int and version > VERSION
+            is_newer = type(version) is int and version > VERSION
             raise OffsetError(
                 f"the offset has version {version!r}; this package reads version {VERSION}",
-                remedy="The checkpoint was written by a newer rocketmq-spark: upgrade this one" if newer else _REMEDY,
+                remedy="The checkpoint was written by a newer rocketmq-spark: upgrade this one"
+                if is_newer
+                else _REMEDY,
             )
         return cls(
-            _from_nested_json(logged["topics"]),
-            _from_nested_json(logged.get("start") or {}),
-            _from_nested_json(logged.get("marks") or {}),
-            dict(_json_items(logged.get("reads", logged.get("filter")) or {}, "reads")),
-            _from_nested_json(logged.get("environment") or {}),
-            dict(_json_items(logged.get("plan") or {}, "plan")),
-            _partitions_from_json(logged.get("partitions", {})),
+            _from_nested_json(log_entry["topics"]),
+            _from_nested_json(log_entry.get("start") or {}),
+            _from_nested_json(log_entry.get("marks") or {}),
+            dict(_json_items(log_entry.get("reads", log_entry.get("filter")) or {}, "reads")),
+            _from_nested_json(log_entry.get("environment") or {}),
+            dict(_json_items(log_entry.get("plan") or {}, "plan")),
+            _partitions_from_json(log_entry.get("partitions", {})),
         )
 
 
 class OffsetLogCache:
-    """Converts offsets to log entries and back. Caches the last two entries, whose offsets are then compared in no time.
+    """Converts offsets to log entries and back. Caches the offsets of the last two entries: equal entries get the same object,
+    which is compared fast.
 
-    An idle query passes the same entry many times a second, and a batch starts with the end of the one before. Callers must not
+    An idle query passes the same entry many times a second, and a batch starts at the end of the previous batch. Callers must not
     change an entry.
     """
 
     def __init__(self) -> None:
-        self._recent: tuple[tuple[dict[str, Any], Offsets], ...] = ()
+        self._recent_entries: tuple[tuple[dict[str, Any], Offsets], ...] = ()
 
-    def to_log(self, end: Offsets) -> dict[str, Any]:
-        log_entry = end.to_json()
-        offsets = replace(end, source_identity=log_entry.get("reads", {}))
-        self._recent = ((log_entry, offsets), *self._recent[:1])
+    def to_log(self, offsets: Offsets) -> dict[str, Any]:
+        log_entry = offsets.to_json()
+        cached_offsets = replace(offsets, source_identity=log_entry.get("reads", {}))
+        self._recent_entries = ((log_entry, cached_offsets), *self._recent_entries[:1])
         return log_entry
 
     def from_log(self, log_entry: dict[str, Any]) -> Offsets:
-        for age, (entry, cached_offsets) in enumerate(self._recent):
+        for age, (entry, cached_offsets) in enumerate(self._recent_entries):
             if entry == log_entry:
                 if age:  # the newer entry comes first
-                    self._recent = self._recent[::-1]
+                    self._recent_entries = self._recent_entries[::-1]
                 return cached_offsets
         offsets = Offsets.from_json(log_entry)
-        self._recent = ((log_entry, offsets), *self._recent[:1])
+        self._recent_entries = ((log_entry, offsets), *self._recent_entries[:1])
         return offsets
 
 
@@ -134,15 +139,17 @@ _REMEDY_OF_PARTITIONS = (
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
 
-# Entries of equal queue ids share their text: log entries of 100,000 queues are kept.
+# The texts of queue ids are cached, because log entries of 100,000 queues are kept in memory: equal ids then share one text.
 _queue_key = lru_cache(4096)(str)
 
 
 def _to_nested_json(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
-    nested: dict[str, dict[str, dict[str, int]]] = {}
+    nested_positions: dict[str, dict[str, dict[str, int]]] = {}
     for (topic, broker_name), queues in groupby(sorted(positions), key=itemgetter(0, 1)):
-        nested.setdefault(topic, {})[broker_name] = {_queue_key(queue.queue_id): positions[queue] for queue in queues}
-    return nested
+        nested_positions.setdefault(topic, {})[broker_name] = {
+            _queue_key(queue.queue_id): positions[queue] for queue in queues
+        }
+    return nested_positions
 
 
 def _from_nested_json(topics: object) -> dict[MessageQueue, int]:
@@ -161,20 +168,20 @@ def _from_nested_json(topics: object) -> dict[MessageQueue, int]:
     return positions
 
 
-def _partitions_from_json(logged: object) -> kafka_partitions.QueueRuns:
+def _partitions_from_json(logged_runs: object) -> kafka_partitions.QueueRuns:
     try:
-        return kafka_partitions.runs_of_log(logged)
+        return kafka_partitions.runs_of_log(logged_runs)
     except ValueError as e:
         raise OffsetError(f'"partitions" of an offset: {e}', remedy=_REMEDY_OF_PARTITIONS) from e
 
 
-def _json_items(value: object, where: str) -> list[tuple[str, Any]]:
+def _json_items(value: object, place: str) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
-        raise OffsetError(f"{where}: {value!r} is not a JSON object", remedy=_REMEDY)
+        raise OffsetError(f"{place}: {value!r} is not a JSON object", remedy=_REMEDY)
     return [(str(name), item) for name, item in value.items()]
 
 
 def queues_text(queues: Iterable[MessageQueue]) -> str:
-    """The first ten queues as text."""
+    """Return the names of the first ten queues, and the number of the other queues, as text."""
     names = [str(queue) for queue in sorted(queues)]
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

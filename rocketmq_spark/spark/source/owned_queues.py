@@ -1,4 +1,4 @@
-"""The queues that a source reads of those that exist: the queues of its environment that the allocation strategy allocates."""
+"""Selects the queues that a source reads: the queues of its environment that the allocation strategy allocates to a partition."""
 
 from __future__ import annotations
 
@@ -15,52 +15,60 @@ logger = logging.getLogger(__name__)
 
 
 class OwnedQueues:
-    """Selects the queues to read. An environment keeps the queues that it owned once, while their brokers are unavailable."""
+    """Selects the queues to read. An environment keeps its queues while their brokers are unavailable."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._environment = environment_of(options)
-        # The queues that the environment owned at any poll.
-        self._kept: frozenset[MessageQueue] = frozenset()
-        # The queues that the strategy allocated to no partition at the last poll; a change is logged.
-        self._unallocated: frozenset[MessageQueue] = frozenset()
+        # The queues that the environment owned in any poll of this run, or that the checkpoint records for it.
+        self._owned_queues: frozenset[MessageQueue] = frozenset()
+        # The queues that the strategy allocated to no partition at the last poll. A warning is logged when they change.
+        self._unallocated_queues: frozenset[MessageQueue] = frozenset()
 
     @property
-    def numbers(self) -> dict[MessageQueue, int]:
-        """The queues that the environment owns, with its number; empty unless the environment is given by its number alone."""
+    def environment_numbers(self) -> dict[MessageQueue, int]:
+        """The number of the environment for each queue that it owns. This is empty unless the environment is given by its number
+        alone.
+        """
         environment = self._environment
         if environment is None or not environment.is_by_position:
             return {}
-        return dict.fromkeys(self._kept, environment.number)
+        return dict.fromkeys(self._owned_queues, environment.number)
 
     def select(
-        self, queues: list[MessageQueue], topics_without_queues: Container[str], all_queues: list[MessageQueue] | None
+        self, queues: list[MessageQueue], possibly_empty_topics: Container[str], all_queues: list[MessageQueue] | None
     ) -> list[MessageQueue]:
-        """Return those of ``queues`` that the source reads; see ``partitioning.allocated_queues`` for the other arguments."""
-        allocated, unallocated = partitioning.allocated_queues(
-            self._options, queues, self._kept, topics_without_queues, all_queues
+        """Return those of ``queues`` that the source reads. ``partitioning.allocated_queues`` describes the other arguments."""
+        queues_to_read, unallocated_queues = partitioning.allocated_queues(
+            self._options, queues, self._owned_queues, possibly_empty_topics, all_queues
         )
         if self._environment is not None:
-            self._kept = self._kept.union(allocated)
-        if unallocated != self._unallocated and unallocated:
-            logger.warning("the allocation strategy gives these queues to no partition: %s", queues_text(unallocated))
-        self._unallocated = unallocated
-        return allocated
+            self._owned_queues = self._owned_queues.union(queues_to_read)
+        if unallocated_queues != self._unallocated_queues and unallocated_queues:
+            logger.warning(
+                "the allocation strategy gives these queues to no partition: %s", queues_text(unallocated_queues)
+            )
+        self._unallocated_queues = unallocated_queues
+        return queues_to_read
 
-    def restore(self, recorded: Mapping[MessageQueue, int]) -> bool:
-        """Take over the queues that offsets record with the number of their environment. Returns whether the queues changed.
+    def restore(self, recorded_numbers: Mapping[MessageQueue, int]) -> bool:
+        """Take over the queues that offsets record with the number of their environment. Returns whether the queues of this
+        environment changed.
 
-        The record overrides queues that this run counted before it had offsets: if brokers were unavailable then, these queues
-        may belong to another environment.
+        For the topics in ``recorded_numbers``, the recorded queues replace the queues that this run took for its own before it
+        had the offsets of the checkpoint. If brokers were unavailable at that time, some of the replaced queues may belong to
+        another environment.
         """
         if self._environment is None:
             return False
-        topics, number = {queue.topic for queue in recorded}, self._environment.number
-        kept = frozenset(queue for queue in self._kept if queue.topic not in topics)
-        kept = kept.union(queue for queue, recorded_number in recorded.items() if recorded_number == number)
-        has_changed, self._kept = kept != self._kept, kept
+        topics, number = {queue.topic for queue in recorded_numbers}, self._environment.number
+        owned_queues = frozenset(queue for queue in self._owned_queues if queue.topic not in topics)
+        owned_queues = owned_queues.union(
+            queue for queue, recorded_number in recorded_numbers.items() if recorded_number == number
+        )
+        has_changed, self._owned_queues = owned_queues != self._owned_queues, owned_queues
         return has_changed
 
     def forget(self, topic: str) -> None:
         """Forget the queues of a topic that was deleted."""
-        self._kept = frozenset(queue for queue in self._kept if queue.topic != topic)
+        self._owned_queues = frozenset(queue for queue in self._owned_queues if queue.topic != topic)

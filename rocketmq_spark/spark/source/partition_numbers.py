@@ -12,44 +12,46 @@ from rocketmq_spark.spark.source.offsets import Offsets, Positions
 
 
 class PartitionNumbers:
-    """Numbers the queues of a run. The numbers of the checkpoint never change, and new queues get the next ones."""
+    """Numbers the queues of a stream. The numbers in the checkpoint never change, and new queues get the next numbers."""
 
     def __init__(self, options: Options, reader: BoundsReader) -> None:
-        self._is_on = options.kafka_columns
+        self._is_enabled = options.kafka_columns
         self._reader = reader
-        # The newest numbers of this run, and the queues of a repeated batch whose number is in no log entry yet.
-        self._runs: QueueRuns = {}
-        self._unlogged: frozenset[MessageQueue] = frozenset()
+        # The newest numbers of this run, and the queues of a repeated batch whose numbers are in no log entry yet.
+        self._queue_runs: QueueRuns = {}
+        self._unlogged_queues: frozenset[MessageQueue] = frozenset()
 
-    def has_unlogged(self, start: Offsets) -> bool:
+    def has_unlogged_queues(self, start: Offsets) -> bool:
         """Whether queues have a number that is not in ``start``, which Spark has logged."""
-        if self._unlogged:
-            self._unlogged -= partition_numbers(start.partitions).keys()
-        return bool(self._unlogged)
+        if self._unlogged_queues:
+            self._unlogged_queues -= partition_numbers(start.partitions).keys()
+        return bool(self._unlogged_queues)
 
-    def runs_between(self, start: Offsets, end: Positions) -> QueueRuns:
-        """Return the runs of the checkpoint and of this run, with new queues appended. Without the option, the runs of the
-        checkpoint are returned unchanged.
+    def queue_runs_between(self, start: Offsets, end: Positions) -> QueueRuns:
+        """Return the numbered runs of queues of the checkpoint and of this stream, with new queues appended. Without option
+        ``kafkaColumns``, return those of the checkpoint unchanged.
         """
-        if not (self._is_on or start.partitions or self._runs):
+        if not (self._is_enabled or start.partitions or self._queue_runs):
             return {}
         topics = {queue.topic for queue in (*start.positions, *end)}
-        logged_runs = {topic: runs for topic, runs in {**start.partitions, **self._runs}.items() if topic in topics}
-        if not self._is_on:
+        logged_runs = {
+            topic: runs for topic, runs in {**start.partitions, **self._queue_runs}.items() if topic in topics
+        }
+        if not self._is_enabled:
             return logged_runs
         routed_queues = self._reader.partition_queues(topics, numbered_topics=logged_runs)
-        self._runs = with_new_queues(logged_runs, (*routed_queues, *start.positions, *end))
-        return self._runs
+        self._queue_runs = with_new_queues(logged_runs, (*routed_queues, *start.positions, *end))
+        return self._queue_runs
 
-    def of_batch(self, end: Offsets, queues: set[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """Return the numbers for a batch that reads ``queues``, as its log entry has them.
+    def numbers_of_batch(self, end: Offsets, queues: set[MessageQueue]) -> Mapping[MessageQueue, int]:
+        """Return the numbers that the log entry of a batch has for its queues. ``queues`` are the queues that the batch reads.
 
         A batch that was logged without ``kafkaColumns`` gets numbers now, and the next log entry records them.
         """
-        if not self._is_on:
+        if not self._is_enabled:
             return {}
         numbers = partition_numbers(end.partitions)
-        if not (unnumbered := queues - numbers.keys()):
+        if not (unnumbered_queues := queues - numbers.keys()):
             return numbers
-        self._unlogged |= unnumbered
-        return partition_numbers(self.runs_between(end, end.positions))
+        self._unlogged_queues |= unnumbered_queues
+        return partition_numbers(self.queue_runs_between(end, end.positions))

@@ -40,11 +40,11 @@ _SLAVE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RangePartition(InputPartition):
-    """The ranges that one task reads, and the addresses of their brokers, as far as the driver knows them.
+    """The ranges that one task reads, and those addresses of their brokers that the driver knows.
 
     For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
     has the end of its queue in the whole batch, and ``newest_ms`` the newest store time that the plan saw, 0 if unknown. With
-    ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of its queue.
+    ``kafkaColumns``, ``partition_numbers`` has the number of Kafka's partition for each range.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -62,7 +62,7 @@ class RangePartition(InputPartition):
         """Pickle the ranges as columns, which takes a quarter of the time: a batch may have 100,000 ranges."""
         queues = [r.queue for r in self.ranges]
         columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
-        return _from_columns, (
+        return _partition_from_columns, (
             *columns,
             self.addresses,
             self.mismatched_queues,
@@ -72,60 +72,62 @@ class RangePartition(InputPartition):
         )
 
 
-def _from_columns(
+def _partition_from_columns(
     topics: Sequence[str],
-    brokers: Sequence[str],
-    ids: Sequence[int],
+    broker_names: Sequence[str],
+    queue_ids: Sequence[int],
     starts: Sequence[int],
     ends: Sequence[int],
-    *more: Any,
+    *other_fields: Any,
 ) -> RangePartition:
-    ranges = map(OffsetRange, map(MessageQueue, topics, brokers, ids), starts, ends)
-    return RangePartition(tuple(ranges), *more)
+    ranges = map(OffsetRange, map(MessageQueue, topics, broker_names, queue_ids), starts, ends)
+    return RangePartition(tuple(ranges), *other_fields)
 
 
 def replica_mismatches(
-    options: Options, routes: RouteReader, offsets: OffsetReader, ranges: Iterable[OffsetRange]
+    options: Options, route_reader: RouteReader, offset_reader: OffsetReader, ranges: Iterable[OffsetRange]
 ) -> frozenset[MessageQueue]:
-    """Return the queues whose slave may be read, and does not surely have the same message as its master at the start of the
-    range.
+    """Return the queues whose slave may be read although it may have another message than its master at the start of the range.
 
-    If a topic was deleted on its master alone and created again, the slave still has the old messages. If a broker answers with
-    an error, or a slave does not answer, its queues count as different. If a master does not answer, only the slave can be read.
+    If a topic was deleted and created again on its master only, the slave still has the old messages. If a broker answers with an
+    error, or if a slave does not answer, its queues are returned, too. If a master does not answer, its queues are not returned,
+    because only the slave can be read.
     """
     if options.read_from == "master":
         return frozenset()
-    has_both = functools.cache(functools.partial(_has_master_and_slave, routes))
-    starts = {r.queue: r.start for r in ranges if has_both(r.queue.broker_name)}
+    has_both_replicas = functools.cache(functools.partial(_has_master_and_slave, route_reader))
+    starts = {r.queue: r.start for r in ranges if has_both_replicas(r.queue.broker_name)}
     if not starts:
         return frozenset()
     deadline = Deadline.after(options.request_timeout)
-    mismatched: set[MessageQueue] = set()
+    mismatched_queues: set[MessageQueue] = set()
 
     def note_master_error(error: RocketMQError, queue: MessageQueue) -> None:
         if error.broker_code is not None:
-            mismatched.add(queue)
+            mismatched_queues.add(queue)
 
     def note_slave_error(error: RocketMQError, queue: MessageQueue) -> None:
-        mismatched.add(queue)
+        mismatched_queues.add(queue)
 
-    at_masters = offsets.store_times_ms(options.group, starts, deadline, on_error=note_master_error)
+    master_times_ms = offset_reader.store_times_ms(options.group, starts, deadline, on_error=note_master_error)
     # Unless only slaves are read, tasks can read the master, so a slave that hangs must not delay each batch for long.
     slave_deadline = deadline if options.read_from == "slave" else deadline.within(_SLAVE_TIMEOUT_S)
-    at_slaves = offsets.store_times_ms(options.group, starts, slave_deadline, "slave", note_slave_error)
-    return frozenset(mismatched.union(queue for queue, ms in at_slaves.items() if at_masters.get(queue, ms) != ms))
+    slave_times_ms = offset_reader.store_times_ms(options.group, starts, slave_deadline, "slave", note_slave_error)
+    return frozenset(
+        mismatched_queues.union(queue for queue, ms in slave_times_ms.items() if master_times_ms.get(queue, ms) != ms)
+    )
 
 
-def _has_master_and_slave(routes: RouteReader, broker_name: str) -> bool:
-    """Whether a broker has a master and a slave now."""
+def _has_master_and_slave(route_reader: RouteReader, broker_name: str) -> bool:
+    """Whether both a master and a slave of a broker are up now."""
     try:
-        return routes.address(broker_name) != routes.address(broker_name, "slave")
+        return route_reader.address(broker_name) != route_reader.address(broker_name, "slave")
     except BrokerNotFound:
         return False
 
 
 def input_partitions(
-    routes: RouteReader,
+    route_reader: RouteReader,
     tasks: Sequence[Iterable[OffsetRange]],
     mismatched_queues: Collection[MessageQueue] = (),
     end: Offsets | None = None,
@@ -137,21 +139,21 @@ def input_partitions(
     addresses_by_broker: dict[str, str] = {}
     for broker_name in {r.queue.broker_name for task in tasks for r in task}:
         try:
-            addresses_by_broker[broker_name] = routes.address(broker_name)
+            addresses_by_broker[broker_name] = route_reader.address(broker_name)
         except RocketMQError as e:
             logger.info("tasks look up broker %s themselves: %s", broker_name, e)
     partitions = []
     for task in tasks:
         broker_names = sorted({r.queue.broker_name for r in task} & addresses_by_broker.keys())
-        mismatched_of_task = frozenset(r.queue for r in task if r.queue in mismatched_queues)
+        mismatched_queues_of_task = frozenset(r.queue for r in task if r.queue in mismatched_queues)
         addresses = tuple((name, addresses_by_broker[name]) for name in broker_names)
-        batch_ends = (
+        ends_and_times = (
             () if end is None else [(end.positions[r.queue], end.newest_store_ms.get(r.queue, 0)) for r in task]
         )
-        queue_ends, newest_ms = zip(*batch_ends, strict=True) if batch_ends else ((), ())
-        task_numbers = tuple(numbers[r.queue] for r in task) if numbers else ()
+        queue_ends, newest_ms = zip(*ends_and_times, strict=True) if ends_and_times else ((), ())
+        numbers_of_task = tuple(numbers[r.queue] for r in task) if numbers else ()
         partitions.append(
-            RangePartition(tuple(task), addresses, mismatched_of_task, queue_ends, newest_ms, task_numbers)
+            RangePartition(tuple(task), addresses, mismatched_queues_of_task, queue_ends, newest_ms, numbers_of_task)
         )
     return partitions
 
@@ -160,30 +162,32 @@ def read_partition(
     options: Options,
     columns: tuple[Column, ...],
     partition: InputPartition | None,
-    streaming: bool = False,
+    is_streaming: bool = False,
     on_loss: OnLoss | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a partition: broker by broker over one connection each, queue after queue.
+    """Yield the messages of a partition: one broker after another, with one connection for each broker, and one queue after
+    another.
 
-    If no partition was planned, Spark runs one task with None. ``streaming`` only selects the remedy of errors. ``on_loss`` is
-    called for lost ranges; without it, option 'failOnDataLoss' decides.
+    If no partition was planned, Spark runs one task with None. ``is_streaming`` only selects the remedy of errors. ``on_loss`` is
+    called for lost ranges. Without ``on_loss``, option 'failOnDataLoss' decides what happens.
     """
     if not isinstance(partition, RangePartition):
         return
-    # Imported here, because the driver starts a new process for each stream, which need not wait for it.
+    # Imported here, because the driver starts a new process for each stream, and this process does not need the decoder.
     from rocketmq_spark.columnar.decode.decoder import Decoder
 
     decoded_columns = kafka.columns_to_decode(columns) if options.kafka_columns else columns
-    numbers = dict(zip((r.queue for r in partition.ranges), partition.partition_numbers, strict=False))
+    partition_numbers = dict(zip((r.queue for r in partition.ranges), partition.partition_numbers, strict=False))
     puller = session.puller(options)
     addresses = dict(partition.addresses)
     bad_messages = BadMessages(options.bad_message)
     handle_loss = on_loss or functools.partial(_handle_loss, options, puller)
-    # Cached for each topic, because the answer may change, and the pulls of one connection have one filter.
+    # The filter of each topic is cached, because the answer of the broker may change, but all pulls of one connection need the
+    # same filter.
     broker_filter = functools.cache(
         lambda broker, topic, pull_filter: puller.broker_filter(MessageQueue(topic, broker, 0), pull_filter)
     )
-    batch_ends = dict(
+    ends_and_times = dict(
         zip(
             (r.queue for r in partition.ranges),
             zip(partition.queue_ends, partition.newest_ms, strict=True),
@@ -191,87 +195,94 @@ def read_partition(
         )
     )
     sorted_ranges = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
-    for (broker_name, topic_filter, pull_filter, is_mismatched), group in groupby(
+    for (broker_name, topic_filter, pull_filter, is_mismatched), ranges_of_pull in groupby(
         sorted_ranges, key=lambda r: (*_pull_key(options, broker_filter, r), r.queue in partition.mismatched_queues)
     ):
         range_puller = replace(puller, read_from="master") if is_mismatched else puller
-        ranges = list(group)
-        recreation_check = _recreation_check(options, ranges, batch_ends)
-        pulls = reading.read(
+        ranges = list(ranges_of_pull)
+        recreation_check = _recreation_check(options, ranges, ends_and_times)
+        reading_of_ranges = reading.read(
             range_puller, ranges, handle_loss, pull_filter, addresses.get(broker_name), recreation_check
         )
         decoder = Decoder(
-            pulls.queues,
+            reading_of_ranges.queues,
             decoded_columns,
             options.include_properties,
             topic_filter,
-            pulls.on_holes,
-            pulls.with_true_ends,
+            reading_of_ranges.on_holes,
+            reading_of_ranges.with_true_ends,
             bad_messages,
         )
-        with _with_waiting_advice(broker_name, streaming):
-            for buffer in pulls.fetch():
+        with _with_waiting_advice(broker_name, is_streaming):
+            for buffer in reading_of_ranges.fetch():
                 for batch in filter(len, decoder.batches(buffer, _BATCH_BYTES)):
-                    yield kafka.kafka_batch(batch, columns, broker_name, numbers) if options.kafka_columns else batch
+                    yield (
+                        kafka.kafka_batch(batch, columns, broker_name, partition_numbers)
+                        if options.kafka_columns
+                        else batch
+                    )
     bad_messages.summary()
 
 
 def _recreation_check(
-    options: Options, ranges: Sequence[OffsetRange], batch_ends: Mapping[MessageQueue, tuple[int, int]]
+    options: Options, ranges: Sequence[OffsetRange], ends_and_times: Mapping[MessageQueue, tuple[int, int]]
 ) -> RecreatedTopics | None:
-    newest_ms = [batch_ends[r.queue][1] if r.queue in batch_ends else 0 for r in ranges]
+    newest_ms = [ends_and_times[r.queue][1] if r.queue in ends_and_times else 0 for r in ranges]
     if not any(newest_ms):
         return None
     from rocketmq_spark.pull.recreated import (
         RecreatedTopics,  # here, because it needs numpy, and commands import this module
     )
 
-    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *batch_ends[queue]))
+    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *ends_and_times[queue]))
 
 
 def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
     """Whether the last message of the batch is now newer than all messages that the plan saw, or no longer exists."""
-    routes, offsets = session.routes(options), session.offsets(options)
+    route_reader, offset_reader = session.routes(options), session.offsets(options)
 
-    def ask() -> bool:
+    def has_newer_last_message() -> bool:
         deadline = Deadline.after(options.request_timeout)
-        routes.get(queue.topic)  # fetches the route, which a task does not have yet
-        last_stored_ms = functools.partial(offsets.store_time_ms, options.group, queue, end - 1, deadline)
-        stored_ms = last_stored_ms()
+        route_reader.get(queue.topic)  # fetches the route, which a task does not have yet
+        fetch_store_time_ms = functools.partial(offset_reader.store_time_ms, options.group, queue, end - 1, deadline)
+        stored_ms = fetch_store_time_ms()
         if stored_ms is None:
-            # Compaction may have removed the message. But if the queue ends before it, the topic was created again.
-            bounds = offsets.bounds([queue], deadline).get(queue)
+            # Compaction may have removed the message. But if the queue ends before the offset of the message, the topic was
+            # created again.
+            bounds = offset_reader.bounds([queue], deadline).get(queue)
             if bounds is not None and bounds.max_offset < end:
                 return True
-            stored_ms = last_stored_ms()  # a new topic may have grown past it between the two requests
+            stored_ms = fetch_store_time_ms()  # a new topic may have grown past this offset since the first request
         return stored_ms is not None and stored_ms > newest_ms
 
-    return Retry(options.num_retries, options.retry_interval).run(ask)
+    return Retry(options.num_retries, options.retry_interval).run(has_newer_last_message)
 
 
 @contextlib.contextmanager
-def _with_waiting_advice(broker_name: str, streaming: bool) -> Iterator[None]:
+def _with_waiting_advice(broker_name: str, is_streaming: bool) -> Iterator[None]:
     """Add advice to the remedy of an error inside the block if the broker did not answer before the deadline."""
     try:
         yield
     except RocketMQError as e:
         if e.retriable:
-            add_waiting_advice(e, f"broker {broker_name}", streaming)
+            add_waiting_advice(e, f"broker {broker_name}", is_streaming)
         raise
 
 
-def add_waiting_advice(error: RocketMQError, broker: str, streaming: bool) -> None:
-    """Add ``waiting_advice`` to the remedy of ``error``, after its own remedy, such as the one for an unreachable address."""
-    error.remedy = f"{error.remedy or f'Start {broker}'}. {waiting_advice(broker, streaming)}"
+def add_waiting_advice(error: RocketMQError, broker_text: str, is_streaming: bool) -> None:
+    """Append ``waiting_advice`` to the remedy that ``error`` has, for example the remedy for an unreachable address."""
+    error.remedy = f"{error.remedy or f'Start {broker_text}'}. {waiting_advice(broker_text, is_streaming)}"
 
 
-def waiting_advice(broker: str, streaming: bool) -> str:
-    """Return advice after a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is planned."""
+def waiting_advice(broker_text: str, is_streaming: bool) -> str:
+    """Return advice for the case that a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is
+    planned.
+    """
     remedy = (
-        f"Nothing is lost: a task waits for {broker} as long as option 'readDeadline' says, and then Spark "
+        f"Nothing is lost: a task waits for {broker_text} as long as option 'readDeadline' says, and then Spark "
         "repeats the task; with master local[*] it does not, with local[*,4] it does"
     )
-    if not streaming:
+    if not is_streaming:
         return remedy
     return f"{remedy}. To continue without it, stop the query and run: rocketmq-spark checkpoint rewind (docs/operating.md)"
 

@@ -1,8 +1,8 @@
 """Plans the tasks of a batch: which Spark partition reads which part of each queue. Pure.
 
 RocketMQ's allocation strategies allocate queues to Spark partitions as if the partitions were consumers. Then partitions are
-split as Spark's Kafka source does. A strategy may allocate a queue to several partitions, or to none: then the first partition
-reads the queue, or no partition does.
+split as in Spark's Kafka source. If a strategy allocates a queue to several partitions, the first of them reads the queue. If it
+allocates a queue to no partition, the queue is not read.
 
 A repeated batch must have the tasks of its first attempt, because ids of exactly-once contain the number of the task. So the
 tasks depend only on the logged ranges and on a ``Partitioning``, which the end offset of the batch contains.
@@ -27,7 +27,8 @@ from rocketmq_spark.queues.environment import Environment, environment_of
 
 Task = list[OffsetRange]
 
-# A task should read at least this many messages, because starting it takes 25-30 ms, in which a task reads about as many.
+# A task should read at least this number of messages, because the start of a task takes 25-30 ms, and a task reads about so many
+# messages in this time.
 ROWS_PER_TASK = 20_000
 # Strategies that allocate every queue to a consumer, whatever the names of the brokers are.
 _COMPLETE_STRATEGIES = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
@@ -51,12 +52,14 @@ class Partitioning:
 
     @classmethod
     def of(cls, options: Options) -> Partitioning:
-        values = {field: getattr(options, field) for field in _OPTIONS}
+        values = {field: getattr(options, field) for field in _OPTION_ROWS}
         return cls(**values, rows_per_task=ROWS_PER_TASK, max_tasks=MAX_TASKS)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form in an end offset: each value that is set, also defaults, because another release may have others."""
-        values = {name: getattr(self, field) for name, field in _FIELDS.items()}
+        """Return the values as an end offset records them. Default values are recorded, too, because another release may have
+        other defaults.
+        """
+        values = {name: getattr(self, field) for name, field in _FIELD_BY_NAME.items()}
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in sorted(values.items())
@@ -64,34 +67,34 @@ class Partitioning:
         }
 
 
-# The options of a ``Partitioning``; its other fields are constants.
-_OPTIONS = {row.field: row for row in TABLE if row.field in {field.name for field in fields(Partitioning)}}
+# The rows of the options that a ``Partitioning`` has as fields. Its other fields are constants.
+_OPTION_ROWS = {row.field: row for row in TABLE if row.field in {field.name for field in fields(Partitioning)}}
 _CONSTANTS = {"rowsPerTask": "rows_per_task", "maxTasks": "max_tasks"}
-_FIELDS = {row.name: row.field for row in _OPTIONS.values()} | _CONSTANTS
-# This release records all of these. If one is missing, another release planned the batch.
-_REQUIRED = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
+_FIELD_BY_NAME = {row.name: row.field for row in _OPTION_ROWS.values()} | _CONSTANTS
+# This release records the values of all these names. If a value is missing, another release planned the batch.
+_REQUIRED_NAMES = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 
-def logged_partitioning(plan: Mapping[str, Any], now: Partitioning) -> tuple[Partitioning, list[str]]:
+def logged_partitioning(plan: Mapping[str, Any], present: Partitioning) -> tuple[Partitioning, list[str]]:
     """Return the partitioning that the end offset of a batch records as ``plan``, and the names that this release cannot use.
 
-    If another release planned the batch, values may be missing, or have unknown names. Missing values come from ``now``, the
-    present options. Raises ``OffsetError`` for a value that cannot be used.
+    If another release planned the batch, values may be missing, or have unknown names. Missing values come from ``present``, the
+    partitioning of the present options. Raises ``OffsetError`` for a value that cannot be used.
     """
     if not plan:
-        return now, sorted(_FIELDS)
-    values = {_FIELDS[name]: _parsed(name, value) for name, value in plan.items() if name in _FIELDS}
-    missing = {name for name in _REQUIRED if name not in plan}
+        return present, sorted(_FIELD_BY_NAME)
+    values = {_FIELD_BY_NAME[name]: _parse_value(name, value) for name, value in plan.items() if name in _FIELD_BY_NAME}
+    missing_names = {name for name in _REQUIRED_NAMES if name not in plan}
     # A checkpoint must not choose code to run: a callable in the log is called only if the options name the same callable.
     strategy = values.get("allocation_strategy", "")
-    if ":" in strategy and strategy != now.allocation_strategy:
-        missing.add("allocationStrategy")
-    values |= {_FIELDS[name]: getattr(now, _FIELDS[name]) for name in missing}
-    return Partitioning(**values), sorted(missing | (plan.keys() - _FIELDS.keys()))
+    if ":" in strategy and strategy != present.allocation_strategy:
+        missing_names.add("allocationStrategy")
+    values |= {_FIELD_BY_NAME[name]: getattr(present, _FIELD_BY_NAME[name]) for name in missing_names}
+    return Partitioning(**values), sorted(missing_names | (plan.keys() - _FIELD_BY_NAME.keys()))
 
 
-def _parsed(name: str, value: Any) -> Any:
-    parse = integer(1) if name in _CONSTANTS else _OPTIONS[_FIELDS[name]].parse
+def _parse_value(name: str, value: Any) -> Any:
+    parse = integer(1) if name in _CONSTANTS else _OPTION_ROWS[_FIELD_BY_NAME[name]].parse
     try:
         return parse(value if isinstance(value, str) else json.dumps(value))
     except ValueError as e:
@@ -109,33 +112,38 @@ def allocated_queues(
     options: Options,
     queues: Sequence[MessageQueue],
     owned_before: Collection[MessageQueue] = (),
-    topics_without_queues: Container[str] = (),
-    all_queues: Sequence[MessageQueue] | None = None,
+    possibly_empty_topics: Container[str] = (),
+    all_topic_queues: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
     """Return the queues that the source reads, and the queues that the strategy allocates to no partition.
 
-    ``owned_before`` are queues that the environment of the source owned before. ``topics_without_queues`` are topics of which the
-    environment may have no queue now. If ``queues`` come from option ``assign``, ``all_queues`` has all queues of their topics,
-    which determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another environment.
+    ``owned_before`` are the queues that the environment of the source owned earlier. ``possibly_empty_topics`` are topics of
+    which the environment may own no queue now. If ``queues`` come from option ``assign``, ``all_topic_queues`` has all queues of
+    their topics. These determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another
+    environment.
     """
     environment = environment_of(options)
     if environment is not None:
-        owned = environment.owned(queues if all_queues is None else all_queues, owned_before, topics_without_queues)
-        if all_queues is not None:
-            owned = _assigned_of_environment(environment, queues, owned)
-        unallocated = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
-        if unallocated:
-            return owned, unallocated
-        queues = owned
+        owned_queues = environment.owned(
+            queues if all_topic_queues is None else all_topic_queues, owned_before, possibly_empty_topics
+        )
+        if all_topic_queues is not None:
+            owned_queues = _assigned_of_environment(environment, queues, owned_queues)
+        unallocated_queues = (
+            frozenset(queues) - set(owned_queues) if options.allocation_strategy == "environment" else frozenset()
+        )
+        if unallocated_queues:
+            return owned_queues, unallocated_queues
+        queues = owned_queues
     if allocates_every_queue(options.allocation_strategy) or not queues:
         return sorted(queues), frozenset()
-    partitions = options.num_partitions or len(queues)
-    allocated = {
+    consumer_count = options.num_partitions or len(queues)
+    queues_with_partition = {
         queue
-        for of_partition in _allocate_partitions(Partitioning.of(options), queues, partitions)
-        for queue in of_partition
+        for queues_of_partition in _allocate_partitions(Partitioning.of(options), queues, consumer_count)
+        for queue in queues_of_partition
     }
-    return sorted(allocated), frozenset(queues) - allocated
+    return sorted(queues_with_partition), frozenset(queues) - queues_with_partition
 
 
 def allocates_every_queue(allocation_strategy: object) -> bool:
@@ -144,16 +152,16 @@ def allocates_every_queue(allocation_strategy: object) -> bool:
 
 
 def _assigned_of_environment(
-    environment: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]
+    environment: Environment, assigned_queues: Sequence[MessageQueue], owned_queues: Collection[MessageQueue]
 ) -> list[MessageQueue]:
-    not_owned = sorted(set(assigned) - set(owned))
-    if not_owned:
+    foreign_queues = sorted(set(assigned_queues) - set(owned_queues))
+    if foreign_queues:
         raise OptionError(
-            f"option 'assign' names {', '.join(map(str, not_owned))}, which environment {environment.name!r} does not own; "
+            f"option 'assign' names {', '.join(map(str, foreign_queues))}, which environment {environment.name!r} does not own; "
             f"expected "
-            f"any of {', '.join(map(str, owned)) or 'none'}"
+            f"any of {', '.join(map(str, owned_queues)) or 'none'}"
         )
-    return sorted(assigned)
+    return sorted(assigned_queues)
 
 
 def _allocate_partitions(
@@ -164,13 +172,13 @@ def _allocate_partitions(
         return [sorted(queues)]
     consumers = [partition_id(i) for i in range(count)]
     config = _strategy_config(partitioning, consumers)
-    queues_of: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
-    for _, of_topic in groupby(sorted(queues), key=lambda queue: queue.topic):
+    queues_by_consumer: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
+    for _, topic_queues in groupby(sorted(queues), key=lambda queue: queue.topic):
         for consumer, queues_of_topic in allocate_all(
-            partitioning.allocation_strategy, list(of_topic), consumers, **config
+            partitioning.allocation_strategy, list(topic_queues), consumers, **config
         ).items():
-            queues_of[consumer] += queues_of_topic
-    return [queues_of[consumer] for consumer in consumers]
+            queues_by_consumer[consumer] += queues_of_topic
+    return [queues_by_consumer[consumer] for consumer in consumers]
 
 
 def _strategy_config(partitioning: Partitioning, consumers: Sequence[str]) -> dict[str, Any]:
@@ -186,10 +194,12 @@ def _strategy_config(partitioning: Partitioning, consumers: Sequence[str]) -> di
 
 
 def partition_count(partitioning: Partitioning, ranges: Sequence[OffsetRange]) -> int:
-    """Return the number of partitions: enough for the backlog, at most one per queue."""
+    """Return the number of partitions that the backlog needs, at most one per queue. Option ``numPartitions`` sets another
+    number.
+    """
     if partitioning.num_partitions is not None:
         return partitioning.num_partitions
-    rows = _rows(ranges)
+    rows = _row_count(ranges)
     return max(1, min(len(ranges), -(-rows // partitioning.rows_per_task)))
 
 
@@ -198,73 +208,80 @@ def plan_tasks(partitioning: Partitioning, queues: Iterable[MessageQueue], range
     ranges = [r for r in ranges if r.size > 0]
     if not ranges:
         return []
-    range_of = {r.queue: r for r in ranges}
+    range_by_queue = {r.queue: r for r in ranges}
     partitions = _allocate_partitions(
-        partitioning, sorted(dict.fromkeys((*queues, *range_of))), partition_count(partitioning, ranges)
+        partitioning, sorted(dict.fromkeys((*queues, *range_by_queue))), partition_count(partitioning, ranges)
     )
-    planned: list[Task] = []
-    unplanned: Mapping[MessageQueue, OffsetRange] = dict(range_of)
-    for of_partition in partitions:
-        task = [unplanned.pop(queue) for queue in dict.fromkeys(of_partition) if queue in unplanned]  # type: ignore[attr-defined]
+    tasks: list[Task] = []
+    unplanned_ranges = dict(range_by_queue)
+    for queues_of_partition in partitions:
+        task = [
+            unplanned_ranges.pop(queue) for queue in dict.fromkeys(queues_of_partition) if queue in unplanned_ranges
+        ]
         if task:
-            planned.append(task)
-    # With fewer partitions than at the start of the run, the strategy may omit queues; they get a task of their own.
-    if unplanned:
-        planned.append(sorted(unplanned.values()))
-    return split(planned, partitioning.min_partitions, partitioning.max_records_per_partition, partitioning.max_tasks)
+            tasks.append(task)
+    # If there are fewer partitions than at the start of the run, the strategy may omit queues. The omitted queues get a task of
+    # their own.
+    if unplanned_ranges:
+        tasks.append(sorted(unplanned_ranges.values()))
+    return split_tasks(
+        tasks, partitioning.min_partitions, partitioning.max_records_per_partition, partitioning.max_tasks
+    )
 
 
-def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None, max_tasks: int = MAX_TASKS) -> list[Task]:
-    """Split tasks of more than ``max_rows``, then large tasks until there are ``min_tasks``, but never into more than
-    ``max_tasks``.
+def split_tasks(
+    tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None, max_tasks: int = MAX_TASKS
+) -> list[Task]:
+    """Split tasks that have more than ``max_rows``. Then split large tasks until there are ``min_tasks``. ``max_tasks`` limits
+    the number of tasks.
 
-    The arithmetic is that of Spark's ``KafkaOffsetRangeCalculator``, with tasks instead of ranges: small tasks are not split, and
-    do not count when the number of parts of large tasks is computed.
+    The numbers are computed as in Spark's ``KafkaOffsetRangeCalculator``, with tasks instead of ranges: small tasks are not
+    split, and do not count in the number of parts of the large tasks.
     """
     if max_rows is not None:
-        max_rows = max(max_rows, -(-sum(map(_rows, tasks)) // max_tasks))
-        tasks = [part for task in tasks for part in _split_task(task, -(-_rows(task) // max_rows))]
+        max_rows = max(max_rows, -(-sum(map(_row_count, tasks)) // max_tasks))
+        tasks = [part for task in tasks for part in _split_task(task, -(-_row_count(task) // max_rows))]
     if min_tasks is None or min_tasks <= len(tasks):
         return list(tasks)
-    total = sum(_rows(task) for task in tasks)
-    unsplit = [task for task in tasks if _part_count(_rows(task), total, min_tasks) == 1]
-    small = {id(task) for task in unsplit}
-    split_rows = total - sum(_rows(task) for task in unsplit)
-    split_min_tasks = max(min_tasks - len(unsplit), 1)
-    result: list[Task] = []
+    total_rows = sum(_row_count(task) for task in tasks)
+    unsplit_tasks = [task for task in tasks if _part_count(_row_count(task), total_rows, min_tasks) == 1]
+    unsplit_ids = {id(task) for task in unsplit_tasks}
+    rows_to_split = total_rows - sum(_row_count(task) for task in unsplit_tasks)
+    min_new_tasks = max(min_tasks - len(unsplit_tasks), 1)
+    new_tasks: list[Task] = []
     for task in tasks:
-        parts = 1 if id(task) in small else _part_count(_rows(task), split_rows, split_min_tasks)
-        result += _split_task(task, parts)
-    return result
+        part_count = 1 if id(task) in unsplit_ids else _part_count(_row_count(task), rows_to_split, min_new_tasks)
+        new_tasks += _split_task(task, part_count)
+    return new_tasks
 
 
-def _part_count(rows: int, total: int, min_tasks: int) -> int:
-    return max(int(rows / total * min_tasks + 0.5), 1)
+def _part_count(rows: int, total_rows: int, min_tasks: int) -> int:
+    return max(int(rows / total_rows * min_tasks + 0.5), 1)
 
 
-def _rows(task: Sequence[OffsetRange]) -> int:
+def _row_count(task: Sequence[OffsetRange]) -> int:
     return sum(end - start for _, start, end in task)
 
 
-def _split_task(task: Task, parts: int) -> list[Task]:
-    """Split a task into ``parts`` tasks of nearly equal size, in order."""
-    if parts <= 1:
+def _split_task(task: Task, part_count: int) -> list[Task]:
+    """Split a task into ``part_count`` tasks of nearly equal size, in order."""
+    if part_count <= 1:
         return [task]
-    rows = _rows(task)
+    rows = _row_count(task)
     parts_by_index: dict[int, Task] = defaultdict(list)
-    bounds, remaining, part_end = [], rows, 0
-    for part in range(parts):
-        size = remaining // (parts - part)
-        remaining -= size
+    part_ends, remaining_rows, part_end = [], rows, 0
+    for part in range(part_count):
+        size = remaining_rows // (part_count - part)
+        remaining_rows -= size
         part_end += size
-        bounds.append(part_end)
+        part_ends.append(part_end)
     part, rows_before = 0, 0
     for r in task:
         start = r.start
         while start < r.end:
-            while bounds[part] <= rows_before:
+            while part_ends[part] <= rows_before:
                 part += 1
-            size = min(r.end - start, bounds[part] - rows_before)
+            size = min(r.end - start, part_ends[part] - rows_before)
             parts_by_index[part].append(OffsetRange(r.queue, start, start + size))
             start += size
             rows_before += size

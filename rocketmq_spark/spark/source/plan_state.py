@@ -16,20 +16,22 @@ from rocketmq_spark.spark.source.recreated_topics import RecreationWatch
 class StartOffsets:
     """The start of a new query. It is resolved once in a run.
 
-    If it could not be resolved, ``error`` is the reason, and ``offsets`` are empty. ``watch`` knows the bounds with which the
-    start was resolved; the first plan uses it if its batch starts there.
+    If the start could not be resolved, ``error`` is the reason, and ``offsets`` are empty. ``recreation_watch`` knows the bounds
+    with which the start was resolved. The first plan uses this watch if its batch starts at ``offsets``.
     """
 
     offsets: Offsets
     error: RocketMQError | None = None
-    watch: RecreationWatch | None = None
+    recreation_watch: RecreationWatch | None = None
 
     def error_of(self, start: Offsets) -> RocketMQError | None:
         """Return the error of a query that starts at ``start``."""
         return self.error if self.error is not None and start == self.offsets else None
 
-    def logged(self) -> StartOffsets:
-        """The start after a batch was logged, so that the starting options have no effect any more."""
+    def without_error(self) -> StartOffsets:
+        """Return the start for the time after a batch was logged: the starting options have no effect then, so an error of the
+        start does not matter any more.
+        """
         return replace(self, error=None)
 
 
@@ -44,18 +46,18 @@ class TargetState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AvailableNowTarget:
-    """The ends up to which an AvailableNow run reads; without ``ends`` while they are unknown."""
+    """The ends up to which an AvailableNow run reads. ``ends`` is None while the ends are unknown."""
 
     state: TargetState = TargetState.OFF
     ends: Positions | None = None
 
     @property
-    def must_fetch(self) -> bool:
+    def must_fetch_ends(self) -> bool:
         return self.state in (TargetState.REQUESTED, TargetState.PARTIAL)
 
     @classmethod
     def of_view(cls, view: QueuesView) -> AvailableNowTarget:
-        """The ends of ``view``. If brokers have only slaves now, they are partial."""
+        """Return a target with the ends of ``view``. If brokers have only slaves now, the target is partial."""
         is_partial = len(view.master_bounds()) < len(view.bounds)
         return cls(TargetState.PARTIAL if is_partial else TargetState.FIXED, view.ends())
 
@@ -75,10 +77,10 @@ class PlanOutcome(enum.Enum):
 class LastPlan:
     """The last call of ``latestOffset``: the start and the view from which it planned, and what it decided.
 
-    If the batch is ``DRAINED``, ``start`` is its end.
+    If the outcome is ``DRAINED``, ``start`` is the end of the planned batch.
 
-    ``reported_losses`` are the losses that were reported for ``start``: while a batch waits for more messages, each plan finds
-    them again.
+    ``reported_losses`` are the losses that were reported for ``start``. They are remembered because each plan finds the same
+    losses again while a batch waits for more messages.
     """
 
     start: Offsets
@@ -91,7 +93,7 @@ class LastPlan:
         return self.outcome in (PlanOutcome.IDLE, PlanOutcome.IDLE_UNTIL_POLL)
 
     def is_idle_for(self, view: QueuesView) -> bool:
-        """Whether another plan from the same start finds nothing to read in ``view``, because this one did."""
+        """Whether another plan from the same start would find nothing to read in ``view``, as this plan found nothing."""
         if self.outcome in (PlanOutcome.IDLE, PlanOutcome.DRAINED):
             return view == self.view
         return self.outcome is PlanOutcome.IDLE_UNTIL_POLL and view.poll_number == self.view.poll_number

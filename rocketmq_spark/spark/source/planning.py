@@ -3,7 +3,8 @@
 ``start`` has the positions that Spark passes, and ``view`` the current state of the queues. ``target_ends`` has the ends of an
 AvailableNow run, which reads only messages that existed at its start; it is None for other runs.
 
-Tasks cannot report back to a Python source, so the size of messages is estimated from samples of unread messages.
+Tasks of a Python source cannot report to the driver, so the driver estimates the size of messages from samples of unread
+messages.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 class QueuesView:
     """The state of the queues at one moment: bounds, deleted topics, and brokers that have no master now.
 
-    ``topics_missing_on_broker`` are topics with brokers that no longer have them, although others do. ``timed_out_brokers`` have
-    not answered in time, so their bounds are older. ``connections`` has the first and the last connection of each broker from
-    which its bounds may come. ``topics`` are those to which the source subscribed then. Views of different polls may be equal;
-    ``poll_number`` distinguishes them.
+    ``topics_missing_on_broker`` are pairs of a topic and a broker that no longer has the topic, although other brokers have it.
+    ``timed_out_brokers`` have not answered in time, so their bounds are older. ``connections`` has the first and the last
+    connection of each broker from which its bounds may come. ``topics`` are the topics to which the source subscribed at that
+    moment. Views of different polls may be equal, but their ``poll_number`` differs.
 
-    A slave may lack messages of its master: its bounds show what can be read there, not what is lost.
+    A slave may lack messages of its master, so the bounds of a slave show which messages can be read, but not which messages are
+    lost.
     """
 
     bounds: Bounds = field(default_factory=dict)
@@ -49,7 +51,7 @@ class QueuesView:
         return {queue: bounds.max_offset for queue, bounds in self.bounds.items()}
 
     def master_bounds(self) -> Bounds:
-        """The bounds that masters report. If only slaves are up, it is unknown whether a topic was created again."""
+        """Return the bounds that masters report. The bounds of slaves do not show whether a topic was created again."""
         if not self.brokers_without_master:
             return self.bounds
         return {
@@ -60,37 +62,42 @@ class QueuesView:
 
 
 def has_store_times(view: QueuesView) -> bool:
-    """Whether brokers report when the newest message of each queue was stored, as they do for queues that are not empty."""
+    """Whether brokers report for each queue when its newest message was stored. They report no time for empty queues."""
     return min(map(itemgetter(2), view.bounds.values()), default=0) > 0
 
 
 def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:
-    """Return ``start`` without topics that the options no longer choose; unchanged if no topic is known now."""
+    """Return ``start`` without topics that the options no longer choose. Returns ``start`` unchanged if no topic is known now."""
     if not topics or {queue.topic for queue in start.positions}.issubset(topics):
         return start
-    kept = {queue: position for queue, position in start.positions.items() if queue.topic in topics}
-    return Offsets(kept, {}, {q: mark for q, mark in start.newest_store_ms.items() if q in kept}, start.source_identity)
+    kept_positions = {queue: position for queue, position in start.positions.items() if queue.topic in topics}
+    return Offsets(
+        kept_positions,
+        {},
+        {q: mark for q, mark in start.newest_store_ms.items() if q in kept_positions},
+        start.source_identity,
+    )
 
 
 def without_stale_replicas(start: Offsets, view: QueuesView) -> QueuesView:
-    """Return the view without queues of slaves that lack the message at the position, and without new queues of slaves. These
-    queues wait for their master.
+    """Return the view without queues whose master is down if the slave lacks the message at the position, or if the queue is new.
+    The query reads such queues when the master is up again.
     """
     if not view.brokers_without_master:
         return view
-    kept = {
+    kept_bounds = {
         queue: bounds
         for queue, bounds in view.bounds.items()
         if queue.broker_name not in view.brokers_without_master or _has_next_messages(queue, bounds, start)
     }
-    return replace(view, bounds=kept)
+    return replace(view, bounds=kept_bounds)
 
 
 def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, start: Offsets) -> bool:
-    """Whether a slave has the next messages of a queue, or the queue was read to its end.
+    """Whether a slave has the next message of a queue, or the queue was read to the end that the slave has.
 
-    If the newest message of the slave is older than the messages that were read, the topic was deleted and created again, and the
-    slave still has the old topic.
+    If the newest message of the slave is older than the messages that the query has read, the topic was deleted and created
+    again, and the slave has the wrong topic.
     """
     position = start.positions.get(queue, -1)
     if not bounds.min_offset <= position <= bounds.max_offset:
@@ -99,7 +106,9 @@ def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, start: Offsets)
 
 
 def without_timed_out(view: QueuesView) -> QueuesView:
-    """Return the view without queues of brokers that timed out: to plan them would delay the batch of the other queues."""
+    """Return the view without queues of brokers that timed out, because these queues would delay the batch of the other
+    queues.
+    """
     if not view.timed_out_brokers:
         return view
     return replace(
@@ -132,124 +141,141 @@ def apply_queue_changes(
     start: Offsets,
     view: QueuesView,
     target_ends: Positions | None,
-    recreated: Collection[MessageQueue] = (),
-    removed: Mapping[MessageQueue, int] | None = None,
+    recreated_queues: Collection[MessageQueue] = (),
+    removed_ends: Mapping[MessageQueue, int] | None = None,
 ) -> tuple[Offsets, list[Loss]]:
     """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` if no position changed.
 
-    Queues of deleted topics lose their position; queues that were created again are read from their first message. The offsets
-    alone do not show that the queues in ``recreated`` were created again. The queues in ``removed`` are no longer read by their
-    broker, which still reports their ends. If such an end is before the position, the topic was created again with fewer queues,
-    and the queue loses its position.
+    Queues of deleted topics lose their position. Queues that were created again are read from their first message.
+    ``recreated_queues`` are queues that were created again although their offsets alone do not show this. ``removed_ends`` has
+    the queues that their broker no longer reads, with the ends that the broker still reports. If such an end is before the
+    position of the query, the topic was created again with fewer queues, and the queue loses its position.
     """
-    past_end = ranges_past_end(start.positions, view.bounds)
-    any_deleted = view.deleted_topics or view.topics_missing_on_broker
-    if not (past_end or recreated or removed or any_deleted or target_ends):
+    past_end_ranges = ranges_past_end(start.positions, view.bounds)
+    has_deleted_topics = view.deleted_topics or view.topics_missing_on_broker
+    if not (past_end_ranges or recreated_queues or removed_ends or has_deleted_topics or target_ends):
         return start, []
-    removed = dict(sorted((removed or {}).items()))
-    vanished = {q for q, end in removed.items() if end < start.positions[q]}
-    past_end += [OffsetRange(q, end, start.positions[q]) for q, end in removed.items() if q in vanished]
-    new_starts = {part.queue: view.bounds[part.queue].min_offset for part in past_end if part.queue not in vanished}
-    # The loss includes the messages after the position that an AvailableNow run had to read.
-    loss_ends = {part.queue: max(part.end, (target_ends or {}).get(part.queue, 0)) for part in past_end}
-    losses = [(OffsetRange(part.queue, part.start, loss_ends[part.queue]), Cause.WENT_BACK) for part in past_end]
-    losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(start, view, target_ends, removed)]
-    for queue in recreated:
+    removed_ends = dict(sorted((removed_ends or {}).items()))
+    vanished_queues = {q for q, end in removed_ends.items() if end < start.positions[q]}
+    past_end_ranges += [
+        OffsetRange(q, end, start.positions[q]) for q, end in removed_ends.items() if q in vanished_queues
+    ]
+    new_starts = {
+        part.queue: view.bounds[part.queue].min_offset for part in past_end_ranges if part.queue not in vanished_queues
+    }
+    # The loss of an AvailableNow run includes the messages after the position that the run had to read.
+    loss_ends = {part.queue: max(part.end, (target_ends or {}).get(part.queue, 0)) for part in past_end_ranges}
+    losses = [(OffsetRange(part.queue, part.start, loss_ends[part.queue]), Cause.WENT_BACK) for part in past_end_ranges]
+    losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(start, view, target_ends, removed_ends)]
+    for queue in recreated_queues:
         losses.append((_loss_of_unknown_size(start, queue), Cause.WENT_BACK))
         new_starts[queue] = view.bounds[queue].min_offset
-    deleted_queues = sorted(queue for queue in start.positions if view.is_topic_deleted(queue)) if any_deleted else []
+    deleted_queues = (
+        sorted(queue for queue in start.positions if view.is_topic_deleted(queue)) if has_deleted_topics else []
+    )
     losses += [(_loss_of_unknown_size(start, queue), Cause.TOPIC_DELETED) for queue in deleted_queues]
-    unread_ends = {q: end for q, end in removed.items() if end > start.positions[q]}
+    unread_ends = {q: end for q, end in removed_ends.items() if end > start.positions[q]}
     losses += [(OffsetRange(q, start.positions[q], end), Cause.QUEUE_GONE) for q, end in unread_ends.items()]
-    if not new_starts and not deleted_queues and not unread_ends and not vanished:
+    if not new_starts and not deleted_queues and not unread_ends and not vanished_queues:
         return start, losses
-    moved = {**new_starts, **unread_ends}
-    dropped = vanished.union(deleted_queues)
-    positions = {q: position for q, position in start.positions.items() if q not in dropped} | moved
-    # After a position was moved, messages before it may be newer than any message that was read.
+    moved_positions = {**new_starts, **unread_ends}
+    dropped_queues = vanished_queues.union(deleted_queues)
+    positions = {q: position for q, position in start.positions.items() if q not in dropped_queues} | moved_positions
+    # If a position was moved, messages before the new position may be newer than any message that was read.
     newest_store_ms = {
-        queue: mark for queue, mark in start.newest_store_ms.items() if queue not in moved and queue in positions
+        queue: mark
+        for queue, mark in start.newest_store_ms.items()
+        if queue not in moved_positions and queue in positions
     }
-    return Offsets(positions, moved, newest_store_ms, start.source_identity), losses
+    return Offsets(positions, moved_positions, newest_store_ms, start.source_identity), losses
 
 
 def _loss_of_unknown_size(start: Offsets, queue: MessageQueue) -> OffsetRange:
-    """The loss at a position that is no longer valid. An empty range stands for an unknown number of offsets."""
+    """Return the loss at a position that is no longer valid. An empty range stands for an unknown number of offsets."""
     return OffsetRange(queue, start.positions[queue], start.positions[queue])
 
 
 def lost_target_ranges(
-    start: Offsets, view: QueuesView, target_ends: Positions | None, removed: Mapping[MessageQueue, int]
+    start: Offsets, view: QueuesView, target_ends: Positions | None, removed_ends: Mapping[MessageQueue, int]
 ) -> list[OffsetRange]:
-    """Return the messages that existed when an AvailableNow run began, and that the queue does not have any more."""
+    """Return the ranges of messages that existed when an AvailableNow run began, and that their queues do not have any more."""
     target_ends = target_ends or {}
     return [
         OffsetRange(queue, end, target_ends[queue])
-        for queue, end in sorted(capped_target(view, target_ends, removed).items())
+        for queue, end in sorted(capped_target(view, target_ends, removed_ends).items())
         if start.positions.get(queue, 0) <= end < target_ends[queue]
     ]
 
 
-def capped_target(view: QueuesView, target_ends: Positions, removed: Mapping[MessageQueue, int]) -> Positions:
-    """Return the ends of an AvailableNow run, lowered to the current ends, so that a loss is reported once."""
+def capped_target(view: QueuesView, target_ends: Positions, removed_ends: Mapping[MessageQueue, int]) -> Positions:
+    """Return the ends of an AvailableNow run, lowered to the current ends. A loss behind a lowered end is not reported again."""
     bounds = view.master_bounds()
-    reported_ends = {**removed, **{queue: bounds[queue].max_offset for queue in target_ends if queue in bounds}}
-    return {queue: min(end, reported_ends.get(queue, end)) for queue, end in target_ends.items()}
+    current_ends = {**removed_ends, **{queue: bounds[queue].max_offset for queue in target_ends if queue in bounds}}
+    return {queue: min(end, current_ends.get(queue, end)) for queue, end in target_ends.items()}
 
 
 def readable_ends(view: QueuesView, target_ends: Positions | None) -> dict[MessageQueue, int]:
-    """Return the ends up to which the batch may read. An AvailableNow end is lowered if the queue ends before it now."""
+    """Return the ends up to which the batch may read. The end of an AvailableNow run is lowered if the queue now ends before
+    it.
+    """
     if target_ends is None:
         return view.ends()
     return {q: min(end, view.bounds[q].max_offset) for q, end in target_ends.items() if q in view.bounds}
 
 
-def batch_end(start: Offsets, adapted: Offsets, end: Offsets, view: QueuesView, initial: Offsets | None) -> Offsets:
+def batch_end(
+    start: Offsets, adapted_start: Offsets, end: Offsets, view: QueuesView, initial_offsets: Offsets | None
+) -> Offsets:
     """Return ``end`` with the starts of new queues and the newest store times.
 
-    ``adapted`` is the result of ``apply_queue_changes`` for ``start``.
+    ``adapted_start`` is the result of ``apply_queue_changes`` for ``start``.
     """
     new_queue_starts = {
-        **({} if adapted == start else adapted.new_queue_starts),
-        **({} if end == adapted else end.new_queue_starts),
+        **({} if adapted_start == start else adapted_start.new_queue_starts),
+        **({} if end == adapted_start else end.new_queue_starts),
     }
-    complete = Offsets(end.positions, new_queue_starts)
-    if initial is not None and start == initial:
-        complete = with_initial_starts(initial, complete)
-    return replace(complete, newest_store_ms=newest_store_ms(complete.positions, adapted, view.bounds))
+    complete_end = Offsets(end.positions, new_queue_starts)
+    if initial_offsets is not None and start == initial_offsets:
+        complete_end = with_initial_starts(initial_offsets, complete_end)
+    return replace(complete_end, newest_store_ms=newest_store_ms(complete_end.positions, adapted_start, view.bounds))
 
 
 def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
-    """Return the ranges without messages that retention deleted and without deleted topics, and these losses."""
+    """Return the ranges that can be read, and the losses: messages that retention deleted, and messages of deleted topics."""
     deleted_ranges = (
         [r for r in ranges if view.is_topic_deleted(r.queue)]
         if view.deleted_topics or view.topics_missing_on_broker
         else []
     )
-    truncated_ranges = truncated(ranges, view.master_bounds())
+    truncated_parts = truncated_ranges(ranges, view.master_bounds())
     losses = [
-        *((part, Cause.TRUNCATED) for part in truncated_ranges),
+        *((part, Cause.TRUNCATED) for part in truncated_parts),
         *((part, Cause.TOPIC_DELETED) for part in deleted_ranges),
     ]
-    return without_lost(ranges, [*truncated_ranges, *deleted_ranges]), losses
+    return without_lost(ranges, [*truncated_parts, *deleted_ranges]), losses
 
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
-    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times of its plan."""
+    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times that this run
+    recorded.
+    """
     return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, newest_store_ms=end.newest_store_ms)
 
 
 def drop_recreated(
-    ranges: Sequence[OffsetRange], view: QueuesView, recreated: Collection[MessageQueue]
+    ranges: Sequence[OffsetRange], view: QueuesView, recreated_queues: Collection[MessageQueue]
 ) -> tuple[list[OffsetRange], list[Loss]]:
-    """Return the ranges without queues that were created again while the query was down, and these losses: at the same offsets,
-    such a queue has other messages.
+    """Return the ranges without queues that were created again while the query was down, and the ranges of these queues as
+    losses. At the same offsets, a queue that was created again has other messages.
 
-    If a queue ends before its range, the next batch reads it from its first message, so this batch omits it, too.
+    If a queue ends before the end of its range, the next batch reads the queue from its first message, so this batch omits the
+    queue.
     """
     bounds = view.master_bounds()
     lost_queues = {
-        r.queue for r in ranges if r.queue in recreated or (r.queue in bounds and bounds[r.queue].max_offset < r.end)
+        r.queue
+        for r in ranges
+        if r.queue in recreated_queues or (r.queue in bounds and bounds[r.queue].max_offset < r.end)
     }
     return [r for r in ranges if r.queue not in lost_queues], [
         (r, Cause.WENT_BACK) for r in ranges if r.queue in lost_queues
@@ -259,9 +285,9 @@ def drop_recreated(
 logger = logging.getLogger(__name__)
 
 
-# The weight of a new sample in the estimated size of messages; earlier samples have the rest.
+# The weight of a new sample in the estimated size of messages. Earlier samples have the remaining weight.
 _SAMPLE_WEIGHT = 0.2
-# The broker's default limit of a message (maxMessageSize). It is the estimated size while there is no sample.
+# The broker's default limit of the size of a message (maxMessageSize). This is the estimated size while there is no sample.
 ASSUMED_MESSAGE_BYTES = 4 << 20
 SAMPLED_QUEUES = 4
 
@@ -276,45 +302,55 @@ def next_end(start: Offsets, ends: Positions, first_offsets: Positions, max_offs
     positions = dict(start.positions)
     new_queues = {queue: first_offsets[queue] for queue in ends if queue not in positions}
     positions.update(new_queues)
-    backlogs = backlog(positions, ends)
+    backlogs = backlog_by_queue(positions, ends)
     if not backlogs and not new_queues:
         return start
-    for queue, count in rate_limit(backlogs, max_offsets).items():
+    for queue, count in offsets_to_read(backlogs, max_offsets).items():
         positions[queue] += count
     return Offsets(positions, new_queues)
 
 
-def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
+def backlog_by_queue(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
     """Return the number of unread offsets of each queue that has any."""
     return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
 
 
 def from_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
-    """Return ``start`` with positions raised to the minimum offsets: deleted messages must not use up the limit of a batch."""
-    low = {q: bounds[q].min_offset for q, p in start.positions.items() if q in bounds and p < bounds[q].min_offset}
-    return replace(start, positions={**start.positions, **low}, new_queue_starts={}) if low else start
+    """Return ``start`` with positions raised to the minimum offsets, because deleted messages must not count in the limit of a
+    batch.
+    """
+    raised_positions = {
+        q: bounds[q].min_offset for q, p in start.positions.items() if q in bounds and p < bounds[q].min_offset
+    }
+    return (
+        replace(start, positions={**start.positions, **raised_positions}, new_queue_starts={})
+        if raised_positions
+        else start
+    )
 
 
-def rate_limit(backlogs: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
-    """Return how many offsets of its backlog each queue may read: at least one, also if the backlog is small."""
-    total = sum(backlogs.values())
-    if max_offsets is None or total <= max_offsets:
+def offsets_to_read(backlogs: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
+    """Return the number of offsets that the batch may read from each queue: at least one, also if the backlog of the queue is
+    small.
+    """
+    unread_count = sum(backlogs.values())
+    if max_offsets is None or unread_count <= max_offsets:
         return dict(backlogs)
-    return {queue: min(count, max(1, max_offsets * count // total)) for queue, count in sorted(backlogs.items())}
+    return {queue: min(count, max(1, max_offsets * count // unread_count)) for queue, count in sorted(backlogs.items())}
 
 
-def with_initial_starts(initial: Offsets, end: Offsets) -> Offsets:
+def with_initial_starts(initial_offsets: Offsets, end: Offsets) -> Offsets:
     """Return the end of batch 0 with the initial offsets as starts of its queues."""
-    return replace(end, new_queue_starts={**initial.positions, **end.new_queue_starts})
+    return replace(end, new_queue_starts={**initial_offsets.positions, **end.new_queue_starts})
 
 
 def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """Return the ranges of a batch from ``start`` to ``end``, sorted by queue, without empty ranges.
 
-    If ``end`` records the start of a queue, it overrides the position in ``start`` (see ``offsets``). Queues that ``end`` does
-    not name are not read.
+    If ``end`` records the start of a queue, this start counts instead of the position in ``start`` (see ``offsets``). Queues that
+    ``end`` does not name are not read.
     """
-    # PySpark 4.0 and 4.1 plan this empty batch at each restart. The recorded starts belong to the batch before it.
+    # PySpark 4.0 and 4.1 plan an empty batch at each restart. The starts that its end records belong to the previous batch.
     if start == end:
         return []
     batch_ranges = []
@@ -328,8 +364,9 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """Return ranges from offset 0 for queues that were new, or were created again, in a batch between ``start`` and ``end``.
 
-    With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last
-    logged one as a single batch, whose ``end`` has only the starts of queues that were new in the last of them.
+    With asynchronous progress tracking, Spark does not log each batch. After a restart, Spark repeats all batches since the last
+    logged batch as a single batch. The ``end`` of the single batch has only the starts of queues that were new in the last
+    repeated batch.
     """
     return [
         OffsetRange(queue, 0, position)
@@ -345,7 +382,7 @@ def combined_start(start: Offsets, end: Offsets) -> Offsets:
 
 
 def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
-    """Return the range between the end of a queue and its position, for each queue that ends before its position."""
+    """For each queue that ends before its position, return the range from the end to the position."""
     return sorted(
         [
             OffsetRange(queue, queue_bounds.max_offset, position)
@@ -355,7 +392,7 @@ def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     )
 
 
-def truncated(ranges: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
+def truncated_ranges(ranges: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
     """Return the parts of the ranges before the minimum offsets, which retention deleted."""
     return [
         OffsetRange(r.queue, r.start, min(r.end, bounds[r.queue].min_offset))
@@ -364,41 +401,42 @@ def truncated(ranges: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange
     ]
 
 
-def without_lost(ranges: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Return the ranges without the offsets up to the end of ``lost`` in each queue, and without empty ranges."""
+def without_lost(ranges: Iterable[OffsetRange], lost_ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """Return the ranges without the offsets before the last end of ``lost_ranges`` in each queue, and without empty ranges."""
     lost_until: dict[MessageQueue, int] = {}
-    for part in lost:
+    for part in lost_ranges:
         lost_until[part.queue] = max(part.end, lost_until.get(part.queue, 0))
     if not lost_until:
         return [r for r in ranges if r.end > r.start]
-    shortened = [OffsetRange(r.queue, max(r.start, lost_until.get(r.queue, r.start)), r.end) for r in ranges]
-    return [r for r in shortened if r.size > 0]
+    shortened_ranges = [OffsetRange(r.queue, max(r.start, lost_until.get(r.queue, r.start)), r.end) for r in ranges]
+    return [r for r in shortened_ranges if r.size > 0]
 
 
-def newest_store_ms(positions: Positions, before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
+def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
     """Return the newest store time of each queue that has been read; see ``offsets``.
 
-    If the bounds have a store time, the later of it and the time in ``before`` counts while the queue has unread messages. At the
-    end of the queue, the store time of the bounds counts, also if the clock of the broker was set back.
+    If the bounds have a store time and the queue has unread messages, the later of this time and the time in ``offsets_before``
+    counts. If the bounds have a store time and the queue was read to its end, the time of the bounds counts, also if the clock of
+    the broker was set back.
 
-    If the bounds have no store time, the time in ``before`` counts unless a message that still exists was read since: it may be
-    newer, and would look like a message of a topic that was created again.
+    If the bounds have no store time, the time in ``offsets_before`` counts unless the query has since read a message that still
+    exists. Such a message may be newer than this time, and would look like a message of a topic that was created again.
     """
     newest_by_queue = {}
     for queue, position in positions.items():
-        newest_before = before.newest_store_ms.get(queue, 0)
+        newest_read_ms = offsets_before.newest_store_ms.get(queue, 0)
         if (queue_bounds := bounds.get(queue)) is not None:
             first, end, newest_ms = queue_bounds
-            is_valid = position < end if newest_ms > 0 else position in (before.positions.get(queue), first)
-            newest_before = max(newest_ms, newest_before if is_valid else 0)
-        if position > 0 and newest_before > 0:
-            newest_by_queue[queue] = newest_before
+            is_valid = position < end if newest_ms > 0 else position in (offsets_before.positions.get(queue), first)
+            newest_read_ms = max(newest_ms, newest_read_ms if is_valid else 0)
+        if position > 0 and newest_read_ms > 0:
+            newest_by_queue[queue] = newest_read_ms
     return newest_by_queue
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """The read limit of a batch; None: no limit."""
+    """The read limits of a batch. A field that is None is no limit."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -406,7 +444,8 @@ class TriggerLimits:
 
 
 class ReadLimitPolicy:
-    """Decides how many offsets a batch may read. Remembers when the last batch was planned, and the mean size of messages.
+    """Decides how many offsets a batch may read. Remembers when the last batch was planned, and the mean size of the sampled
+    messages.
 
     As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
     shorter than ``maxTriggerDelay`` would read nothing.
@@ -415,50 +454,55 @@ class ReadLimitPolicy:
     def __init__(self, max_delay_s: float) -> None:
         self._max_delay_s = max_delay_s
         self._planned_at_s = -math.inf
-        self._message_bytes: float | None = None
+        self._mean_message_bytes: float | None = None
 
     def max_offsets(
         self,
         backlogs: Mapping[MessageQueue, int],
         limits: TriggerLimits,
-        sample: Callable[[MessageQueue], tuple[int, int]],
-        now: float,
+        fetch_sample: Callable[[MessageQueue], tuple[int, int]],
+        now_s: float,
     ) -> int | None:
-        """Return the maximum number of offsets in this batch: None without a limit, 0 to wait for more messages.
+        """Return the maximum number of offsets in this batch. None means no limit, and 0 means that the batch waits for more
+        messages.
 
-        ``sample`` returns the size in bytes of some unread messages of a queue, and the number of offsets that they span.
+        ``fetch_sample`` returns the size in bytes of some unread messages of a queue, and the number of offsets that they span.
         """
-        total = sum(backlogs.values())
-        if total and now - self._planned_at_s < self._max_delay_s and total < (limits.min_offsets or 0):
+        unread_count = sum(backlogs.values())
+        if unread_count and now_s - self._planned_at_s < self._max_delay_s and unread_count < (limits.min_offsets or 0):
             return 0
-        if not total or limits.max_bytes is None:
+        if not unread_count or limits.max_bytes is None:
             return limits.max_offsets
-        self._update_message_bytes(backlogs, sample)
-        max_by_bytes = max(1, int(limits.max_bytes / (self._message_bytes or ASSUMED_MESSAGE_BYTES)))
+        self._update_mean_message_bytes(backlogs, fetch_sample)
+        max_by_bytes = max(1, int(limits.max_bytes / (self._mean_message_bytes or ASSUMED_MESSAGE_BYTES)))
         return max_by_bytes if limits.max_offsets is None else min(limits.max_offsets, max_by_bytes)
 
-    def batch_planned(self, now: float) -> None:
-        """Note that a batch was planned at ``now``."""
-        self._planned_at_s = now
+    def note_planned_batch(self, now_s: float) -> None:
+        """Note that a batch was planned at ``now_s``."""
+        self._planned_at_s = now_s
 
-    def nothing_to_read(self, now: float) -> None:
-        """Note that no queue has unread messages. In the first plan of a run, this counts as the first batch."""
+    def note_nothing_to_read(self, now_s: float) -> None:
+        """Note that no queue has unread messages. In the first plan of a run, this counts as the first batch of the run."""
         if self._planned_at_s == -math.inf:
-            self._planned_at_s = now
+            self._planned_at_s = now_s
 
     @property
     def has_no_sample(self) -> bool:
-        """Whether no broker has returned a sample yet; then ``ASSUMED_MESSAGE_BYTES`` is the size of a message."""
-        return not self._message_bytes
+        """Whether no broker has returned a sample yet. While this is so, ``ASSUMED_MESSAGE_BYTES`` is the estimated size of a
+        message.
+        """
+        return not self._mean_message_bytes
 
-    def _update_message_bytes(
-        self, backlogs: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]
+    def _update_mean_message_bytes(
+        self, backlogs: Mapping[MessageQueue, int], fetch_sample: Callable[[MessageQueue], tuple[int, int]]
     ) -> None:
         sampled_queues = sorted(backlogs, key=lambda queue: -backlogs[queue])[:SAMPLED_QUEUES]
-        samples = [sample(queue) for queue in sampled_queues]
-        messages = sum(count for _, count in samples)
-        if not messages:
+        samples = [fetch_sample(queue) for queue in sampled_queues]
+        message_count = sum(count for _, count in samples)
+        if not message_count:
             return
-        mean = sum(size for size, _ in samples) / messages
-        estimate = self._message_bytes
-        self._message_bytes = mean if estimate is None else estimate + _SAMPLE_WEIGHT * (mean - estimate)
+        mean_bytes = sum(size for size, _ in samples) / message_count
+        estimated_bytes = self._mean_message_bytes
+        self._mean_message_bytes = (
+            mean_bytes if estimated_bytes is None else estimated_bytes + _SAMPLE_WEIGHT * (mean_bytes - estimated_bytes)
+        )

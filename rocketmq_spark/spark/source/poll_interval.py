@@ -1,7 +1,7 @@
 """Decides when the bounds of the queues are fetched again. Pure.
 
-While no messages arrive, the interval doubles up to a quarter of a second. If there are so many topics that a poll takes long, it
-grows further, until polls take a hundredth of the time.
+While no messages arrive, the interval doubles up to a quarter of a second. If there are so many topics that a poll takes long,
+the interval grows further, until polls take a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ MIN_INTERVAL_S = 0.01
 MAX_INTERVAL_S = 0.25
 _MAX_INTERVAL_PER_POLL_DURATION = 100
 _MAX_SLOW_INTERVAL_S = 10.0
-# Spark requests the end of a batch, a report and the tasks one after the other. All three use the bounds of the same poll.
+# Spark requests the end of a batch, a progress report and the tasks one after the other. All three calls use the bounds of the
+# same poll.
 _SAME_BATCH_MAX_AGE_S = 1.0
 
 
@@ -34,14 +35,14 @@ class PollInterval:
         return now_s - self._polled_at_s < max(_SAME_BATCH_MAX_AGE_S, 3 * self._duration_s)
 
     def wait_s(self, now_s: float, max_s: float) -> float:
-        """Return how long to wait for the next poll: at most ``max_s``.
+        """Return the time to wait for the next poll, usually at most ``max_s``.
 
         If polls take longer than ``max_s``, the wait is as long as a poll, at most a quarter of a second.
         """
         due_s = self._polled_at_s + self._interval_s - now_s
         return max(0.0, min(due_s, max(max_s, min(self._duration_s, MAX_INTERVAL_S))))
 
-    def polled(self, now_s: float, duration_s: float, is_unchanged: bool) -> None:
+    def note_poll(self, now_s: float, duration_s: float, is_unchanged: bool) -> None:
         """Note a poll that ended at ``now_s``. ``duration_s`` is 0 if it does not show how long polls take."""
         longest_s = max(MAX_INTERVAL_S, min(_MAX_SLOW_INTERVAL_S, _MAX_INTERVAL_PER_POLL_DURATION * duration_s))
         self._interval_s = min(longest_s, max(self._interval_s * 2, 5 * duration_s)) if is_unchanged else MIN_INTERVAL_S

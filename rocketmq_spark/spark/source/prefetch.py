@@ -1,13 +1,14 @@
 """Reads small batches in the driver, without a Python task.
 
-The driver reads the rows of a small batch while it plans the batch, and passes them to Spark with the plan. PySpark does so for
-``SimpleDataSourceStreamReader``: after each ``partitions`` its runner checks whether the reader is the private wrapper of such a
-reader. If so, the runner takes the rows from ``getCache``, and Spark keeps them as a block; a task that does not find the block
-reads its partition normally. ``enable_prefetch`` registers the source's reader class as such a wrapper. This is a private
-interface, so it is used only with the versions of PySpark that the tests run; with others, tasks read.
+The driver reads the rows of a small batch while it plans the batch, and passes them to Spark with the plan. PySpark passes rows
+in this way for ``SimpleDataSourceStreamReader``: after each call of ``partitions``, PySpark's runner checks whether the reader is
+the private wrapper of such a reader. If so, the runner takes the rows from ``getCache``, and Spark keeps them as a block; a task
+that does not find the block reads its partition normally. ``enable_prefetch`` registers the source's reader class as such a
+wrapper. This interface is private, so it is used only with the versions of PySpark with which the tests run. With other versions,
+tasks read all batches.
 
-If the driver's read takes long, fails, finds a loss or is too large, a task reads the batch instead, and reports errors. After a
-failed read, tasks also read the next batches, and more of them after each further failure.
+If the read in the driver takes long, fails, finds a loss or is too large, a task reads the batch instead, and reports errors.
+After a failed read, tasks also read the next batches. Their number grows with each further failure.
 
 Spark stores the rows with its serializer. With ``spark.kryo.registrationRequired`` Kryo rejects the classes of arrays and maps,
 and the query fails. So ``register(spark)`` sets the environment variable that makes tasks read every batch.
@@ -33,7 +34,7 @@ from rocketmq_spark.spark.source.partition_reader import RangePartition, read_pa
 logger = logging.getLogger(__name__)
 
 
-TESTED_PYSPARK = ("4.0.", "4.1.", "4.2.", "4.3.")
+TESTED_PYSPARK_VERSIONS = ("4.0.", "4.1.", "4.2.", "4.3.")
 
 
 # Starting a task takes 20 to 90 ms, and it reads as fast as the driver, so larger batches gain little.
@@ -41,15 +42,16 @@ MAX_PREFETCH_ROWS = 1000
 MAX_PREFETCH_BYTES = 1 << 20
 # How long the driver waits for a broker. A task waits up to ``readDeadline``.
 _PREFETCH_DEADLINE_S = 1.0
-# The estimated row size is multiplied by this after each batch that seems too large, so that a later batch is tried again.
+# The estimated row size is multiplied by this factor after each batch that seems too large, so the driver tries a later batch
+# again.
 _ESTIMATE_DECAY = 0.9
-# The largest number of batches that only tasks read after failed reads, because each failed read may take a second.
+# The largest number of batches that the driver leaves to tasks after a failed read. A failed read may take a second.
 _MAX_SKIPPED_BATCHES = 31
 
 
 def enable_prefetch(reader: type) -> bool:
-    """Make PySpark take rows from instances of ``reader``. Returns whether it will."""
-    if os.environ.get(READ_BY_TASKS) or not pyspark.__version__.startswith(TESTED_PYSPARK):
+    """Make PySpark take rows from instances of ``reader``. Returns whether PySpark will do so."""
+    if os.environ.get(READ_BY_TASKS) or not pyspark.__version__.startswith(TESTED_PYSPARK_VERSIONS):
         return False
     try:
         from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
@@ -60,7 +62,7 @@ def enable_prefetch(reader: type) -> bool:
 
 
 class Prefetch:
-    """Reads batches of one task, if they are small."""
+    """Reads a batch that has one task, if the batch is small."""
 
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = replace(
@@ -70,47 +72,47 @@ class Prefetch:
         )
         self._columns = columns
         self._row_bytes = 0.0  # of the last batch that was read
-        self._batches_to_skip = self._skipped_batches = 0  # batches to leave to tasks, and how many were
+        self._batches_to_skip = self._skipped_count = 0  # batches to leave to tasks, and how many were
 
-    def __call__(self, planned: Sequence[RangePartition]) -> list[pa.RecordBatch] | None:
-        """The rows of a plan; None if a task should read them."""
-        if len(planned) != 1:
+    def __call__(self, partitions: Sequence[RangePartition]) -> list[pa.RecordBatch] | None:
+        """Return the rows of a planned batch; None if a task should read them."""
+        if len(partitions) != 1:
             return None
-        rows = sum(r.size for r in planned[0].ranges)
-        if rows > MAX_PREFETCH_ROWS:
+        row_count = sum(r.size for r in partitions[0].ranges)
+        if row_count > MAX_PREFETCH_ROWS:
             return None
-        if rows * self._row_bytes > MAX_PREFETCH_BYTES:
+        if row_count * self._row_bytes > MAX_PREFETCH_BYTES:
             self._row_bytes *= _ESTIMATE_DECAY
             return None
-        if self._skipped_batches < self._batches_to_skip:
-            self._skipped_batches += 1
+        if self._skipped_count < self._batches_to_skip:
+            self._skipped_count += 1
             return None
-        return self._read(planned[0])
+        return self._read(partitions[0])
 
     def _read(self, partition: RangePartition) -> list[pa.RecordBatch] | None:
         batches: list[pa.RecordBatch] = []
-        rows = size = 0
+        row_count = total_bytes = 0
         try:
             for batch in read_partition(
-                self._options, self._columns, partition, streaming=True, on_loss=_decline_on_loss
+                self._options, self._columns, partition, is_streaming=True, on_loss=_decline_on_loss
             ):
                 batches.append(batch)
-                rows, size = rows + len(batch), size + batch.nbytes
-                if size > MAX_PREFETCH_BYTES:
+                row_count, total_bytes = row_count + len(batch), total_bytes + batch.nbytes
+                if total_bytes > MAX_PREFETCH_BYTES:
                     break
         except Exception as e:  # noqa: BLE001 - Spark repeats a task, and an error of a plan ends the query
             logger.info("a task reads what the driver did not: %s: %s", type(e).__name__, e)
-            self._batches_to_skip, self._skipped_batches = min(2 * self._batches_to_skip + 1, _MAX_SKIPPED_BATCHES), 0
+            self._batches_to_skip, self._skipped_count = min(2 * self._batches_to_skip + 1, _MAX_SKIPPED_BATCHES), 0
             return None
         self._batches_to_skip = 0
-        if rows:
-            self._row_bytes = size / rows
-        return batches if size <= MAX_PREFETCH_BYTES else None
+        if row_count:
+            self._row_bytes = total_bytes / row_count
+        return batches if total_bytes <= MAX_PREFETCH_BYTES else None
 
 
 class _PossibleLoss(Exception):
-    """Possible loss. The task decides about it, because it waits longer."""
+    """A possible loss. A task decides whether messages are lost, because it waits longer for the broker."""
 
 
-def _decline_on_loss(part: OffsetRange, cause: Cause) -> None:
-    raise _PossibleLoss(f"{part.queue} from {part.start} to {part.end}: {cause}")
+def _decline_on_loss(lost_range: OffsetRange, cause: Cause) -> None:
+    raise _PossibleLoss(f"{lost_range.queue} from {lost_range.start} to {lost_range.end}: {cause}")

@@ -1,14 +1,14 @@
 """Finds topics that were deleted and created again under the same name.
 
-The queues of a recreated topic start at offset 0. A queue that ends before the position of the query was recreated. When a
-recreated queue has grown past the position, only store times show it: every message of the new topic is newer than all messages
-of the old topic. So the offsets record the newest store time of each queue, and the message before the position must not be
-newer.
+The queues of a recreated topic start at offset 0. A queue that ends before the position of the query was recreated. If a
+recreated queue has grown past the position, only store times show that it was recreated, because every message of the new topic
+is newer than all messages of the old topic. So the offsets record the newest store time of each queue. If the message before the
+position is newer than this time, the queue was recreated.
 
-For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues: about one
-queue of each topic and broker, because a broker deletes the queues of a topic together. It asks about all of them when a run
-begins, when a broker may have lost part of its store in a crash (the client connected to it again), when a queue returns after
-its topic had fewer queues, and when one queue of the topic was recreated.
+For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues. One queue
+of each topic and broker is enough, because a broker deletes the queues of a topic together. ``RecreationWatch`` asks about all of
+these queues when a run begins, when the client connected to a broker again (the broker may have lost part of its store in a
+crash), when a queue returns after its topic had fewer queues, and when one queue of the topic was recreated.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 
 # The name of a topic, and of a broker that has queues of the topic.
 TopicBroker = tuple[str, str]
-# By broker, the first and the last connection from which bounds may come: they are equal, unless the connection changed while
+# By broker, the first and the last connection from which bounds may come. They are equal, unless the connection changed while
 # bounds were fetched.
 Connections = Mapping[str, tuple[object, object]]
-# If the minimum offset has not changed for less than this time, the topic is the same. Retention takes hours. A broker with a
-# full disk deletes messages sooner, but a new topic would have to reach exactly the minimum offset of the old one.
+# If a queue has the same minimum offset as at the last check, and this check is more recent than this time, the topic is the
+# same, because retention takes hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach
+# exactly the minimum offset of the old topic.
 _UNCHANGED_MS = 60_000
-# The time that the client needs for a request about one queue on a slow machine: 100,000 of them take longer than the timeout.
+# The time that the client itself needs for a request about one queue on a slow machine. 100,000 requests take longer than the
+# timeout.
 CLIENT_OVERHEAD_S = 0.0001
 
 
@@ -48,13 +50,13 @@ class RecreationEvidence(enum.Enum):
     UNDECIDED = "only the message before the position can show it"
 
 
-# The evidence of a queue that was not recreated, or of which nothing can be known.
+# The evidence of a queue that was not recreated, or about which nothing can be known.
 _HEALTHY = (RecreationEvidence.SAME, RecreationEvidence.EXPIRED, RecreationEvidence.NO_STORE_TIME)
 
 
 def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> RecreationEvidence:
-    """Return what the bounds of a queue show that was read up to ``position``. ``newest_read_ms`` is its known store time; 0:
-    unknown.
+    """Return what the bounds show of a queue that was read up to ``position``. ``newest_read_ms`` is the known store time of the
+    queue, or 0.
     """
     if position > bounds.max_offset:
         return RecreationEvidence.ENDS_BEFORE
@@ -80,7 +82,8 @@ def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, Re
             continue
         known_ms = newest_read_ms.get(queue, 0)
         first, end, newest_ms = queue_bounds
-        # Most queues of a healthy topic, without a call for each of them: queues without new messages, and queues with some.
+        # The first two cases are most queues of a healthy topic: without new messages, and with new messages. They need no call
+        # for each queue.
         if first < position <= end and 0 < newest_ms <= known_ms:
             evidence[queue] = same
         elif first < position < end and 0 < known_ms < newest_ms:
@@ -92,62 +95,66 @@ def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, Re
 
 def queues_to_probe(
     evidence: Mapping[MessageQueue, RecreationEvidence],
-    checked: Collection[TopicBroker],
+    checked_pairs: Collection[TopicBroker],
     any_unchanged: Callable[[Iterable[MessageQueue]], bool] = lambda queues: False,
 ) -> list[MessageQueue]:
     """Return the undecided queues about which brokers must be asked.
 
-    ``checked`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
-    another queue is the same as before, or if ``any_unchanged`` is true for the undecided ones. If a queue of them was recreated,
-    all of their undecided queues are returned.
+    ``checked_pairs`` has the pairs of a topic and a broker that the last plan checked. For such a pair, one undecided queue is
+    returned. No queue is returned if another queue of the pair is the same as before, or if ``any_unchanged`` is true for its
+    undecided queues. All undecided queues are returned for a pair that was not checked, or that has a recreated queue.
     """
-    undecided: dict[TopicBroker, list[MessageQueue]] = {}
-    unchanged, recreated = set[TopicBroker](), set[TopicBroker]()
+    undecided_by_pair: dict[TopicBroker, list[MessageQueue]] = {}
+    unchanged_pairs, recreated_pairs = set[TopicBroker](), set[TopicBroker]()
     for queue, queue_evidence in evidence.items():
         if queue_evidence is RecreationEvidence.UNDECIDED:
-            undecided.setdefault(queue[:2], []).append(queue)
+            undecided_by_pair.setdefault(queue[:2], []).append(queue)
         elif queue_evidence is RecreationEvidence.SAME:
-            unchanged.add(queue[:2])
+            unchanged_pairs.add(queue[:2])
         elif queue_evidence is RecreationEvidence.ENDS_BEFORE or queue_evidence is RecreationEvidence.RECREATED:
-            recreated.add(queue[:2])
-    to_probe: list[MessageQueue] = []
-    for key, queues in undecided.items():
-        if key not in checked or key in recreated:
-            to_probe += queues
-        elif key not in unchanged and not any_unchanged(queues):
-            to_probe.append(min(queues))
-    return to_probe
+            recreated_pairs.add(queue[:2])
+    probed_queues: list[MessageQueue] = []
+    for pair, queues in undecided_by_pair.items():
+        if pair not in checked_pairs or pair in recreated_pairs:
+            probed_queues += queues
+        elif pair not in unchanged_pairs and not any_unchanged(queues):
+            probed_queues.append(min(queues))
+    return probed_queues
 
 
 def recreated_queues(
-    evidence: Mapping[MessageQueue, RecreationEvidence], with_newer_message: Iterable[MessageQueue]
+    evidence: Mapping[MessageQueue, RecreationEvidence], queues_with_newer_message: Iterable[MessageQueue]
 ) -> list[MessageQueue]:
-    """Return the queues that were recreated: those that the evidence or the brokers (``with_newer_message``) show, and the queues
-    without a known store time of the same topic and broker.
+    """Return the queues that were recreated: ``queues_with_newer_message``, for which brokers showed this, the queues for which
+    the evidence shows this, and those queues of the same topics and brokers that have no known store time.
     """
-    recreated = {*with_newer_message, *_with_evidence(evidence, RecreationEvidence.RECREATED)}
-    recreated_brokers = topic_brokers([*recreated, *_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE)])
-    if not recreated_brokers:
+    surely_recreated = {*queues_with_newer_message, *_queues_with_evidence(evidence, RecreationEvidence.RECREATED)}
+    recreated_pairs = topic_broker_pairs(
+        [*surely_recreated, *_queues_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE)]
+    )
+    if not recreated_pairs:
         return []
     return sorted(
-        recreated.union(
+        surely_recreated.union(
             q
             for q, queue_evidence in evidence.items()
-            if queue_evidence is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in recreated_brokers
+            if queue_evidence is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in recreated_pairs
         )
     )
 
 
-def _with_evidence(evidence: Mapping[MessageQueue, RecreationEvidence], kind: RecreationEvidence) -> list[MessageQueue]:
+def _queues_with_evidence(
+    evidence: Mapping[MessageQueue, RecreationEvidence], kind: RecreationEvidence
+) -> list[MessageQueue]:
     return [queue for queue, queue_evidence in evidence.items() if queue_evidence == kind]
 
 
 def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
-    """Return the queues whose last read message must be fetched to learn its store time, because the bounds do not show it.
+    """Return the queues whose last read message must be fetched, because the bounds do not show when this message was stored.
 
-    If a queue has unread messages, its newest message may be older than those that were read, because the clock of the broker may
-    have been set back. For a compaction topic whose log has expired, brokers report no time. If the server reports no store times
-    at all, one queue of each topic and broker without a known store time is enough.
+    If a queue has unread messages, its newest message may have an older time than the messages that were read, because the clock
+    of the broker may have been set back. For a compaction topic whose log has expired, brokers report no time. If the server
+    reports no store times at all, one queue is enough for each topic and broker that has no known store time.
     """
     candidates = {
         queue: queue_bounds
@@ -157,18 +164,20 @@ def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQ
     }
     if not candidates:
         return []
-    with_times = [q for q, queue_bounds in candidates.items() if queue_bounds.last_update_ms]
-    without_times = [q for q, queue_bounds in candidates.items() if not queue_bounds.last_update_ms]
-    known = topic_brokers(queue for queue in without_times if queue in offsets.newest_store_ms)
-    lowest = {
-        topic_broker(queue): queue for queue in sorted(without_times, reverse=True) if topic_broker(queue) not in known
+    queues_with_time = [q for q, queue_bounds in candidates.items() if queue_bounds.last_update_ms]
+    queues_without_time = [q for q, queue_bounds in candidates.items() if not queue_bounds.last_update_ms]
+    known_pairs = topic_broker_pairs(queue for queue in queues_without_time if queue in offsets.newest_store_ms)
+    lowest_queues = {
+        topic_broker(queue): queue
+        for queue in sorted(queues_without_time, reverse=True)
+        if topic_broker(queue) not in known_pairs
     }
-    return sorted([*with_times, *lowest.values()])
+    return sorted([*queues_with_time, *lowest_queues.values()])
 
 
-def fully_expired(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
+def expired_queues(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Return the queues without a known store time whose messages are all deleted. If such a queue later has a message before its
-    position, it was recreated.
+    position, the queue was recreated.
     """
     return [
         queue
@@ -180,41 +189,45 @@ def fully_expired(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
     ]
 
 
-def with_client_overhead(deadline: Deadline, questions: int) -> Deadline:
-    """Return ``deadline`` plus the time that the client itself needs for ``questions`` requests."""
-    return Deadline(deadline.at + questions * CLIENT_OVERHEAD_S)
+def with_client_overhead(deadline: Deadline, request_count: int) -> Deadline:
+    """Return ``deadline`` plus the time that the client itself needs for ``request_count`` requests."""
+    return Deadline(deadline.at + request_count * CLIENT_OVERHEAD_S)
 
 
-# The topic and the broker of a queue. Written in C: a plan calls it for each queue.
+# Returns the name of the broker of a queue. This function is written in C, because a poll calls it for each queue.
+broker_name_of: Callable[[MessageQueue], str] = itemgetter(1)
+# Returns the topic and the broker of a queue. This function is written in C, because a plan calls it for each queue.
 topic_broker: Callable[[MessageQueue], TopicBroker] = itemgetter(0, 1)
 
 
-def topic_brokers(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]:
+def topic_broker_pairs(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]:
     return frozenset(map(topic_broker, queues))
 
 
 class RecreationResult(NamedTuple):
-    """The queues that were recreated, and the topics and brokers for which this is unknown, because the broker did not answer.
+    """The queues that were recreated, and the errors of the topics and brokers for which this is unknown, because the broker did
+    not answer.
 
-    ``is_decided``: the evidence decided about all queues, so another check of the same bounds finds the same.
+    ``is_decided`` is whether the evidence decided about all queues. Then another check of the same bounds has the same result.
     """
 
-    recreated: list[MessageQueue]
-    unanswered: dict[TopicBroker, RocketMQError]
+    recreated_queues: list[MessageQueue]
+    errors: dict[TopicBroker, RocketMQError]
     is_decided: bool = False
 
 
 def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[MessageQueue]) -> bool:
     """Whether any of ``queues`` has the minimum offset that it had before, and this offset is not 0.
 
-    Such a queue was not recreated since then: a recreated queue begins at 0, and its first messages expire much later. False over
-    a Proxy, which hides that a broker restarted: a broker that lost the end of its store still has the same minimum offset.
+    Such a queue was not recreated since the earlier bounds, because a recreated queue begins at 0, and its first messages expire
+    much later. The result is False if a Proxy reported the bounds. A Proxy hides that a broker restarted, and a broker that lost
+    the end of its store still has the same minimum offset.
     """
     for queue in queues:
-        queue_bounds, bounds_then = bounds[queue], bounds_before.get(queue)
-        if bounds_then is None or queue_bounds.last_update_ms == 0:
+        queue_bounds, queue_bounds_before = bounds[queue], bounds_before.get(queue)
+        if queue_bounds_before is None or queue_bounds.last_update_ms == 0:
             continue
-        if 0 < queue_bounds.min_offset == bounds_then.min_offset:
+        if 0 < queue_bounds.min_offset == queue_bounds_before.min_offset:
             return True
     return False
 
@@ -222,148 +235,182 @@ def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[Messa
 class RecreationWatch:
     """Finds recreated queues in each plan of a run. ``reader`` returns the port, ``now_ms`` is the driver's clock."""
 
-    def __init__(self, reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms) -> None:
-        self._reader = reader
+    def __init__(
+        self, get_offset_reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms
+    ) -> None:
+        self._get_offset_reader = get_offset_reader
         self._group = group
         self._now_ms = now_ms
         # The topics and brokers that the last check found unchanged.
-        self._unchanged: frozenset[TopicBroker] = frozenset()
-        # The time of the last check, and the bounds that it got.
+        self._unchanged_pairs: frozenset[TopicBroker] = frozenset()
+        # The time of the last check, and the bounds that were checked.
         self._last_check: tuple[int, Bounds] = (0, {})
         # The connections from which the bounds of the last check may come.
         self._connections: Connections = {}
 
     def start(self, bounds: Bounds, connections: Connections) -> None:
-        """Start a run whose known store times come from ``bounds``, so that the first check need not ask brokers.
+        """Start a run whose known store times come from ``bounds``. The first check need not ask brokers about these queues.
 
-        ``connections`` are as in ``check``.
+        ``connections`` are the connections from which ``bounds`` may come.
         """
         self._connections = connections
-        self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
+        self._unchanged_pairs, self._last_check = topic_broker_pairs(bounds), (self._now_ms(), bounds)
 
-    def seen_unchanged(self) -> None:
-        """Note that the bounds of the last check are those of now, and that the evidence decided about all of its queues."""
+    def note_unchanged(self) -> None:
+        """Note that the bounds are still the bounds of the last check, whose evidence decided about all queues."""
         self._last_check = self._now_ms(), self._last_check[1]
 
     def check(self, offsets: Offsets, bounds: Bounds, deadline: Deadline, connections: Connections) -> RecreationResult:
         """Return the queues of ``offsets`` that were recreated, or whose broker lost the end of its store and stored new
         messages.
 
-        ``connections`` are those from which ``bounds`` may come.
+        ``connections`` are the connections from which ``bounds`` may come.
         """
-        reconnected = self._reconnected_brokers(connections)
-        # Of all queues of a recreated topic, only one that was missing at the last check may have an old position.
+        reconnected_brokers = self._reconnected_brokers(connections)
+        # If a topic was recreated before the last check, only its queues that were missing at that check may still have an old
+        # position.
         checked_at_ms, bounds_before = self._last_check
         new_queues = () if bounds.keys() <= bounds_before.keys() else bounds.keys() - bounds_before.keys()
-        returned = topic_brokers([queue for queue in new_queues if queue in offsets.positions]) if new_queues else ()
-        if returned or reconnected:
-            self._unchanged = frozenset([k for k in self._unchanged if k not in returned and k[1] not in reconnected])
+        returned_pairs = (
+            topic_broker_pairs([queue for queue in new_queues if queue in offsets.positions]) if new_queues else ()
+        )
+        if returned_pairs or reconnected_brokers:
+            self._unchanged_pairs = frozenset(
+                [
+                    pair
+                    for pair in self._unchanged_pairs
+                    if pair not in returned_pairs and pair[1] not in reconnected_brokers
+                ]
+            )
         evidence = evidence_by_queue(offsets, bounds)
         if all(map(_HEALTHY.__contains__, evidence.values())):
-            self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
+            self._unchanged_pairs, self._last_check = topic_broker_pairs(bounds), (self._now_ms(), bounds)
             return RecreationResult([], {}, is_decided=True)
-        unanswered: dict[TopicBroker, RocketMQError] = {}
+        errors: dict[TopicBroker, RocketMQError] = {}
         is_recent = 0 <= self._now_ms() - checked_at_ms < _UNCHANGED_MS
-        to_probe = queues_to_probe(
-            evidence, self._unchanged, partial(_any_unchanged, bounds, bounds_before if is_recent else {})
+        probed_queues = queues_to_probe(
+            evidence, self._unchanged_pairs, partial(_any_unchanged, bounds, bounds_before if is_recent else {})
         )
-        with_newer_message = self._with_newer_messages(offsets, to_probe, deadline, unanswered)
-        recreated_brokers = topic_brokers(with_newer_message) & self._unchanged
-        if recreated_brokers:  # then all of their queues are checked
-            undecided = _with_evidence(evidence, RecreationEvidence.UNDECIDED)
-            others = {queue for queue in undecided if topic_broker(queue) in recreated_brokers} - {*to_probe}
-            with_newer_message += self._with_newer_messages(offsets, others, deadline, unanswered)
-        kinds = evidence.values()
-        is_decided = RecreationEvidence.UNDECIDED not in kinds
-        if not (with_newer_message or RecreationEvidence.RECREATED in kinds or RecreationEvidence.ENDS_BEFORE in kinds):
-            self._unchanged, self._last_check = topic_brokers(bounds) - unanswered.keys(), (self._now_ms(), bounds)
-            return RecreationResult([], unanswered, is_decided)
-        # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
+        queues_with_newer_message = self._queues_with_newer_message(offsets, probed_queues, deadline, errors)
+        recreated_pairs = topic_broker_pairs(queues_with_newer_message) & self._unchanged_pairs
+        if recreated_pairs:  # all queues of these pairs are checked
+            undecided_queues = _queues_with_evidence(evidence, RecreationEvidence.UNDECIDED)
+            other_queues = {queue for queue in undecided_queues if topic_broker(queue) in recreated_pairs} - {
+                *probed_queues
+            }
+            queues_with_newer_message += self._queues_with_newer_message(offsets, other_queues, deadline, errors)
+        evidence_kinds = evidence.values()
+        is_decided = RecreationEvidence.UNDECIDED not in evidence_kinds
+        if not (
+            queues_with_newer_message
+            or RecreationEvidence.RECREATED in evidence_kinds
+            or RecreationEvidence.ENDS_BEFORE in evidence_kinds
+        ):
+            self._unchanged_pairs, self._last_check = (
+                topic_broker_pairs(bounds) - errors.keys(),
+                (self._now_ms(), bounds),
+            )
+            return RecreationResult([], errors, is_decided)
+        # If a broker did not answer for a topic, the plan omits all queues of this topic on this broker, also queues that were
+        # surely recreated.
         recreated = [
-            queue for queue in recreated_queues(evidence, with_newer_message) if topic_broker(queue) not in unanswered
+            queue
+            for queue in recreated_queues(evidence, queues_with_newer_message)
+            if topic_broker(queue) not in errors
         ]
-        # Recreated queues are checked again, because a batch that waits for more messages is planned again from the same start.
-        # A queue that ended before its position may have grown past it until then.
-        ending_before = topic_brokers(_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE))
-        self._unchanged = topic_brokers(bounds) - unanswered.keys() - topic_brokers(recreated) - ending_before
+        # The next plan checks recreated queues again, because a batch that waits for more messages is planned again from the same
+        # start. Until the next plan, a queue that ended before its position may have grown past this position.
+        pairs_ending_before = topic_broker_pairs(_queues_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE))
+        self._unchanged_pairs = (
+            topic_broker_pairs(bounds) - errors.keys() - topic_broker_pairs(recreated) - pairs_ending_before
+        )
         self._last_check = self._now_ms(), bounds
-        return RecreationResult(recreated, unanswered, is_decided)
+        return RecreationResult(recreated, errors, is_decided)
 
     def _reconnected_brokers(self, connections: Connections) -> set[str]:
-        """Return the brokers that may have crashed and restarted since the last check got its bounds.
+        """Return the brokers that may have crashed and restarted since they reported the bounds of the last check.
 
-        If a broker was connected again while bounds were fetched, they may come from either connection. So this check counts it,
-        and the next one, too.
+        If the client connected to a broker again while bounds were fetched, the bounds may come from either connection. Then
+        this check and the next check return the broker.
         """
-        last, self._connections = self._connections, connections
+        last_connections, self._connections = self._connections, connections
         return {
             name
-            for name, (before, after) in connections.items()
-            if before != after or before != last.get(name, (None, None))[0]
+            for name, (first, last) in connections.items()
+            if first != last or first != last_connections.get(name, (None, None))[0]
         }
 
     def newest_store_ms(self, offsets: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the newest store times that the bounds do not show, for the queues of ``queues_needing_store_time`` and
-        ``fully_expired``. Queues whose broker does not answer, or was connected again after it reported ``bounds``, are omitted.
+        ``expired_queues``. Queues are omitted if their broker does not answer, or if the client connected to it again after it
+        reported ``bounds``: the broker may have restarted with another message at the offset.
         """
-        last_read = {queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)}
-        deadline = with_client_overhead(deadline, len(last_read))
-        reader = self._reader()
-        stored = reader.store_times_ms(self._group, last_read, deadline) if last_read else {}
-        # After a broker restarted, the time may be that of another message.
-        restarted = {
+        last_read_offsets = {
+            queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)
+        }
+        deadline = with_client_overhead(deadline, len(last_read_offsets))
+        offset_reader = self._get_offset_reader()
+        store_times_ms = (
+            offset_reader.store_times_ms(self._group, last_read_offsets, deadline) if last_read_offsets else {}
+        )
+        restarted_brokers = {
             name
-            for name in {queue.broker_name for queue in stored}
-            if name in self._connections and reader.connection(name) != self._connections[name][1]
+            for name in {*map(broker_name_of, store_times_ms)}
+            if name in self._connections and offset_reader.connection(name) != self._connections[name][1]
         }
         newest_ms = {
             queue: max(stored_ms, bounds[queue].last_update_ms)
-            for queue, stored_ms in stored.items()
-            if queue.broker_name not in restarted
+            for queue, stored_ms in store_times_ms.items()
+            if queue.broker_name not in restarted_brokers
         }
-        return newest_ms | dict.fromkeys(fully_expired(offsets, bounds), self._now_ms())
+        return newest_ms | dict.fromkeys(expired_queues(offsets, bounds), self._now_ms())
 
-    def _with_newer_messages(
+    def _queues_with_newer_message(
         self,
         offsets: Offsets,
         queues: Iterable[MessageQueue],
         deadline: Deadline,
-        unanswered: dict[TopicBroker, RocketMQError],
+        errors: dict[TopicBroker, RocketMQError],
     ) -> list[MessageQueue]:
-        """Return those of ``queues`` whose message before the position is newer than the known store time."""
+        """Return those of ``queues`` in which the message before the position is newer than the known store time of the queue."""
         newest_read_ms = {queue: offsets.newest_store_ms[queue] for queue in queues}
         if not newest_read_ms:
             return []
         deadline = with_client_overhead(deadline, len(newest_read_ms))
 
         def note_error(error: RocketMQError, queue: MessageQueue) -> None:
-            unanswered.setdefault(topic_broker(queue), error)
+            errors.setdefault(topic_broker(queue), error)
 
-        reader = self._reader()
-        first_newer = reader.search_offsets(
-            {queue: mark + 1 for queue, mark in newest_read_ms.items()}, deadline, note_error
+        offset_reader = self._get_offset_reader()
+        first_newer_offsets = offset_reader.search_offsets(
+            {queue: read_ms + 1 for queue, read_ms in newest_read_ms.items()}, deadline, note_error
         )
-        suspected = sorted(queue for queue, offset in first_newer.items() if offset < offsets.positions[queue])
-        last_read = {
-            queue: offsets.positions[queue] - 1 for queue in suspected if topic_broker(queue) not in unanswered
+        suspected_queues = sorted(
+            queue for queue, offset in first_newer_offsets.items() if offset < offsets.positions[queue]
+        )
+        last_read_offsets = {
+            queue: offsets.positions[queue] - 1 for queue in suspected_queues if topic_broker(queue) not in errors
         }
-        # Old brokers answer with the nearest message, so all of several hundred queues may be suspected: one call asks for all.
-        stored = reader.store_times_ms(self._group, last_read, deadline) if last_read else {}
-        recreated = []
-        for queue, offset in last_read.items():
-            if topic_broker(queue) in unanswered:
+        # Old brokers answer with the nearest message, so several hundred queues may be suspected. One call fetches the store
+        # times of all of them.
+        store_times_ms = (
+            offset_reader.store_times_ms(self._group, last_read_offsets, deadline) if last_read_offsets else {}
+        )
+        queues_with_newer_message = []
+        for queue, offset in last_read_offsets.items():
+            if topic_broker(queue) in errors:
                 continue
             # The clocks of masters differ, and old brokers answer with the nearest message, so the message before the position
-            # decides. If compaction has removed it, the first newer message decides.
+            # decides. If compaction has removed this message, the first newer message decides.
             try:
-                stored_ms = stored.get(queue)
+                stored_ms = store_times_ms.get(queue)
                 if stored_ms is None:
-                    stored_ms = reader.store_time_ms(self._group, queue, offset, deadline)
+                    stored_ms = offset_reader.store_time_ms(self._group, queue, offset, deadline)
                 if stored_ms is None:
-                    stored_ms = reader.store_time_ms(self._group, queue, first_newer[queue], deadline)
+                    stored_ms = offset_reader.store_time_ms(self._group, queue, first_newer_offsets[queue], deadline)
             except RocketMQError as e:
                 note_error(e, queue)
                 continue
             if stored_ms is not None and stored_ms > newest_read_ms[queue]:
-                recreated.append(queue)
-        return recreated
+                queues_with_newer_message.append(queue)
+        return queues_with_newer_message

@@ -1,6 +1,8 @@
-"""Resolves the options that say where a source starts and ends: words, committed offsets, JSON offsets, or times.
+"""Resolves the options that say where a source starts and ends. Their values are words, JSON offsets or times; a source can also
+start at committed offsets.
 
-A failed request is an error and never another start. RocketMQ's own clients start at the end after some failures.
+A failed request is an error. It never changes the start, although RocketMQ's own clients start at the end of a queue after some
+failures.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from rocketmq_spark.spark.source.offsets import Bounds, Positions, queues_text
 
 
 def check_start_and_end(options: Options, role: str) -> None:
-    """Check the options without a broker. Raises ``OptionError`` with all problems."""
+    """Check the starting and ending options without a broker. Raises ``OptionError`` with all problems."""
     problems = []
-    batch = role == "batch source"
-    starting = options.starting_offsets
-    if batch and starting == "latest":
+    is_batch = role == "batch source"
+    starting_value = options.starting_offsets
+    if is_batch and starting_value == "latest":
         problems.append("option 'startingOffsets' is 'latest'; a batch that starts at the end reads nothing")
-    if batch and isinstance(starting, dict):
+    if is_batch and isinstance(starting_value, dict):
         problems += [
-            f"option 'startingOffsets': {of} is {'latest' if isinstance(of, str) else LATEST}; a batch that starts at the end "
-            "reads nothing"
-            for of, number in starting.items()
+            f"option 'startingOffsets': {name} is {'latest' if isinstance(name, str) else LATEST}; a batch that starts at the "
+            "end reads nothing"
+            for name, number in starting_value.items()
             if number == LATEST
         ]
     if isinstance(options.ending_offsets, dict):
@@ -36,7 +38,7 @@ def check_start_and_end(options: Options, role: str) -> None:
             for queue, number in options.ending_offsets.items()
             if number == EARLIEST
         ]
-    if starting == "committed" and "group" not in options.given:
+    if starting_value == "committed" and "group" not in options.given:
         problems.append("option 'startingOffsets' is 'committed'; give the group with option 'group'")
     problems += _times_in_wrong_order(options)
     if problems:
@@ -44,8 +46,8 @@ def check_start_and_end(options: Options, role: str) -> None:
 
 
 def starting_option(options: Options) -> str:
-    """Return the option that decides where the source starts. As in Spark's Kafka source, a time overrides times by queue, and
-    both override offsets.
+    """Return the name of the option that decides where the source starts. As in Spark's Kafka source, one time for all queues
+    overrides times by queue, and both override offsets.
     """
     if options.starting_timestamp is not None:
         return "startingTimestamp"
@@ -53,20 +55,20 @@ def starting_option(options: Options) -> str:
 
 
 def ending_option(options: Options) -> str:
-    """Return the option that decides where a batch ends."""
+    """Return the name of the option that decides where a batch read ends."""
     if options.ending_timestamp is not None:
         return "endingTimestamp"
     return "endingOffsets" if options.ending_offsets_by_timestamp is None else "endingOffsetsByTimestamp"
 
 
 def _times_in_wrong_order(options: Options) -> list[str]:
-    """Return the problem if a starting time is after the ending time, for all queues or for one."""
-    of_all = options.starting_timestamp, options.ending_timestamp
+    """Return the problem if a starting time is after the ending time, either for all queues or for one queue."""
+    times_of_all = options.starting_timestamp, options.ending_timestamp
     by_queue = options.starting_offsets_by_timestamp or {}, options.ending_offsets_by_timestamp or {}
-    for queue in [None] if None not in of_all else sorted({*by_queue[0], *by_queue[1]}):
+    for queue in [None] if None not in times_of_all else sorted({*by_queue[0], *by_queue[1]}):
         start, end = (
             time_of_all if time_of_all is not None or queue is None else times.get(queue)
-            for time_of_all, times in zip(of_all, by_queue, strict=True)
+            for time_of_all, times in zip(times_of_all, by_queue, strict=True)
         )
         if start is not None and end is not None and start > end:
             return [
@@ -77,82 +79,83 @@ def _times_in_wrong_order(options: Options) -> list[str]:
 
 
 def starting_offsets(
-    offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
+    offset_reader: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
 ) -> dict[MessageQueue, int]:
     """Return the starting offset of each queue."""
     option = starting_option(options)
     times = _times_by_queue(options.starting_timestamp, options.starting_offsets_by_timestamp, bounds, option)
     if times is not None:
-        return _start_at_times(offsets, options, bounds, times, option, deadline)
+        return _start_at_times(offset_reader, options, bounds, times, option, deadline)
     if options.starting_offsets == "committed":
-        return _start_at_committed(offsets, options, bounds, deadline)
+        return _start_at_committed(offset_reader, options, bounds, deadline)
     return resolve_offsets(options.starting_offsets, bounds, option)
 
 
 def ending_offsets(
-    offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
+    offset_reader: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
 ) -> dict[MessageQueue, int]:
     """Return the ending offset of each queue: one more than the offset of the last message to read."""
     option = ending_option(options)
     times = _times_by_queue(options.ending_timestamp, options.ending_offsets_by_timestamp, bounds, option)
     if times is not None:
-        return _offsets_at_times(offsets, options.group, bounds, times, deadline)
+        return _offsets_at_times(offset_reader, options.group, bounds, times, deadline)
     return resolve_offsets(options.ending_offsets, bounds, option)
 
 
-def check_order(options: Options, starts: Positions, ends: Positions, bounds: Bounds) -> None:
+def check_start_before_end(options: Options, starts: Positions, ends: Positions, bounds: Bounds) -> None:
     """Raise ``OffsetError`` for queues that would end before they start.
 
-    A group may have committed an offset after the time at which the batch ends: such a queue has nothing left to read.
+    It is no error if a group has committed an offset behind the ending time of the batch. Such a queue has no messages left to
+    read.
     """
     start_option, end_option = starting_option(options), ending_option(options)
     if (start_option, options.starting_offsets) == ("startingOffsets", "committed") and end_option != "endingOffsets":
-        ends = {queue: bound.max_offset for queue, bound in bounds.items()}
-    if backwards := sorted(queue for queue, start in starts.items() if start > ends[queue]):
-        first = backwards[0]
+        ends = {queue: queue_bounds.max_offset for queue, queue_bounds in bounds.items()}
+    if backward_queues := sorted(queue for queue, start in starts.items() if start > ends[queue]):
+        first_queue = backward_queues[0]
         raise OffsetError(
-            f"the start is after the end in {queues_text(backwards)}: {first} starts at offset {starts[first]} "
-            f"(option {start_option!r}) and ends at {ends[first]} (option {end_option!r})",
-            topic=first.topic,
+            f"the start is after the end in {queues_text(backward_queues)}: {first_queue} starts at offset {starts[first_queue]} "
+            f"(option {start_option!r}) and ends at {ends[first_queue]} (option {end_option!r})",
+            topic=first_queue.topic,
             remedy="Give an earlier start, or a later end",
         )
 
 
 def _times_by_queue(
-    of_all: int | None, by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
+    time_of_all: int | None, by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
 ) -> Mapping[MessageQueue, int] | None:
-    """Return the time of each queue; None if the option is not a time."""
-    if of_all is not None:
-        return dict.fromkeys(bounds, of_all)
+    """Return the time of each queue; None if the options have no time."""
+    if time_of_all is not None:
+        return dict.fromkeys(bounds, time_of_all)
     if by_queue is not None:
         check_same_queues(by_queue, bounds, option)
     return by_queue
 
 
 def _offsets_at_times(
-    offsets: OffsetReader, group: str, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
+    offset_reader: OffsetReader, group: str, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
-    """Return the first offset stored at or after each time. It is limited to the bounds, because a broker may answer with an
-    offset below its minimum.
+    """Return the offset of the first message that was stored at or after the time of each queue. The offsets are limited to the
+    bounds, because a broker may answer with an offset below its minimum offset.
     """
-    answered = offsets.search_offsets({queue: times[queue] for queue in bounds}, deadline, group=group)
-    return {q: bounds[q].clamp(o) for q, o in answered.items()}
+    found_offsets = offset_reader.search_offsets({queue: times[queue] for queue in bounds}, deadline, group=group)
+    return {queue: bounds[queue].clamp(offset) for queue, offset in found_offsets.items()}
 
 
 def _start_at_times(
-    offsets: OffsetReader,
+    offset_reader: OffsetReader,
     options: Options,
     bounds: Bounds,
     times: Mapping[MessageQueue, int],
     option: str,
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
-    starts = _offsets_at_times(offsets, options.group, bounds, times, deadline)
-    # An empty queue has no message that is older than the time, so it starts at its end without an error.
-    all_older = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
-    if all_older and options.starting_offsets_by_timestamp_strategy == "error":
+    starts = _offsets_at_times(offset_reader, options.group, bounds, times, deadline)
+    # An empty queue has no message that is older than the time, so it is no error that this queue starts at its end.
+    older_queues = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
+    if older_queues and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
-            f"option {option!r}: {queues_text(all_older)} {'has' if len(all_older) == 1 else 'have'} no message "
+            f"option {option!r}: {queues_text(older_queues)} {'has' if len(older_queues) == 1 else 'have'} no message "
             "stored at or after the time",
             remedy="Give an earlier time, or set 'startingOffsetsByTimestampStrategy' to 'latest' to start at the end",
         )
@@ -160,33 +163,36 @@ def _start_at_times(
 
 
 def _start_at_committed(
-    offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
+    offset_reader: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
 ) -> dict[MessageQueue, int]:
-    committed = offsets.committed(options.group, sorted(bounds), deadline)
-    missing = sorted(queue for queue, offset in committed.items() if offset is None)
-    if missing and options.committed_fallback == "error":
+    committed_offsets = offset_reader.committed(options.group, sorted(bounds), deadline)
+    queues_without_offset = sorted(queue for queue, offset in committed_offsets.items() if offset is None)
+    if queues_without_offset and options.committed_fallback == "error":
         raise OffsetError(
-            f"option 'startingOffsets' is 'committed', but group {options.group!r} has no offset of {queues_text(missing)}",
+            f"option 'startingOffsets' is 'committed', but group {options.group!r} has no offset of "
+            f"{queues_text(queues_without_offset)}",
             remedy="Set option 'committedFallback' to 'earliest' or 'latest'",
         )
-    fallback = resolve_offsets(options.committed_fallback, bounds, "committedFallback") if missing else {}
-    return {queue: fallback[queue] if offset is None else offset for queue, offset in committed.items()}
+    fallback_offsets = (
+        resolve_offsets(options.committed_fallback, bounds, "committedFallback") if queues_without_offset else {}
+    )
+    return {queue: fallback_offsets[queue] if offset is None else offset for queue, offset in committed_offsets.items()}
 
 
 def resolve_offsets(
-    value: str | Mapping[MessageQueue | str, int], bounds: Bounds, option: str
+    option_value: str | Mapping[MessageQueue | str, int], bounds: Bounds, option: str
 ) -> dict[MessageQueue, int]:
     """Return the offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
-    JSON must name every queue or its topic, and no others. A number below the minimum offset is kept: the missing messages are
-    reported as data loss.
+    JSON must name every queue or its topic, and no other queues or topics. A number below the minimum offset stays as it is,
+    because the missing messages are reported as data loss.
     """
-    if isinstance(value, str):
-        from_start = value == "earliest"
-        return {queue: b.min_offset if from_start else b.max_offset for queue, b in bounds.items()}
-    by_queue = _number_by_queue(value, bounds, option)
+    if isinstance(option_value, str):
+        is_earliest = option_value == "earliest"
+        return {queue: b.min_offset if is_earliest else b.max_offset for queue, b in bounds.items()}
+    by_queue = _number_by_queue(option_value, bounds, option)
     check_same_queues(by_queue, bounds, option)
-    resolved = {}
+    resolved_offsets = {}
     for queue, number in by_queue.items():
         if number > bounds[queue].max_offset:
             raise OffsetError(
@@ -195,17 +201,19 @@ def resolve_offsets(
                 remedy="Give an offset up to the end, or -1 for the end",
             )
         sentinels = {EARLIEST: bounds[queue].min_offset, LATEST: bounds[queue].max_offset}
-        resolved[queue] = sentinels.get(number, number)
-    return resolved
+        resolved_offsets[queue] = sentinels.get(number, number)
+    return resolved_offsets
 
 
-def _number_by_queue(value: Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
+def _number_by_queue(
+    option_value: Mapping[MessageQueue | str, int], bounds: Bounds, option: str
+) -> dict[MessageQueue, int]:
     """Return the number of each queue. The number of a topic applies to all of its queues."""
-    of_topics = {topic: number for topic, number in value.items() if isinstance(topic, str)}
-    if unknown := sorted(of_topics.keys() - {queue.topic for queue in bounds}):
-        raise OffsetError(f"option {option!r} names topics that are not read: {', '.join(unknown)}")
-    by_queue = {queue: of_topics[queue.topic] for queue in bounds if queue.topic in of_topics}
-    return by_queue | {queue: number for queue, number in value.items() if not isinstance(queue, str)}
+    number_by_topic = {topic: number for topic, number in option_value.items() if isinstance(topic, str)}
+    if unknown_topics := sorted(number_by_topic.keys() - {queue.topic for queue in bounds}):
+        raise OffsetError(f"option {option!r} names topics that are not read: {', '.join(unknown_topics)}")
+    by_queue = {queue: number_by_topic[queue.topic] for queue in bounds if queue.topic in number_by_topic}
+    return by_queue | {queue: number for queue, number in option_value.items() if not isinstance(queue, str)}
 
 
 _REMEDY_OF_MISSING_QUEUES = {
@@ -217,11 +225,11 @@ _REMEDY_OF_MISSING_QUEUES = {
 
 def check_same_queues(queues: Iterable[MessageQueue], bounds: Bounds, option: str) -> None:
     """Raise ``OffsetError`` unless ``queues`` has exactly the queues that the source reads."""
-    named = set(queues)
-    if missing := bounds.keys() - named:
+    named_queues = set(queues)
+    if missing_queues := bounds.keys() - named_queues:
         raise OffsetError(
-            f"option {option!r} must name every queue; it lacks {queues_text(missing)}",
+            f"option {option!r} must name every queue; it lacks {queues_text(missing_queues)}",
             remedy=_REMEDY_OF_MISSING_QUEUES.get(option, "Add them, each with a time"),
         )
-    if unknown := named - bounds.keys():
-        raise OffsetError(f"option {option!r} names queues that are not read: {queues_text(unknown)}")
+    if unknown_queues := named_queues - bounds.keys():
+        raise OffsetError(f"option {option!r} names queues that are not read: {queues_text(unknown_queues)}")

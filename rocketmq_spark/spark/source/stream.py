@@ -1,7 +1,8 @@
-"""The driver of a stream: it plans where the stream starts, where a batch ends, and which messages were lost.
+"""Plans a stream in the driver: where the stream starts, where each batch ends, and which messages were lost.
 
 Spark passes offsets from its offset log, and logs the offsets that this module returns. ``Stream`` remembers nothing that it
-could not request from the brokers again. Spark may call any method first. This module sends the requests; ``planning`` decides.
+could not request from the brokers again, because Spark may call any method first in a new process. This module sends the
+requests, and ``planning`` makes the decisions.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ from rocketmq_spark.spark.source.waiting import (
 
 logger = logging.getLogger(__name__)
 
-# How long ``latestOffset`` waits if the stream is idle or waits for ``minOffsetsPerTrigger``. Without a wait, Spark would call it
-# again at once, and each call parses and compares the offsets of all queues. Other sources of the query wait, too.
+# How long ``latestOffset`` pauses if the stream is idle or has fewer messages than ``minOffsetsPerTrigger``. Without a pause,
+# Spark would call ``latestOffset`` again at once, and each call parses and compares the offsets of all queues. The pause also
+# delays the other sources of the query.
 _MAX_IDLE_WAIT_S = 0.1
-# Pause before the next plan after brokers did not answer.
+# The pause before the next plan if brokers did not answer.
 _RETRY_PAUSE_S = 0.2
 
 
@@ -72,230 +74,264 @@ class Stream:
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
         self._clock = clock or Clock()
-        self.log = OffsetLogCache()
-        self._reader = BoundsReader(options, self._clock)
+        self.offset_log = OffsetLogCache()
+        self._bounds_reader = BoundsReader(options, self._clock)
         self._group_offsets = GroupOffsets(options)
         self._read_limit_policy = ReadLimitPolicy(options.max_trigger_delay)
         self._partitioning = Partitioning.of(options)
-        self._logged_plan = self._partitioning.to_json()
-        self._partition_numbers = PartitionNumbers(options, self._reader)
-        self._unavailable_queues = UnavailableQueuesLog()
-        self._progress = ProgressReport()
-        # Warnings that were logged in this run.
-        self._warned: set[str] = set()
-        # None until Spark asks for it, which it does only for a query whose first batch is not committed.
-        self._initial: StartOffsets | None = None
+        self._partitioning_json = self._partitioning.to_json()
+        self._partition_numbers = PartitionNumbers(options, self._bounds_reader)
+        self._unavailable_queues_log = UnavailableQueuesLog()
+        self._progress_report = ProgressReport()
+        # The keys of the warnings that were logged in this run.
+        self._warned_keys: set[str] = set()
+        # None until Spark asks for the start. Spark does so only for a query whose first batch is not committed.
+        self._initial_start: StartOffsets | None = None
         self._target = AvailableNowTarget()
-        # None until this run has planned: then an earlier run logged the batch for which Spark asks for partitions.
+        # The last call that planned. None until this run has planned.
         self._last_plan: LastPlan | None = None
         # What ``latestOffset`` returned last.
         self._last_end: Offsets | None = None
         # Whether the checkpoint and the options were checked in this run, and whether brokers checked the filter.
-        self._validated = False
-        self._filter_checked = False
+        self._is_validated = False
+        self._is_filter_checked = False
         self._recreation_watch = self._new_watch()
 
     def _new_watch(self) -> RecreationWatch:
-        return RecreationWatch(self._reader.offsets, self._options.group)
+        return RecreationWatch(self._bounds_reader.offset_reader, self._options.group)
 
     def initialOffset(self) -> Offsets:
-        """Return the start of a new query. Spark calls this twice and plans with the second answer, so the start is resolved
-        once.
+        """Return the start of a new query. The start is resolved once, because Spark calls this method twice and plans with the
+        second answer.
         """
-        if self._initial is None:
-            self._reader.begin_call()
-            limits = WaitLimits.of_start(self._options)
+        if self._initial_start is None:
+            self._bounds_reader.begin_call()
+            wait_limits = WaitLimits.of_start(self._options)
             try:
-                self._initial = retry_until(self._reader, lambda: self._resolve_start(limits), limits)
+                self._initial_start = retry_until(
+                    self._bounds_reader, lambda: self._resolve_start(wait_limits), wait_limits
+                )
             except (OffsetError, OptionError, RouteNotFound, TopicNotFound) as e:
-                # Spark also calls this if batch 0 was logged and not committed. Then the logged end has the start of the batch,
-                # and ``failOnDataLoss`` decides about topics and queues that no longer exist. A new query fails in
-                # ``latestOffset``.
-                self._initial = StartOffsets(Offsets({}), e)
-        return self._initial.offsets
+                # Spark also calls this method if batch 0 was logged but not committed. In this case the logged end records the
+                # start of the batch, and ``failOnDataLoss`` decides about topics and queues that no longer exist. So the error is
+                # raised by ``latestOffset``, which Spark calls for a new query.
+                self._initial_start = StartOffsets(Offsets({}), e)
+        return self._initial_start.offsets
 
-    def _resolve_start(self, limits: WaitLimits) -> StartOffsets:
-        reader, options = self._reader, self._options
-        view = fetch_bounds_of_masters(reader, options, limits)
-        bounds, watch = view.bounds, self._new_watch()
-        watch.start(view.master_bounds(), view.connections)
+    def _resolve_start(self, wait_limits: WaitLimits) -> StartOffsets:
+        bounds_reader, options = self._bounds_reader, self._options
+        view = fetch_bounds_of_masters(bounds_reader, options, wait_limits)
+        bounds, recreation_watch = view.bounds, self._new_watch()
+        recreation_watch.start(view.master_bounds(), view.connections)
         self._check_filter(bounds)
-        start = starting_offsets(reader.offsets(), options, bounds, planning_deadline(options))
-        with_compaction_start(reader, options, view, start)  # the first plan may use the view that this fetches
+        start_positions = starting_offsets(bounds_reader.offset_reader(), options, bounds, planning_deadline(options))
+        with_compaction_start(
+            bounds_reader, options, view, start_positions
+        )  # the first plan may use the view that this fetches
         _warn_if_no_topic(options, bounds)
-        newest_store_ms = planning.newest_store_ms(start, Offsets({}), bounds)
-        newest_store_ms |= watch.newest_store_ms(Offsets(start), bounds, Deadline.after(options.request_timeout))
-        self._validated = True
-        offsets = Offsets(start, {}, newest_store_ms, self._source_identity(), reader.owned.numbers)
-        return StartOffsets(offsets, watch=watch)
+        newest_store_ms = planning.newest_store_ms(start_positions, Offsets({}), bounds)
+        newest_store_ms |= recreation_watch.newest_store_ms(
+            Offsets(start_positions), bounds, Deadline.after(options.request_timeout)
+        )
+        self._is_validated = True
+        offsets = Offsets(
+            start_positions,
+            {},
+            newest_store_ms,
+            self._source_identity(),
+            bounds_reader.owned_queues.environment_numbers,
+        )
+        return StartOffsets(offsets, recreation_watch=recreation_watch)
 
-    def latestOffset(self, start: Offsets, limits: TriggerLimits, finished: bool = True) -> Offsets:
+    def latestOffset(self, start: Offsets, limits: TriggerLimits, is_start_processed: bool = True) -> Offsets:
         """Return the end of the next batch, or ``start`` itself if there is no batch.
 
-        ``finished``: Spark has processed everything before ``start``, so ``start`` may be committed as the offsets of the group.
+        ``is_start_processed`` is whether Spark has processed everything before ``start``. Then ``start`` is committed as the
+        offsets of the group.
         """
-        self._reader.begin_call()
-        if self._initial is not None and (error := self._initial.error_of(start)) is not None:
+        self._bounds_reader.begin_call()
+        if self._initial_start is not None and (error := self._initial_start.error_of(start)) is not None:
             raise error
         wait_limits = WaitLimits.of_batch(self._options)
-        if not self._validated:
-            retry_until(self._reader, lambda: self._validate(start), wait_limits)
-        if self._target.must_fetch:
-            self._reader.set_checkpoint_offsets(start, self._target.ends)
-            masters = retry_until(
-                self._reader, lambda: fetch_bounds_of_masters(self._reader, self._options, wait_limits), wait_limits
+        if not self._is_validated:
+            retry_until(self._bounds_reader, lambda: self._validate(start), wait_limits)
+        if self._target.must_fetch_ends:
+            self._bounds_reader.set_checkpoint_offsets(start, self._target.ends)
+            master_view = retry_until(
+                self._bounds_reader,
+                lambda: fetch_bounds_of_masters(self._bounds_reader, self._options, wait_limits),
+                wait_limits,
             )
-            self._target = AvailableNowTarget.of_view(masters)
-        self._reader.set_checkpoint_offsets(start, self._target.ends)
-        if finished:
+            self._target = AvailableNowTarget.of_view(master_view)
+        self._bounds_reader.set_checkpoint_offsets(start, self._target.ends)
+        if is_start_processed:
             self._group_offsets.commit(start.positions)
         if self._target.state is TargetState.FIXED:
-            end = retry_until(self._reader, lambda: self._plan_end(start, limits), wait_limits)
+            end = retry_until(self._bounds_reader, lambda: self._plan_end(start, limits), wait_limits)
         else:
             end = self._try_to_plan_end(start, limits)
         self._last_end = end
         return end
 
     def _try_to_plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
-        """Return the end of the next batch. If a server does not answer, return ``start`` after a pause: Spark asks again."""
+        """Return the end of the next batch. If a server does not answer, return ``start`` after a pause, because Spark asks
+        again.
+        """
         try:
             return self._plan_end(start, limits)
         except RocketMQError as e:
-            self._reader.note_retriable_error(e)
+            self._bounds_reader.note_retriable_error(e)
         self._clock.sleep(_RETRY_PAUSE_S)
         return start
 
     def _plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
-        last = self._last_plan if self._last_plan is not None and self._last_plan.start == start else None
-        self._pause_after(last)
-        view = self._fetch_view(start, last)
-        if self._partition_numbers.has_unlogged(start):
-            # An empty batch logs the numbers of the repeated batch now, because the next batch may come days later, in another
-            # run.
-            runs = self._partition_numbers.runs_between(start, start.positions)
-            return replace(start, new_queue_starts={}, partitions=runs)
-        if last is not None and last.is_idle_for(view):
-            if view.poll_number != last.view.poll_number:
-                self._recreation_watch.seen_unchanged()
-            outcome = PlanOutcome.IDLE if last.outcome is PlanOutcome.DRAINED else last.outcome
-            self._last_plan = replace(last, view=view, outcome=outcome)
+        last_plan = self._last_plan if self._last_plan is not None and self._last_plan.start == start else None
+        self._pause_after(last_plan)
+        view = self._fetch_view(start, last_plan)
+        if self._partition_numbers.has_unlogged_queues(start):
+            # An empty batch logs the numbers of the repeated batch now, because the next batch with messages may come days later,
+            # in another run.
+            queue_runs = self._partition_numbers.queue_runs_between(start, start.positions)
+            return replace(start, new_queue_starts={}, partitions=queue_runs)
+        if last_plan is not None and last_plan.is_idle_for(view):
+            if view.poll_number != last_plan.view.poll_number:
+                self._recreation_watch.note_unchanged()
+            outcome = PlanOutcome.IDLE if last_plan.outcome is PlanOutcome.DRAINED else last_plan.outcome
+            self._last_plan = replace(last_plan, view=view, outcome=outcome)
             return start
-        if not self._filter_checked:
+        if not self._is_filter_checked:
             self._check_filter(view.bounds)
-        adapted, readable_view, result = self._apply_queue_changes(start, view, last)
-        return self._apply_read_limits(start, adapted, readable_view, limits, result)
+        adapted_start, readable_view, recreation_result = self._apply_queue_changes(start, view, last_plan)
+        return self._apply_read_limits(start, adapted_start, readable_view, limits, recreation_result)
 
-    def _pause_after(self, last: LastPlan | None) -> None:
-        """Pause if the last plan from the same start found no batch."""
-        if last is None:
+    def _pause_after(self, last_plan: LastPlan | None) -> None:
+        """Pause if the last plan from the same start planned no batch."""
+        if last_plan is None:
             return
-        if last.is_idle and self._target.ends is None:
-            self._reader.wait_for_next_poll(_MAX_IDLE_WAIT_S)
-        elif last.outcome is PlanOutcome.DELAYED:
+        if last_plan.is_idle and self._target.ends is None:
+            self._bounds_reader.wait_for_next_poll(_MAX_IDLE_WAIT_S)
+        elif last_plan.outcome is PlanOutcome.DELAYED:
             self._clock.sleep(_MAX_IDLE_WAIT_S)
 
-    def _fetch_view(self, start: Offsets, last: LastPlan | None) -> QueuesView:
-        """Return the current view. Raises ``BrokerNotFound`` if an AvailableNow run must wait for a broker."""
+    def _fetch_view(self, start: Offsets, last_plan: LastPlan | None) -> QueuesView:
+        """Return the current view of the queues. Raises ``BrokerNotFound`` if an AvailableNow run must wait for a broker."""
         target_ends = self._target.ends
-        view = self._reader.latest(wait_for_all=target_ends is not None)
-        if last is not None and view.poll_number == last.view.poll_number:
-            return last.view
+        view = self._bounds_reader.latest_view(wait_for_all=target_ends is not None)
+        if last_plan is not None and view.poll_number == last_plan.view.poll_number:
+            return last_plan.view
         view = planning.without_stale_replicas(start, view)
         if target_ends is not None:
             self._check_target(start, view, target_ends)
-        missing = _missing_queues(start, view)
-        if missing or not self._unavailable_queues.is_empty:
-            unavailable = [q for q in missing if q.topic in view.topics and not view.is_topic_deleted(q)]
-            self._unavailable_queues.update(
-                unavailable, view.bounds, self._unavailable_reason, run_ends=target_ends is not None
+        missing_queues = _missing_queues(start, view)
+        if missing_queues or not self._unavailable_queues_log.is_empty:
+            unavailable_queues = [q for q in missing_queues if q.topic in view.topics and not view.is_topic_deleted(q)]
+            self._unavailable_queues_log.update(
+                unavailable_queues, view.bounds, self._unavailable_reason, is_run_ending=target_ends is not None
             )
         return view
 
     def _check_target(self, start: Offsets, view: QueuesView, target_ends: Positions) -> None:
-        """Raise ``BrokerNotFound`` if queues have no messages to read now, although the run has not read them to its ends."""
-        pending = planning.pending_queues(start, view, target_ends)
-        removed = self._reader.removed_queue_ends(pending, view) if pending else {}
-        if pending := [queue for queue in pending if queue not in removed]:
-            cause = self._reader.errors.failures.first
+        """Raise ``BrokerNotFound`` if queues have no messages to read now, although the run has not read these queues to its
+        target ends.
+        """
+        pending_queues = planning.pending_queues(start, view, target_ends)
+        removed_ends = self._bounds_reader.removed_queue_ends(pending_queues, view) if pending_queues else {}
+        if pending_queues := [queue for queue in pending_queues if queue not in removed_ends]:
+            cause = self._bounds_reader.retriable_errors.retry_errors.first
             raise BrokerNotFound(
-                f"no broker answers for {queues_text(pending)}, which this run must read to its end",
+                f"no broker answers for {queues_text(pending_queues)}, which this run must read to its end",
                 cause.addr if cause else None,
-                remark=cause.message if cause else self._unavailable_reason(pending[0]),
+                remark=cause.message if cause else self._unavailable_reason(pending_queues[0]),
                 remedy="Check the brokers, or raise option 'readDeadline'",
             ) from cause
 
     def _unavailable_reason(self, queue: MessageQueue) -> str:
-        return subscription.unavailable_reason(self._reader.known_routes.get(queue.topic), queue)
+        return subscription.unavailable_reason(self._bounds_reader.known_routes.get(queue.topic), queue)
 
     def _apply_queue_changes(
-        self, start: Offsets, view: QueuesView, last: LastPlan | None
+        self, start: Offsets, view: QueuesView, last_plan: LastPlan | None
     ) -> tuple[Offsets, QueuesView, RecreationResult]:
-        """Return ``start`` adapted to changes of its queues, the view without queues that cannot be planned now, and the result
-        of the check for topics that were created again.
+        """Return three values: ``start`` adapted to changes of its queues, the view without queues that cannot be planned now,
+        and the result of the check for topics that were created again.
 
-        Reports losses: raises ``DataLossError`` if option ``failOnDataLoss`` says so.
+        Reports losses, and raises ``DataLossError`` if option ``failOnDataLoss`` says so.
         """
-        subscribed = self._drop_unsubscribed(start, view)
+        subscribed_start = self._drop_unsubscribed(start, view)
         readable_view = planning.without_timed_out(view)
-        result = self._check_recreated(start, subscribed, readable_view)
-        if result.unanswered:
+        recreation_result = self._check_recreated(start, subscribed_start, readable_view)
+        if recreation_result.errors:
             # The plan omits queues whose broker did not answer whether they were created again.
-            answered = {q: b for q, b in readable_view.bounds.items() if topic_broker(q) not in result.unanswered}
-            readable_view = replace(readable_view, bounds=answered)
-        missing = _missing_queues(subscribed, readable_view)
-        removed = self._reader.removed_queue_ends(missing, readable_view) if missing else {}
-        adapted, losses = planning.apply_queue_changes(
-            subscribed, readable_view, self._target.ends, result.recreated, removed
+            answered_bounds = {
+                q: b for q, b in readable_view.bounds.items() if topic_broker(q) not in recreation_result.errors
+            }
+            readable_view = replace(readable_view, bounds=answered_bounds)
+        missing_queues = _missing_queues(subscribed_start, readable_view)
+        removed_ends = self._bounds_reader.removed_queue_ends(missing_queues, readable_view) if missing_queues else {}
+        adapted_start, losses = planning.apply_queue_changes(
+            subscribed_start, readable_view, self._target.ends, recreation_result.recreated_queues, removed_ends
         )
-        reported = frozenset[Loss]() if last is None else last.reported_losses
+        reported_losses = frozenset[Loss]() if last_plan is None else last_plan.reported_losses
         if losses:
             if self._target.ends is not None:
-                ends = planning.capped_target(readable_view, self._target.ends, removed)
+                ends = planning.capped_target(readable_view, self._target.ends, removed_ends)
                 self._target = replace(self._target, ends=ends)
-            # A plan that fails must find a loss again.
+            # If the query must fail, a loss is also reported again: it must fail each plan.
             must_fail = self._options.fail_on_data_loss == "fail"
-            self._report_losses([loss for loss in losses if must_fail or loss not in reported])
-            reported = reported.union(losses)
-        self._last_plan = LastPlan(start, PlanOutcome.CHECKED, view, reported)
-        return adapted, readable_view, result
+            self._report_losses([loss for loss in losses if must_fail or loss not in reported_losses])
+            reported_losses = reported_losses.union(losses)
+        self._last_plan = LastPlan(start, PlanOutcome.CHECKED, view, reported_losses)
+        return adapted_start, readable_view, recreation_result
 
-    def _check_recreated(self, start: Offsets, subscribed: Offsets, view: QueuesView) -> RecreationResult:
-        """Return the queues that were created again. Raises the error of a broker that does not answer in an AvailableNow run,
-        which must not end without its queues.
+    def _check_recreated(self, start: Offsets, subscribed_start: Offsets, view: QueuesView) -> RecreationResult:
+        """Return the queues that were created again. If a broker does not answer in an AvailableNow run, raise its error, because
+        the run must not end without the queues of this broker.
         """
-        if self._initial is not None and self._initial.watch is not None:
-            # If the first batch was logged by an earlier run, its start is older than what the initial watch has seen.
-            if start == self._initial.offsets:
-                self._recreation_watch = self._initial.watch
-            self._initial = replace(self._initial, watch=None)
-        # All requests together get the time of one, so a broker that hangs does not delay the queues of others.
+        if self._initial_start is not None and self._initial_start.recreation_watch is not None:
+            # If an earlier run logged the first batch, the start of this batch is older than the bounds that the initial watch
+            # knows.
+            if start == self._initial_start.offsets:
+                self._recreation_watch = self._initial_start.recreation_watch
+            self._initial_start = replace(self._initial_start, recreation_watch=None)
+        # All requests together get the timeout of one request, so a broker that hangs does not delay the queues of other brokers.
         deadline = Deadline.after(self._options.request_timeout)
-        result = self._recreation_watch.check(subscribed, view.master_bounds(), deadline, view.connections)
-        for error in result.unanswered.values():
+        recreation_result = self._recreation_watch.check(
+            subscribed_start, view.master_bounds(), deadline, view.connections
+        )
+        for error in recreation_result.errors.values():
             if self._target.ends is not None:
                 raise error
-            self._reader.note_retriable_error(error)
-        return result
+            self._bounds_reader.note_retriable_error(error)
+        return recreation_result
 
     def _apply_read_limits(
-        self, start: Offsets, adapted: Offsets, view: QueuesView, limits: TriggerLimits, result: RecreationResult
+        self,
+        start: Offsets,
+        adapted_start: Offsets,
+        view: QueuesView,
+        limits: TriggerLimits,
+        recreation_result: RecreationResult,
     ) -> Offsets:
-        """Return the end of a batch from ``adapted``; ``start`` if there is nothing to read, or if the batch waits."""
+        """Return the end of a batch from ``adapted_start``. Return ``start`` if there is nothing to read, or if the batch waits
+        for more messages.
+        """
         assert self._last_plan is not None
         ends = planning.readable_ends(view, self._target.ends)
         first_offsets = {queue: view.bounds[queue].min_offset for queue in ends}
-        from_minimum = planning.from_min_offsets(adapted, view.bounds)
-        backlog = planning.backlog({**first_offsets, **from_minimum.positions}, ends)
+        readable_start = planning.from_min_offsets(adapted_start, view.bounds)
+        backlogs = planning.backlog_by_queue({**first_offsets, **readable_start.positions}, ends)
         if self._target.ends is not None:
-            # Up to fixed ends, a wait brings no more messages.
+            # The ends are fixed, so a wait would bring no more messages.
             limits = replace(limits, min_offsets=None)
         max_offsets = self._read_limit_policy.max_offsets(
-            backlog, limits, lambda queue: self._sample_size(queue, adapted, first_offsets[queue]), self._clock.now()
+            backlogs,
+            limits,
+            lambda queue: self._sample_size(queue, adapted_start, first_offsets[queue]),
+            self._clock.now(),
         )
         if max_offsets == 0:
             self._last_plan = replace(self._last_plan, outcome=PlanOutcome.DELAYED)
             return start
-        if backlog and limits.max_bytes is not None and self._read_limit_policy.has_no_sample:
+        if backlogs and limits.max_bytes is not None and self._read_limit_policy.has_no_sample:
             self._warn_once(
                 "size estimate",
                 "option 'maxBytesPerTrigger' is %d, but no broker returned a sample of the unread messages: until one does, each "
@@ -303,24 +339,26 @@ class Stream:
                 limits.max_bytes,
                 planning.ASSUMED_MESSAGE_BYTES,
             )
-        end = planning.next_end(from_minimum, ends, first_offsets, max_offsets)
+        end = planning.next_end(readable_start, ends, first_offsets, max_offsets)
         if end == start:
-            self._note_idle(adapted, view, result)
+            self._note_idle(adapted_start, view, recreation_result)
             return start
-        end = planning.batch_end(start, adapted, end, view, None if self._initial is None else self._initial.offsets)
+        end = planning.batch_end(
+            start, adapted_start, end, view, None if self._initial_start is None else self._initial_start.offsets
+        )
         newest_store_ms = self._recreation_watch.newest_store_ms(
             end, view.bounds, Deadline.after(self._options.request_timeout)
         )
-        self._read_limit_policy.batch_planned(self._clock.now())
+        self._read_limit_policy.note_planned_batch(self._clock.now())
         end = replace(
             end,
             newest_store_ms={**end.newest_store_ms, **newest_store_ms} if newest_store_ms else end.newest_store_ms,
             source_identity=self._source_identity(),
-            environment=self._reader.owned.numbers,
-            plan=self._logged_plan,
-            partitions=self._partition_numbers.runs_between(start, end.positions),
+            environment=self._bounds_reader.owned_queues.environment_numbers,
+            plan=self._partitioning_json,
+            partitions=self._partition_numbers.queue_runs_between(start, end.positions),
         )
-        reads_all = self._target.ends is None and (max_offsets is None or sum(backlog.values()) <= max_offsets)
+        reads_all = self._target.ends is None and (max_offsets is None or sum(backlogs.values()) <= max_offsets)
         if reads_all and self._is_complete(end, view) and planning.has_store_times(view):
             self._last_plan = LastPlan(end, PlanOutcome.DRAINED, self._last_plan.view)
         else:
@@ -328,92 +366,97 @@ class Stream:
         return end
 
     def _is_complete(self, offsets: Offsets, view: QueuesView) -> bool:
-        """Whether ``view``, from which queues that cannot be planned now were removed, has all queues of ``offsets``."""
+        """Whether ``view`` has all queues of ``offsets``. Queues that cannot be planned now were removed from ``view``."""
         assert self._last_plan is not None
         return not (self._last_plan.view.timed_out_brokers or _missing_queues(offsets, view))
 
-    def _note_idle(self, adapted: Offsets, view: QueuesView, result: RecreationResult) -> None:
-        """Note that there is nothing to read, and until when. Queues that are missing in ``view`` may return."""
+    def _note_idle(self, adapted_start: Offsets, view: QueuesView, recreation_result: RecreationResult) -> None:
+        """Note that there is nothing to read, and whether this lasts until the view changes or only until the next poll. Queues
+        that are missing in ``view`` may return.
+        """
         assert self._last_plan is not None
-        is_complete = self._is_complete(adapted, view)
+        is_complete = self._is_complete(adapted_start, view)
         if is_complete:
-            self._read_limit_policy.nothing_to_read(self._clock.now())
-        if not result.unanswered:
-            is_steady = is_complete and result.is_decided
+            self._read_limit_policy.note_nothing_to_read(self._clock.now())
+        if not recreation_result.errors:
+            is_steady = is_complete and recreation_result.is_decided
             outcome = PlanOutcome.IDLE if is_steady else PlanOutcome.IDLE_UNTIL_POLL
             self._last_plan = replace(self._last_plan, outcome=outcome)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the current ends of all queues and the figures of this run, for the progress of the query."""
-        self._reader.begin_call()
-        view = self._reader.latest(same_batch=True)
-        return self._progress.report(view, self._last_end, int(self._clock.now() * 1000))
+        self._bounds_reader.begin_call()
+        view = self._bounds_reader.latest_view(is_same_batch=True)
+        return self._progress_report.report(view, self._last_end, int(self._clock.now() * 1000))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make this run end at the current ends of the queues.
 
-        If a master does not answer, or if the queues depend on the positions, the first ``latestOffset`` fetches the ends.
+        If a master does not answer, or if the queues of the run depend on the positions, the first call of ``latestOffset``
+        fetches the ends.
         """
         self._target = AvailableNowTarget(TargetState.REQUESTED)
-        if is_by_position(self._options) or self._options.assign:  # only the positions show which queues the run reads
+        if is_by_position(self._options) or self._options.assign:  # Spark has not passed the positions yet
             return
-        self._reader.begin_call()
+        self._bounds_reader.begin_call()
         try:
-            self._target = AvailableNowTarget.of_view(self._reader.fetch_all())
+            self._target = AvailableNowTarget.of_view(self._bounds_reader.fetch_complete_view())
         except RocketMQError as e:
             if not e.retriable:
                 raise
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        """Return the tasks of a batch. If the batch was logged and not committed, this may be the first call of a run."""
-        self._reader.begin_call()
+        """Return the tasks of a batch. If the batch was logged but not committed, this may be the first call in a run."""
+        self._bounds_reader.begin_call()
         # This run has not planned a batch yet, so an earlier run logged this one.
         was_logged_before = self._last_end is None
-        initial = StartOffsets(Offsets({})) if self._initial is None else self._initial
-        starts_query = self._initial is not None and start == initial.offsets
+        initial_start = StartOffsets(Offsets({})) if self._initial_start is None else self._initial_start
+        starts_query = self._initial_start is not None and start == initial_start.offsets
         if was_logged_before:
             checkpoint_identity.check_checkpoint(self._options, end)
-        # Only a restart repeats several batches as one. Batch 0 is read from the starts that its end records, because ``start``
-        # is resolved again from the starting options, and may differ.
+        # Spark repeats several batches as one batch only after a restart. Batch 0 is read from the starts that its end records,
+        # because ``start`` is resolved from the starting options again, and may differ.
         new_ranges = planning.new_queue_ranges(start, end) if was_logged_before and not starts_query else []
         ranges = sorted([*planning.ranges(start, end), *new_ranges])
         if not ranges:
             return []
-        # The tasks of a batch depend on its log entry alone. If messages were lost, a task has fewer rows, or none: the other
-        # tasks, and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
-        planned_tasks = partitioning.plan_tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
-        if initial.error_of(start) is not None:
+        # The tasks of a batch depend only on its log entry. If messages were lost, a task has fewer rows or no rows. The other
+        # tasks, and the tasks of the next source of a union, then keep their numbers, which are part of the ids of exactly-once.
+        planned_tasks = partitioning.plan_tasks(self._partitioning_of_logged_batch(end, ranges), end.positions, ranges)
+        if initial_start.error_of(start) is not None:
             start = replace(end, positions=end.new_queue_starts)
         known_offsets = planning.combined_start(start, end) if was_logged_before or end.new_queue_starts else start
-        self._reader.set_checkpoint_offsets(known_offsets, self._target.ends)
+        self._bounds_reader.set_checkpoint_offsets(known_offsets, self._target.ends)
         losses: list[Loss] = []
         if was_logged_before:
             view, recreated = self._fetch_logged(known_offsets, end, ranges)
-            ranges, lost = planning.drop_recreated(ranges, view, recreated)
-            losses += self._report_losses(lost)
+            ranges, new_losses = planning.drop_recreated(ranges, view, recreated)
+            losses += self._report_losses(new_losses)
         else:
-            view = self._reader.latest(same_batch=True)
-        if self._initial is not None:
-            self._initial = self._initial.logged()
-        # No loss: a new queue starts with its first message.
-        expired_ranges = planning.truncated(new_ranges, view.master_bounds())
+            view = self._bounds_reader.latest_view(is_same_batch=True)
+        if self._initial_start is not None:
+            self._initial_start = self._initial_start.without_error()
+        # Messages before the minimum offset of a new queue are no loss, because the queue starts with its first message.
+        expired_ranges = planning.truncated_ranges(new_ranges, view.master_bounds())
         ranges = planning.without_lost(ranges, expired_ranges)
-        ranges, lost = planning.readable_ranges(ranges, view)
-        losses += self._report_losses(lost)
-        routes, offsets = self._reader.ports
-        mismatched = partition_reader.replica_mismatches(self._options, routes, offsets, ranges)
+        ranges, new_losses = planning.readable_ranges(ranges, view)
+        losses += self._report_losses(new_losses)
+        route_reader, offset_reader = self._bounds_reader.ports
+        mismatched_queues = partition_reader.replica_mismatches(self._options, route_reader, offset_reader, ranges)
         lost_ranges = [*expired_ranges, *(lost_range for lost_range, _ in losses)]
         remaining_tasks = [planning.without_lost(task, lost_ranges) for task in planned_tasks]
-        partition_numbers = self._partition_numbers.of_batch(end, {part.queue for part in ranges})
-        return partition_reader.input_partitions(routes, remaining_tasks, mismatched, end, partition_numbers)
+        partition_numbers = self._partition_numbers.numbers_of_batch(end, {part.queue for part in ranges})
+        return partition_reader.input_partitions(
+            route_reader, remaining_tasks, mismatched_queues, end, partition_numbers
+        )
 
-    def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
-        """Return the options that split the batch into tasks when its end was logged. Warns if the end does not record an option;
-        then its present value is used.
+    def _partitioning_of_logged_batch(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
+        """Return the partitioning that split the batch into tasks when its end was logged. If the end does not record an option,
+        use the present value of the option, and warn.
 
-        A batch of one row is one task with any options, so it causes no warning.
+        A batch of one row is one task with any options, so there is no warning for such a batch.
         """
-        logged, unusable_names = partitioning.logged_partitioning(end.plan, self._partitioning)
+        logged_partitioning, unusable_names = partitioning.logged_partitioning(end.plan, self._partitioning)
         if unusable_names and sum(r.size for r in ranges) > 1:
             self._warn_once(
                 "partitioning",
@@ -422,55 +465,57 @@ class Stream:
                 "changed since the first attempt, a sink with deliveryGuarantee=exactly-once may store rows of this batch twice",
                 ", ".join(unusable_names),
             )
-        return logged
+        return logged_partitioning
 
     def _fetch_logged(
         self, known_offsets: Offsets, end: Offsets, ranges: Sequence[OffsetRange]
     ) -> tuple[QueuesView, list[MessageQueue]]:
-        """Return the bounds of all queues, and the queues of a logged batch that were created again while the query was down.
+        """Return the view of all queues, and the queues of a logged batch that were created again while the query was down.
 
-        A batch that was planned before is read completely, so this waits for all brokers.
+        A batch that was planned before must be read completely, so this method waits for all brokers.
         """
 
         def fetch() -> tuple[QueuesView, list[MessageQueue]]:
-            view = self._reader.fetch_all()
+            view = self._bounds_reader.fetch_complete_view()
             self._check_identity(end)
             logged_end = planning.logged_end(ranges, end, view)
-            # Not the watch of the stream, which must start with all queues.
+            # The watch of the stream is not used here, because its first check must have all queues.
             watch = self._new_watch()
             result = watch.check(logged_end, view.master_bounds(), planning_deadline(self._options), view.connections)
-            for error in result.unanswered.values():
+            for error in result.errors.values():
                 raise error
-            if not self._validated:
+            if not self._is_validated:
                 self._check_options(known_offsets, view.bounds)
-            return view, result.recreated
+            return view, result.recreated_queues
 
         try:
-            return retry_until(self._reader, fetch, WaitLimits.of_batch(self._options))
+            return retry_until(self._bounds_reader, fetch, WaitLimits.of_batch(self._options))
         except RocketMQError as e:
             if e.retriable and e.queue is not None:
-                partition_reader.add_waiting_advice(e, "its broker", streaming=True)
+                partition_reader.add_waiting_advice(e, "its broker", is_streaming=True)
             raise
 
     def _validate(self, start: Offsets) -> None:
         """Check the checkpoint and the options, with the bounds of all queues."""
-        self._reader.set_checkpoint_offsets(start, self._target.ends)
-        bounds = self._reader.fetch_all().bounds
+        self._bounds_reader.set_checkpoint_offsets(start, self._target.ends)
+        bounds = self._bounds_reader.fetch_complete_view().bounds
         self._check_identity(start)
         self._check_options(start, bounds)
 
     def _check_identity(self, offsets: Offsets) -> None:
         """Raise ``CheckpointMismatch`` if ``offsets`` belong to another cluster, or to other queues of the environment."""
-        clusters = checkpoint_identity.clusters_of(self._reader.known_routes.values())
+        clusters = checkpoint_identity.clusters_of(self._bounds_reader.known_routes.values())
         checkpoint_identity.check_clusters(self._options, offsets, clusters)
-        checkpoint_identity.check_environment_queues(self._options, offsets, self._reader.owned.numbers)
+        checkpoint_identity.check_environment_queues(
+            self._options, offsets, self._bounds_reader.owned_queues.environment_numbers
+        )
 
     def _check_options(self, start: Offsets, bounds: Bounds) -> None:
         """Let brokers check the filter, and log how the options differ from the checkpoint."""
         options = self._options
         self._check_filter(bounds)
         _warn_if_no_topic(options, bounds)
-        self._validated = True
+        self._is_validated = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the query continues from its checkpoint; starting options have no effect")
         filter_before, filter_now = (
@@ -486,48 +531,52 @@ class Stream:
             )
 
     def _check_filter(self, bounds: Bounds) -> None:
-        """Let brokers check the filter once per run, when there is a queue: at first, a pattern may match no topic."""
-        if bounds and not self._filter_checked:
+        """Let brokers check the filter once per run. This waits until there is a queue, because a pattern may match no topic at
+        first.
+        """
+        if bounds and not self._is_filter_checked:
             check_filter(self._options, bounds)
-            self._filter_checked = True
+            self._is_filter_checked = True
 
     def _report_losses(self, losses: Sequence[Loss]) -> Sequence[Loss]:
-        """Report ``losses`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
+        """Report ``losses`` and return them. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
         data_loss.report_data_loss(self._options.fail_on_data_loss, losses)
-        self._progress.add_losses(losses)
+        self._progress_report.add_losses(losses)
         return losses
 
     def _drop_unsubscribed(self, start: Offsets, view: QueuesView) -> Offsets:
-        subscribed = planning.drop_unsubscribed(start, view.topics)
-        if subscribed != start:
-            unsubscribed = sorted({q.topic for q in start.positions} - {q.topic for q in subscribed.positions})
-            topics_text = ", ".join(unsubscribed)
+        subscribed_start = planning.drop_unsubscribed(start, view.topics)
+        if subscribed_start != start:
+            unsubscribed_topics = sorted(
+                {q.topic for q in start.positions} - {q.topic for q in subscribed_start.positions}
+            )
+            topics_text = ", ".join(unsubscribed_topics)
             self._warn_once(
                 f"unsubscribed: {topics_text}",
                 "topics that are no longer subscribed to are removed from the offsets: %s",
                 topics_text,
             )
-        return subscribed
+        return subscribed_start
 
-    def _sample_size(self, queue: MessageQueue, start: Offsets, minimum: int) -> tuple[int, int]:
-        offset = max(start.positions.get(queue, minimum), minimum)
+    def _sample_size(self, queue: MessageQueue, start: Offsets, min_offset: int) -> tuple[int, int]:
+        offset = max(start.positions.get(queue, min_offset), min_offset)
         try:
-            # A short deadline, because an estimate is enough, and the messages of other queues must not wait for it.
+            # The deadline is short, because an estimate is enough, and the messages of other queues must not wait for a sample.
             deadline = Deadline.after(min(1.0, self._options.request_timeout))
-            return self._reader.offsets().sample(self._options.group, queue, offset, deadline)
+            return self._bounds_reader.offset_reader().sample(self._options.group, queue, offset, deadline)
         except RocketMQError as e:
             if not e.retriable:
                 raise
-            return 0, 0  # no sample: the limit uses earlier samples, or the largest size of a message
+            return 0, 0  # without a sample, the limit uses earlier samples, or an assumed size
 
     def _source_identity(self) -> dict[str, object]:
-        clusters = checkpoint_identity.clusters_of(self._reader.known_routes.values())
+        clusters = checkpoint_identity.clusters_of(self._bounds_reader.known_routes.values())
         return checkpoint_identity.source_identity(self._options, clusters)
 
     def _warn_once(self, key: str, text: str, *values: object) -> None:
         """Log a warning once per run and ``key``."""
-        if key not in self._warned:
-            self._warned.add(key)
+        if key not in self._warned_keys:
+            self._warned_keys.add(key)
             logger.warning(text, *values)
 
 

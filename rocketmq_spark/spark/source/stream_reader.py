@@ -1,7 +1,8 @@
 """Spark's stream reader.
 
-docs/design.md, "How Spark calls a reader", has the process and the order of all calls. Copies of a reader live in three kinds of
-process. A task does not see what earlier calls have set: Spark passes only partitions to it.
+The section "How Spark calls a reader" of docs/design.md shows the order of all calls, and the process of each call. Copies of a
+reader exist in three kinds of process. Spark passes only partitions to a task, so a task does not see attributes that earlier
+calls in the driver have set.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from rocketmq_spark.spark.source.stream import Stream
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Returns the offsets and tasks of a stream. It depends on Spark's offset log alone, and may be a new object at any call.
+    """Returns the offsets and tasks of a stream. The results depend only on Spark's offset log and the brokers, because Spark may
+    call a new object at any time.
 
-    ``supports_prefetch``: Spark can take rows with these columns together with the plan of a batch.
+    ``supports_prefetch`` is whether Spark can take rows with these columns together with the plan of a batch.
     """
 
     def __init__(self, options: Options, columns: tuple[Column, ...], supports_prefetch: bool = True) -> None:
@@ -59,28 +61,28 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        self._batch_starts.initial_offset_requested()
-        return self._stream.log.to_log(self._stream.initialOffset())
+        self._batch_starts.note_initial_offset_request()
+        return self._stream.offset_log.to_log(self._stream.initialOffset())
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         if start is not None:
             return self._end_after(start, limit)
-        start, finished = self._batch_starts.next_start()
-        end = self._end_after(start, limit, finished)
-        self._batch_starts.end_returned(end)
-        self._lag_log.batch_planned(self._clock.now(), self._stream.reportLatestOffset)
+        start, is_start_processed = self._batch_starts.next_start()
+        end = self._end_after(start, limit, is_start_processed)
+        self._batch_starts.note_end(end)
+        self._lag_log.note_planned_batch(self._clock.now(), self._stream.reportLatestOffset)
         return end
 
     def _end_after(
-        self, start: dict[str, Any] | None, limit: ReadLimit | None, finished: bool = True
+        self, start: dict[str, Any] | None, limit: ReadLimit | None, is_start_processed: bool = True
     ) -> dict[str, Any]:
-        begin = self._stream.initialOffset() if start is None else self._stream.log.from_log(start)
-        end = self._stream.latestOffset(begin, self._limits(limit), finished)
-        # Spark compares offsets as texts. If nothing is new, it must get the entry that it passed, so ``end`` is not encoded
-        # again.
-        return start if start is not None and end == begin else self._stream.log.to_log(end)
+        start_offsets = self._stream.initialOffset() if start is None else self._stream.offset_log.from_log(start)
+        end = self._stream.latestOffset(start_offsets, self._trigger_limits(limit), is_start_processed)
+        # Spark compares offsets as texts. If there are no new messages, Spark must get the same entry that it passed, so ``end``
+        # is not encoded again.
+        return start if start is not None and end == start_offsets else self._stream.offset_log.to_log(end)
 
-    def _limits(self, limit: ReadLimit | None) -> TriggerLimits:
+    def _trigger_limits(self, limit: ReadLimit | None) -> TriggerLimits:
         options = self._options
         if isinstance(limit, ReadAllAvailable):  # Spark passes this limit for Trigger.Once, which ignores the options
             return TriggerLimits()
@@ -97,26 +99,28 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.prepareForTriggerAvailableNow()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        self._batch_starts.batch_planned(end)
-        log = self._stream.log
-        planned = list(self._stream.partitions(log.from_log(start), log.from_log(end)))
-        self._prefetched_rows = self._prefetch(planned) if self._prefetch is not None else None
+        self._batch_starts.note_planned_batch(end)
+        offset_log = self._stream.offset_log
+        planned_partitions = list(self._stream.partitions(offset_log.from_log(start), offset_log.from_log(end)))
+        self._prefetched_rows = self._prefetch(planned_partitions) if self._prefetch is not None else None
         if self._prefetched_rows is not None:
             self.__class__ = _PrefetchedStreamReader
-        return planned
+        return planned_partitions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return partition_reader.read_partition(self._options, self._columns, partition, streaming=True)
+        return partition_reader.read_partition(self._options, self._columns, partition, is_streaming=True)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing. Spark does not call this for the last batch of a run, so ``latestOffset`` commits the group's offsets."""
+        """Does nothing. ``latestOffset`` commits the group's offsets, because Spark does not call this method for the last batch
+        of a run.
+        """
 
     def stop(self) -> None:
         process.suppress_broken_pipes()
 
 
 class _PrefetchedStreamReader(RocketMQStreamReader):
-    """The class of a stream reader between ``partitions`` and PySpark's next call, which takes the rows."""
+    """The class of a stream reader after ``partitions`` until PySpark's next call, which takes the rows."""
 
     def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any] | None:
         rows, self._prefetched_rows = self._prefetched_rows, None

@@ -1,4 +1,4 @@
-"""The topics that a source reads: those that the options name or assign, or those that match the pattern."""
+"""Lists the topics that a source reads: the topics that the options name or assign, or the topics that match the pattern."""
 
 from __future__ import annotations
 
@@ -10,55 +10,58 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import RouteReader
 from rocketmq_spark.spark.source import subscription
 
-# Interval of requests for topics while no topic matches a pattern: the first topic should not wait for ``routeRefresh``.
+# The interval of requests for topics while no topic matches a pattern. It is shorter than ``routeRefresh``, so the first topic is
+# found soon.
 _NO_MATCH_RETRY_PAUSE_S = 1.0
 _NEVER = float("-inf")
 
 
 class SubscribedTopics:
-    """Lists the topics to read. Requests the topics of a pattern when the last list is older than ``routeRefresh``."""
+    """Lists the topics to read. If there is a pattern, requests the list of topics when the last list is older than
+    ``routeRefresh``.
+    """
 
     def __init__(self, options: Options, clock: Clock) -> None:
         self._options = options
         self._clock = clock
-        assigned = tuple(dict.fromkeys(queue.topic for queue in options.assign))
-        # None: the topics are those that match a pattern.
-        self._named = assigned or (options.subscribe if options.subscribe_pattern is None else None)
-        # The topics that match the pattern, and when name servers listed them.
-        self._matched: tuple[str, ...] = ()
-        self._matched_at_s = _NEVER
+        assigned_topics = tuple(dict.fromkeys(queue.topic for queue in options.assign))
+        # None if the options have a pattern instead of names.
+        self._named_topics = assigned_topics or (options.subscribe if options.subscribe_pattern is None else None)
+        # The topics that match the pattern, and the time at which name servers listed them.
+        self._matched_topics: tuple[str, ...] = ()
+        self._listed_at_s = _NEVER
 
-    def current(self, routes: RouteReader, checkpoint_topics: Collection[str]) -> tuple[str, ...]:
-        """Return the topics to read. Topics in ``checkpoint_topics`` that match the pattern belong to them, although name servers
-        do not list them any more.
+    def current(self, route_reader: RouteReader, checkpoint_topics: Collection[str]) -> tuple[str, ...]:
+        """Return the topics to read. The result includes topics in ``checkpoint_topics`` that match the pattern, also if name
+        servers do not list these topics any more.
         """
-        if self._named is not None:
-            return self._named
+        if self._named_topics is not None:
+            return self._named_topics
         refresh_s = self._options.route_refresh
-        if self._clock.now() - self._matched_at_s > (
-            refresh_s if self._matched else min(refresh_s, _NO_MATCH_RETRY_PAUSE_S)
+        if self._clock.now() - self._listed_at_s > (
+            refresh_s if self._matched_topics else min(refresh_s, _NO_MATCH_RETRY_PAUSE_S)
         ):
-            self._matched = _matching_topics(routes, self._options)
-            self._matched_at_s = self._clock.now()
+            self._matched_topics = _matching_topics(route_reader, self._options)
+            self._listed_at_s = self._clock.now()
         return self.last_known(checkpoint_topics)
 
     def last_known(self, checkpoint_topics: Collection[str]) -> tuple[str, ...]:
         """Return the topics to read according to the last answer of a name server."""
-        if self._named is not None:
-            return self._named
-        return subscription.plus_checkpoint_topics(self._options, self._matched, checkpoint_topics)
+        if self._named_topics is not None:
+            return self._named_topics
+        return subscription.plus_checkpoint_topics(self._options, self._matched_topics, checkpoint_topics)
 
     def postpone(self) -> None:
-        """Request the list of topics later, as if it had been returned now."""
-        self._matched_at_s = self._clock.now()
+        """Request the list of topics later, as if name servers had returned the list now."""
+        self._listed_at_s = self._clock.now()
 
     def expire(self) -> None:
-        """Make the next call of ``current`` request the list."""
-        self._matched, self._matched_at_s = (), _NEVER
+        """Make the next call of ``current`` request the list of topics."""
+        self._matched_topics, self._listed_at_s = (), _NEVER
 
 
 def no_matching_topic(options: Options) -> RouteNotFound:
-    """The error for a batch read, which cannot wait for a topic of its pattern."""
+    """Return the error of a source that does not wait any longer for a topic of its pattern."""
     return RouteNotFound(
         f"no topic matches option 'subscribePattern' {options.subscribe_pattern!r}",
         remedy="System, retry and dead-letter topics are omitted; see option 'includeInternal'. Option 'topicWait' lets the read "
@@ -66,15 +69,15 @@ def no_matching_topic(options: Options) -> RouteNotFound:
     )
 
 
-def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
+def _matching_topics(route_reader: RouteReader, options: Options) -> tuple[str, ...]:
     """Return the topics that match the pattern, as name servers list them now.
 
-    Raises ``BrokerNotFound`` if no broker is registered: the topics are unknown then, and a query that starts without them would
-    read them from their first message later, as new topics.
+    Raises ``BrokerNotFound`` if no broker is registered, because the topics are unknown then. A query that starts without its
+    topics would later read them as new topics, from their first message.
     """
     try:
-        cluster = routes.cluster()
-        topics = routes.topics()
+        cluster = route_reader.cluster()
+        topics = route_reader.topics()
     except NotSupported as e:
         raise OptionError(
             "option 'subscribePattern' cannot be used here: the server does not list topics",

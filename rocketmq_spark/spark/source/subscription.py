@@ -1,12 +1,12 @@
-"""What the options subscribe to: topics, queues, and the tag or SQL filter of each topic.
+"""Determines what the options subscribe to: topics, queues, and the tag or SQL filter of each topic.
 
-Brokers compare hashes of tags, so they also return messages with another tag of the same hash; the decoder compares the texts.
-Brokers answer a pull with an invalid SQL expression with every message, so a broker compiles the expression before the first
-pull.
+Brokers compare hashes of tags, so brokers also return messages that have another tag with the same hash. The decoder compares the
+tags themselves. If a pull has an invalid SQL expression, brokers answer with all messages, so a broker compiles the expression
+before the first pull.
 
-Anyone who may create a topic chooses its name, and for some names Python's ``re`` takes exponential time. So RE2, which takes
-linear time, matches option ``subscribePattern``. RE2 has no look-around and no back references; Python matches expressions with
-these.
+Anyone who may create a topic chooses its name, and with some names Python's ``re`` takes exponential time. So RE2, which takes
+linear time, matches option ``subscribePattern``. RE2 has no look-around and no back references, so Python matches an expression
+that has them.
 """
 
 from __future__ import annotations
@@ -53,11 +53,14 @@ def check_subscription(options: Options) -> None:
 
     Raises ``OptionError``.
     """
-    for name, topics in (("subscribe", options.subscribe), ("assign", [queue.topic for queue in options.assign])):
-        for topic in topics:
+    for option, named_topics in (
+        ("subscribe", options.subscribe),
+        ("assign", [queue.topic for queue in options.assign]),
+    ):
+        for topic in named_topics:
             if problem := names.read_problem(topic, scope_of(options)):
                 raise OptionError(
-                    f"option {name!r}: {problem}{dots_hint(topic)}",
+                    f"option {option!r}: {problem}{dots_hint(topic)}",
                     remedy="If brokers have a topic with this name, read it with option 'subscribePattern'",
                 )
     if options.topic_names != EXACT and options.subscribe_pattern is not None:
@@ -92,7 +95,7 @@ def _tags(expression: str) -> Sequence[str]:
 
 
 def check_sql(
-    offsets: OffsetReader,
+    offset_reader: OffsetReader,
     options: Options,
     queues: Iterable[MessageQueue],
     deadline: Deadline,
@@ -101,21 +104,23 @@ def check_sql(
     """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's message."""
     if options.sql is None:
         return
-    queue_of_topic = {queue.topic: queue for queue in queues}
-    # A topic that matches the pattern later is read without another check, so its expression is checked now.
-    named_topics = options.sql if isinstance(options.sql, dict) and queue_of_topic else ()
-    later_topics = {topic: min(queue_of_topic.values()) for topic in named_topics if is_subscribed(options, topic)}
-    for topic, queue in sorted({**later_topics, **queue_of_topic}.items()):
-        sql, broker = filter_of_topic(options, topic), queue.broker_name
-        if not sql:
+    queue_by_topic = {queue.topic: queue for queue in queues}
+    # If a topic matches the pattern later, it is read without another check, so the expression of such a topic is checked now.
+    named_topics = options.sql if isinstance(options.sql, dict) and queue_by_topic else ()
+    queue_by_later_topic = {
+        topic: min(queue_by_topic.values()) for topic in named_topics if is_subscribed(options, topic)
+    }
+    for topic, queue in sorted({**queue_by_later_topic, **queue_by_topic}.items()):
+        sql_filter, broker_name = filter_of_topic(options, topic), queue.broker_name
+        if not sql_filter:
             continue
         try:
-            compiled = offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
+            is_compiled = offset_reader.check_filter(broker_name, options.group, topic, sql_filter.expression, deadline)
         except BrokerError as e:
             if e.retriable:
                 raise
             raise OptionError(
-                f"option 'sql' is {sql.expression!r}; the broker rejects it",
+                f"option 'sql' is {sql_filter.expression!r}; the broker rejects it",
                 e.addr,
                 e.broker_code,
                 topic,
@@ -125,14 +130,14 @@ def check_sql(
                 if "support" in (e.remark or "")
                 else None,
             ) from e
-        if not compiled:
+        if not is_compiled:
             raise OptionError(
                 "option 'sql' cannot be used here: a Proxy does not check the expression, and answers an "
                 "invalid one with every message",
                 remedy="Connect to the brokers, or filter with option 'tags'",
             )
-        if topic in queue_of_topic and is_batch_topic(queue):
-            raise batch_topic_filter_error(sql, topic)
+        if topic in queue_by_topic and is_batch_topic(queue):
+            raise batch_topic_filter_error(sql_filter, topic)
 
 
 def is_subscribed(options: Options, topic: str) -> bool:
@@ -151,8 +156,8 @@ def subscription_text(options: Options) -> str:
 
 
 def topics_text(topics: Sequence[str]) -> str:
-    more = f" and {len(topics) - 10} more" if len(topics) > 10 else ""
-    return f"topic{'s' if len(topics) > 1 else ''} {', '.join(topics[:10])}{more}"
+    more_text = f" and {len(topics) - 10} more" if len(topics) > 10 else ""
+    return f"topic{'s' if len(topics) > 1 else ''} {', '.join(topics[:10])}{more_text}"
 
 
 class PatternOptions(Protocol):
@@ -164,25 +169,33 @@ class PatternOptions(Protocol):
     def include_internal(self) -> bool: ...
 
 
-def matching_topics(options: PatternOptions, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
-    """Return the topics that match the pattern, without topics of RocketMQ itself. ``internal``: their names in this cluster."""
-    matching = matching_names(options.subscribe_pattern or "", topics)
-    return tuple(topic for topic in matching if _is_allowed(options, topic, internal))
+def matching_topics(options: PatternOptions, topics: Iterable[str], internal_topics: set[str]) -> tuple[str, ...]:
+    """Return the topics that match the pattern, without topics of RocketMQ itself. ``internal_topics`` has the names of
+    RocketMQ's own topics in this cluster.
+    """
+    matching_topics = matching_names(options.subscribe_pattern or "", topics)
+    return tuple(topic for topic in matching_topics if _is_allowed(options, topic, internal_topics))
 
 
-def _is_allowed(options: PatternOptions, topic: str, internal: set[str]) -> bool:
-    return options.include_internal if topic.startswith(SPECIAL_PREFIXES) else names.is_user_topic(topic, internal)
+def _is_allowed(options: PatternOptions, topic: str, internal_topics: set[str]) -> bool:
+    return (
+        options.include_internal if topic.startswith(SPECIAL_PREFIXES) else names.is_user_topic(topic, internal_topics)
+    )
 
 
 def plus_checkpoint_topics(
     options: Options, topics: tuple[str, ...], checkpoint_topics: Collection[str]
 ) -> tuple[str, ...]:
-    """Return ``topics`` with the topics in ``checkpoint_topics`` that match, although name servers do not list them any more."""
-    unlisted = set(checkpoint_topics) - set(topics)
-    if not unlisted:
+    """Return ``topics`` with the topics in ``checkpoint_topics`` that match the pattern, also if name servers do not list these
+    topics any more.
+    """
+    unlisted_topics = set(checkpoint_topics) - set(topics)
+    if not unlisted_topics:
         return topics
-    matching = matching_names(options.subscribe_pattern or "", unlisted)
-    return *topics, *sorted(t for t in matching if options.include_internal or not t.startswith(SPECIAL_PREFIXES))
+    matching_topics = matching_names(options.subscribe_pattern or "", unlisted_topics)
+    return *topics, *sorted(
+        t for t in matching_topics if options.include_internal or not t.startswith(SPECIAL_PREFIXES)
+    )
 
 
 def readable_queues(
@@ -190,24 +203,24 @@ def readable_queues(
 ) -> list[MessageQueue]:
     """Return the queues of a topic that the source reads. Raises an error if queues are missing, unless ``skip_missing``.
 
-    ``checkpoint_queues`` are queues that existed before. If the broker of such an assigned queue left the route, the source waits
-    for it, so the queue is no error.
+    ``checkpoint_queues`` are queues that existed before. If an assigned queue existed before, and the route no longer names its
+    broker, the source waits for the broker. So such a queue is not reported as missing.
     """
     if route.static:
         raise OptionError(
             f"topic {route.topic!r} is a static topic (logical queues mapped over brokers), which cannot be read",
             remedy="Name topics with ordinary queues",
         )
-    queues, waited_for = route.readable_queues(), set[MessageQueue]()
+    queues, awaited_queues = route.readable_queues(), set[MessageQueue]()
     if options.assign:
-        assigned = {queue for queue in options.assign if queue.topic == route.topic}
-        missing = assigned - set(queues)
-        unknown = {queue for queue in missing if queue not in checkpoint_queues}
-        if unknown and not skip_missing:
-            raise OptionError(f"option 'assign' names queues that do not exist: {queues_text(unknown)}")
-        waited_for = {queue for queue in missing if queue.broker_name not in route.brokers}
-        queues = sorted(assigned & set(queues))
-    if not queues and not waited_for and not skip_missing:
+        assigned_queues = {queue for queue in options.assign if queue.topic == route.topic}
+        missing_queues = assigned_queues - set(queues)
+        unknown_queues = {queue for queue in missing_queues if queue not in checkpoint_queues}
+        if unknown_queues and not skip_missing:
+            raise OptionError(f"option 'assign' names queues that do not exist: {queues_text(unknown_queues)}")
+        awaited_queues = {queue for queue in missing_queues if queue.broker_name not in route.brokers}
+        queues = sorted(assigned_queues & set(queues))
+    if not queues and not awaited_queues and not skip_missing:
         raise RouteNotFound("no queue of the topic is readable: no read permission", topic=route.topic)
     return queues
 
@@ -217,38 +230,38 @@ class ReadableQueues:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._by_topic: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
+        self._entry_by_topic: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
 
     def of_routes(
         self, routes: Iterable[TopicRoute], skip_missing: bool, checkpoint_queues: Container[MessageQueue] = ()
     ) -> list[MessageQueue]:
-        cached, self._by_topic = self._by_topic, {}
+        cached_entries, self._entry_by_topic = self._entry_by_topic, {}
         queues: list[MessageQueue] = []
         for route in routes:
-            entry = cached.get(route.topic)
+            entry = cached_entries.get(route.topic)
             if entry is None or entry[0] != route:
                 entry = route, readable_queues(self._options, route, skip_missing, checkpoint_queues)
-            if entry[1] and not self._options.assign:  # missing assigned queues must be found at each call
-                self._by_topic[route.topic] = entry
+            if entry[1] and not self._options.assign:  # each call must find missing assigned queues
+                self._entry_by_topic[route.topic] = entry
             queues += entry[1]
         return queues
 
 
 def _queue_data(route: TopicRoute | None, queue: MessageQueue) -> QueueData | None:
-    """Return the entry of the route for the broker of the queue; None if there is none."""
+    """Return the entry of the route for the broker of the queue; None if the route has no such entry."""
     if route is None:
         return None
     return next((data for data in route.queues if data.broker_name == queue.broker_name), None)
 
 
 def is_removed_queue(route: TopicRoute | None, queue: MessageQueue) -> bool:
-    """Whether the route says that the broker does not read the queue any more."""
+    """Whether the route says that the broker no longer lets clients read the queue."""
     data = _queue_data(route, queue)
     return data is not None and queue.queue_id >= data.read_queues
 
 
 def unavailable_reason(route: TopicRoute | None, queue: MessageQueue) -> str:
-    """Return the reason why a queue has no bounds, as the route shows it."""
+    """Return the reason why a queue has no bounds, as far as the route shows a reason."""
     data = _queue_data(route, queue)
     if route is None or queue.broker_name not in route.brokers or data is None:
         return "the route does not name its broker"
@@ -261,32 +274,36 @@ def unavailable_reason(route: TopicRoute | None, queue: MessageQueue) -> str:
     return "its broker does not answer, or the options do not choose it"
 
 
-# Syntax to which Python and RE2 give different meanings. RE2 rejects all other syntax that it does not support.
+# Syntax that means different things in Python and RE2. RE2 rejects all other syntax that it does not support.
 _DIFFERS_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
 
 
 def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
-    """Return the topics whose whole name matches, in the given order.
+    """Return those of ``topics`` whose whole name matches ``pattern``, in the given order.
 
-    Raises ``OptionError`` for an expression that only Python can match if the operator forbids code in options: such an
+    If the operator forbids code in options, raises ``OptionError`` for an expression that only Python can match, because such an
     expression could keep the process busy forever.
     """
     import pyarrow as pa  # here, because only expressions need it
     import pyarrow.compute as pc
 
-    if not code_allowed() and (problem := re2_problem(pattern)) is not None:  # it may come from a checkpoint
+    if not code_allowed() and (problem := re2_problem(pattern)) is not None:  # the pattern may come from a checkpoint
         raise OptionError(f"option 'subscribePattern' is {shortened(pattern)}; expected {problem}")
-    # RE2 cannot match single surrogates, and no valid name of a topic has any.
-    encodable = [topic for topic in topics if topic.isprintable()]
+    # RE2 cannot match single surrogates, and no valid name of a topic contains a surrogate.
+    encodable_topics = [topic for topic in topics if topic.isprintable()]
     if not _DIFFERS_IN_RE2.search(pattern):
         try:
-            # It must be valid outside of a group, too.
+            # The expression must also be valid outside of a group.
             pc.match_substring_regex(pa.array([""], pa.string()), pattern=pattern)
-            found = pc.match_substring_regex(pa.array(encodable, pa.string()), pattern=rf"\A(?:{pattern})\z")
+            match_results = pc.match_substring_regex(
+                pa.array(encodable_topics, pa.string()), pattern=rf"\A(?:{pattern})\z"
+            )
         except pa.ArrowException:  # an expression that RE2 does not support
             pass
         else:
-            return [topic for topic, matches in zip(encodable, found.to_pylist(), strict=True) if matches]
+            return [
+                topic for topic, matches in zip(encodable_topics, match_results.to_pylist(), strict=True) if matches
+            ]
     if not code_allowed():
         raise OptionError(
             f"option 'subscribePattern' is {pattern!r}; RE2 cannot match it, and variable {CALLABLES_VARIABLE} forbids other "
@@ -295,6 +312,6 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
         )
     try:
         matches = re.compile(pattern).fullmatch
-    except re.error as e:  # options are checked before, checkpoints are not
+    except re.error as e:  # patterns in checkpoints were not checked earlier
         raise OptionError(f"option 'subscribePattern' is {pattern!r}; expected a regular expression ({e})") from None
-    return [topic for topic in encodable if len(topic) <= MAX_RETRY_OR_DLQ_TOPIC_LENGTH and matches(topic)]
+    return [topic for topic in encodable_topics if len(topic) <= MAX_RETRY_OR_DLQ_TOPIC_LENGTH and matches(topic)]

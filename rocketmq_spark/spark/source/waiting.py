@@ -1,12 +1,13 @@
-"""Repeats the requests of a call of Spark until they succeed. ``retry_until`` is the only such loop of the source's driver.
+"""Repeats the requests of a call of Spark until they succeed. ``retry_until`` is the only loop of the source's driver that
+repeats requests.
 
-``WaitLimits`` says how long, by what is missing:
+``WaitLimits`` says how long requests are repeated. This depends on what is missing:
 
 * a server or a master: up to ``readDeadline``, with new routes for each attempt. A start that has reached no server yet makes
   ``numRetries`` more attempts instead, because an address may be misspelt;
 * a topic that did not exist before: up to ``topicWait``, because its name may be misspelt.
 
-A stream logs the queues that it waits for, because it looks idle while it waits.
+A stream logs the queues for which it waits, because a waiting stream looks like an idle stream.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ _MAX_PAUSE_OF_START_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    """How long a call waits. ``attempts`` limits the attempts of a start until servers have answered."""
+    """How long a call of Spark waits. If a call finds out where a query starts, ``max_attempts`` limits its attempts until
+    servers have answered.
+    """
 
     deadline: Deadline
     topic_deadline: Deadline
-    attempts: int | None = None
+    max_attempts: int | None = None
     retry_interval_s: float = _RETRY_PAUSE_S
 
     @classmethod
     def of_start(cls, options: Options) -> WaitLimits:
-        """The limits of a call that finds out where a new query, or a batch read, starts."""
+        """Return the limits of a call that finds out where a new query or a batch read starts."""
         return cls(
             Deadline.after(options.read_deadline),
             Deadline.after(options.topic_wait),
@@ -56,110 +59,111 @@ class WaitLimits:
 
     @classmethod
     def of_batch(cls, options: Options) -> WaitLimits:
-        """The limits of a call for a query that has positions."""
+        """Return the limits of a call for a query that has positions."""
         return cls(Deadline.after(options.read_deadline), Deadline.after(options.topic_wait))
 
 
-def retry_until(reader: BoundsReader, attempt: Callable[[], T], limits: WaitLimits) -> T:
-    """Call ``attempt`` until it returns, as long as ``limits`` says. Raises a permanent error at once.
+def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: WaitLimits) -> T:
+    """Call ``attempt`` until it succeeds, and return its result. Raises a permanent error at once.
 
-    Retriable errors are raised together with the first one.
+    If a limit of ``wait_limits`` is reached, raises the last retriable error together with the first retriable error.
     """
-    trouble = RetryErrors()
-    start_pauses = backoff(limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
+    retry_errors = RetryErrors()
+    pauses_of_start = backoff(wait_limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
     pauses = backoff(_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S)
     while True:
         try:
             return attempt()
         except RocketMQError as e:
-            is_start = limits.attempts is not None
+            is_start = wait_limits.max_attempts is not None
             is_new_topic = isinstance(e, RouteNotFound) and (is_start or not reader.is_known_topic(e.topic))
             lacks_permission = e.topic is not None and e.broker_code is None
             if not e.retriable or (is_new_topic and lacks_permission):
                 raise
-            trouble.record(e, reader.clock.now())
+            retry_errors.record(e, reader.clock.now())
             if is_new_topic and not reader.is_known_topic(e.topic):
-                if limits.topic_deadline.expired:
-                    raise _missing_topic(reader, e) from None
+                if wait_limits.topic_deadline.expired:
+                    raise _with_similar_topics(reader, e) from None
                 logger.info("waiting for topic %s", e.topic)
-                limits.topic_deadline.pause(next(pauses))
-            elif limits.attempts is not None and not reader.has_answered:
-                if trouble.attempts >= limits.attempts:
+                wait_limits.topic_deadline.pause(next(pauses))
+            elif wait_limits.max_attempts is not None and not reader.have_brokers_answered:
+                if retry_errors.attempts >= wait_limits.max_attempts:
                     raise
-                limits.deadline.pause(next(start_pauses))
+                wait_limits.deadline.pause(next(pauses_of_start))
             else:
-                if limits.deadline.expired:
-                    trouble.raise_final(e, reader.clock.now())
+                if wait_limits.deadline.expired:
+                    retry_errors.raise_final(e, reader.clock.now())
                 reader.note_retriable_error(e)
-                limits.deadline.pause(next(pauses))
+                wait_limits.deadline.pause(next(pauses))
 
 
-def _missing_topic(reader: BoundsReader, error: RocketMQError) -> RocketMQError:
-    """Return ``error`` with the names of similar topics. It has all details, so the error needs no cause."""
+def _with_similar_topics(reader: BoundsReader, error: RocketMQError) -> RocketMQError:
+    """Return ``error`` with the names of similar topics. The returned error has all details, so it needs no cause."""
     if not isinstance(error, RouteNotFound) or error.topic is None:
         return error
     return reader.ports.routes.with_similar_topics(error)
 
 
-def fetch_bounds_of_masters(reader: BoundsReader, options: Options, limits: WaitLimits) -> QueuesView:
+def fetch_bounds_of_masters(reader: BoundsReader, options: Options, wait_limits: WaitLimits) -> QueuesView:
     """Return the bounds that masters report. Raises ``BrokerNotFound`` if only slaves of a broker are up, because slaves may lack
-    messages, and ``RouteNotFound`` if no topic matches the pattern before the deadline of ``limits``.
+    messages, and ``RouteNotFound`` if no topic matches the pattern before the deadline of ``wait_limits``.
     """
-    view = reader.fetch_all()
-    if not view.topics and not limits.topic_deadline.expired:
+    view = reader.fetch_complete_view()
+    if not view.topics and not wait_limits.topic_deadline.expired:
         raise no_matching_topic(options)
-    if without_master := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
+    if brokers_without_master := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
         raise BrokerNotFound(
-            f"only slaves of {', '.join(without_master)} are up, which may lack messages that the master has",
+            f"only slaves of {', '.join(brokers_without_master)} are up, which may lack messages that the master has",
             remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
         )
     return view
 
 
 def with_compaction_start(reader: BoundsReader, options: Options, view: QueuesView, start: Positions) -> QueuesView:
-    """Return the view for a read from ``start``. The minimum offset of a compaction topic is that of the first kept
-    message, which may be before the log begins. So messages that compaction removed are not reported as lost.
+    """Return the view for a read from ``start``. In this view, the minimum offset of a queue of a compaction topic is the offset
+    of the first message that the broker keeps, which may be before the begin of the log. So messages that compaction removed are
+    not reported as lost.
     """
-    if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
+    if all(offset >= view.bounds[queue].min_offset for queue, offset in start.items()):
         return view
     reader.set_checkpoint_offsets(Offsets(start, source_identity=checkpoint_identity.source_identity(options)))
-    return reader.fetch_all()
+    return reader.fetch_complete_view()
 
 
 class UnavailableQueuesLog:
-    """Logs which queues with a position are unavailable, and which are available again."""
+    """Logs which queues with a position become unavailable, and which queues become available again."""
 
     def __init__(self) -> None:
-        self._unavailable: set[MessageQueue] = set()
+        self._unavailable_queues: set[MessageQueue] = set()
 
     @property
     def is_empty(self) -> bool:
         """Whether the last call of ``update`` had no unavailable queues."""
-        return not self._unavailable
+        return not self._unavailable_queues
 
     def update(
         self,
         queues: Iterable[MessageQueue],
         bounds: Bounds,
         reason_of: Callable[[MessageQueue], str],
-        run_ends: bool = False,
+        is_run_ending: bool = False,
     ) -> None:
-        """Log the changes since the last call. ``reason_of`` returns the reason for a queue. ``run_ends``: the run ends without
-        them.
+        """Log the changes since the last call. ``queues`` are unavailable unless they have bounds. ``reason_of`` returns the
+        reason for a queue. ``is_run_ending`` is whether the run ends without these queues.
         """
-        unavailable = {queue for queue in queues if queue not in bounds}
-        newly_unavailable, available_again = (
-            unavailable - self._unavailable,
-            {queue for queue in self._unavailable - unavailable if queue in bounds},
+        unavailable_queues = {queue for queue in queues if queue not in bounds}
+        newly_unavailable_queues, queues_available_again = (
+            unavailable_queues - self._unavailable_queues,
+            {queue for queue in self._unavailable_queues - unavailable_queues if queue in bounds},
         )
-        self._unavailable = unavailable
-        if newly_unavailable:
-            action = "the run ends without" if run_ends else "the stream waits for"
+        self._unavailable_queues = unavailable_queues
+        if newly_unavailable_queues:
+            action = "the run ends without" if is_run_ending else "the stream waits for"
             logger.warning(
-                "%s queues that it cannot read now: %s", action, _grouped_by_reason(newly_unavailable, reason_of)
+                "%s queues that it cannot read now: %s", action, _grouped_by_reason(newly_unavailable_queues, reason_of)
             )
-        if available_again:
-            logger.warning("the stream can read these queues again: %s", queues_text(available_again))
+        if queues_available_again:
+            logger.warning("the stream can read these queues again: %s", queues_text(queues_available_again))
 
 
 def _grouped_by_reason(queues: Iterable[MessageQueue], reason_of: Callable[[MessageQueue], str]) -> str:

@@ -184,7 +184,7 @@ def test_environments__are_counted_or_listed_with_their_queues(rocketmq, make_to
 
 def test_predicate_pushdown__keeps_batch_topic_tags_from_broker(rocketmq, make_topic, monkeypatch):
     """Its index has the tags of the batch, which here are those of nobody."""
-    monkeypatch.setattr(batch_reader_module, "pushdown_enabled", lambda: True)
+    monkeypatch.setattr(batch_reader_module, "is_pushdown_enabled", lambda: True)
     ordinary, batched = make_topic(queues=1), make_topic(queues=1, attributes={"queue.type": "BatchCQ"})
     sent = {topic: feed(rocketmq, topic, 4, tags="a") for topic in (ordinary, batched)}
     feed(rocketmq, ordinary, 4, tags="b")
@@ -197,7 +197,7 @@ def test_predicate_pushdown__keeps_batch_topic_tags_from_broker(rocketmq, make_t
 def test_predicate_pushdown__is_off_unless_asked_for(rocketmq, filled, monkeypatch):
     """Whether Spark asks is seen in tests/spark; here, which reader it gets when it does."""
     topic, _ = filled
-    monkeypatch.setattr(batch_reader_module, "pushdown_enabled", lambda: True)
+    monkeypatch.setattr(batch_reader_module, "is_pushdown_enabled", lambda: True)
     assert not isinstance(batch_reader(rocketmq, subscribe=topic), PrunedReader)
     reader = batch_reader(rocketmq, subscribe=topic, predicatePushdown=True, numPartitions=4)
     assert isinstance(reader, PrunedReader)
