@@ -16,7 +16,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from operator import itemgetter
+from itertools import starmap
+from operator import itemgetter, ne
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline, epoch_ms
@@ -334,6 +335,8 @@ class RecreationWatch:
         this check and the next check return the broker.
         """
         last_connections, self._connections = self._connections, connections
+        if connections == last_connections and not any(starmap(ne, connections.values())):
+            return set()
         return {
             name
             for name, (first, last) in connections.items()
@@ -349,21 +352,21 @@ class RecreationWatch:
             queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)
         }
         deadline = with_client_overhead(deadline, len(last_read_offsets))
+        newest_ms = dict.fromkeys(expired_queues(offsets, bounds), self._now_ms())
+        if not last_read_offsets:
+            return newest_ms
         offset_reader = self._get_offset_reader()
-        store_times_ms = (
-            offset_reader.store_times_ms(self._group, last_read_offsets, deadline) if last_read_offsets else {}
-        )
+        store_times_ms = offset_reader.store_times_ms(self._group, last_read_offsets, deadline)
         restarted_brokers = {
             name
             for name in {*map(broker_name_of, store_times_ms)}
             if name in self._connections and offset_reader.connection(name) != self._connections[name][1]
         }
-        newest_ms = {
+        return newest_ms | {
             queue: max(stored_ms, bounds[queue].last_update_ms)
             for queue, stored_ms in store_times_ms.items()
             if queue.broker_name not in restarted_brokers
         }
-        return newest_ms | dict.fromkeys(expired_queues(offsets, bounds), self._now_ms())
 
     def _queues_with_newer_message(
         self,
