@@ -84,7 +84,9 @@ class CheckpointQueues:
 
 
 class RetriableErrors:
-    """The retriable errors since the last poll that had no error. Each kind of error is logged once as a warning."""
+    """The retriable errors since the last poll that had no error. Each kind of error is logged as a warning once, until
+    neither two polls nor the time between them had an error.
+    """
 
     def __init__(self) -> None:
         self.retry_errors = RetryErrors()
@@ -96,9 +98,10 @@ class RetriableErrors:
         logger.log(logging.DEBUG if kind in self._logged else logging.WARNING, "the source waits: %s", error)
         self._logged.add(kind)
 
-    def clear(self) -> None:
-        if self.retry_errors.attempts:
+    def note_poll_without_error(self) -> None:
+        if self.retry_errors.attempts:  # errors that were noted outside of polls come again while the reason lasts
             self.retry_errors.clear()
+        else:
             self._logged.clear()
 
 
@@ -244,7 +247,7 @@ class BoundsReader:
         view = self._fetch_bounds(routes, deleted_topics, deadline, skip_missing=True, grace_s=grace_s)
         has_no_errors = self.retriable_errors.retry_errors.attempts == error_count_before
         if has_no_errors:
-            self.retriable_errors.clear()
+            self.retriable_errors.note_poll_without_error()
         # If a poll waited in vain for a broker, it does not show how long polls usually take.
         duration_s = self.clock.now() - polled_at_s if has_no_errors and not view.timed_out_brokers else 0.0
         return self._keep_view(view, topics, duration_s)
