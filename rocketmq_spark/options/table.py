@@ -422,7 +422,8 @@ class Options:
         0.0,
         _SOURCE,
         "how long a start waits until topics of `subscribe` or `assign` exist, or one that matches `subscribePattern`. After "
-        "that the start fails, except that a stream with `subscribePattern` starts, and waits for its first topic",
+        "that the start fails, except that a stream with `subscribePattern` starts, and waits for its first topic. While a start "
+        "waits for a topic, `numRetries` and `readDeadline` do not count",
         default_text="0",
     )
     read_from: str = _option(

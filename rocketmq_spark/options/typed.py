@@ -400,7 +400,8 @@ class SourceOptions(AdminOptions, total=False):
     """
     topic_wait: float | str
     """How long a start waits until topics of ``subscribe`` or ``assign`` exist, or one that matches ``subscribePattern``.
-    After that the start fails, except that a stream with ``subscribePattern`` starts, and waits for its first topic.
+    After that the start fails, except that a stream with ``subscribePattern`` starts, and waits for its first topic. While
+    a start waits for a topic, ``numRetries`` and ``readDeadline`` do not count.
     """
     read_from: str
     """``master``, a ``slave`` if there is one, or the replica that the broker suggests (``hint``)."""

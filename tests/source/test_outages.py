@@ -149,6 +149,34 @@ def test_a_run_to_the_end_does_not_end_where_a_slave_s_copy_does(master_gone, sc
     assert "cannot be read any more" not in caplog.text
 
 
+def test_available_now_run_logs_once_for_which_broker_it_waits(scripted, caplog):
+    """Each attempt polls the other broker without an error."""
+    with MockBroker({STATS: stats({MessageQueue("t", "broker-b", 0): (0, 10)})}) as other:
+        both = {"broker-a": {0: scripted.address}, "broker-b": {0: other.address}}
+        scripted.on(ROUTE, route(both))
+        run = Run(scripted.address, log(6), available_now=True, readDeadline="2s", routeRefresh=0, **QUICK)
+        run.latest()
+        scripted.on(ROUTE, route({"broker-a": both["broker-a"]}))
+        polls = len(scripted.seen(STATS))
+        with pytest.raises(BrokerNotFound, match="no broker answers for t/broker-b/0, which this run must read"):
+            eventually(lambda: run.latest() == "")
+        assert len(scripted.seen(STATS)) > polls + 3
+    assert caplog.text.count("no broker answers for t/broker-b/0") == 1
+
+
+def test_available_now_run_of_the_same_reader_has_ends_of_its_own(scripted):
+    """The first run ends before the last message, and brokers report the same bounds in both."""
+    run = Run(scripted.address, log(6), available_now=True, **QUICK)
+    scripted.on(STATS, stats({A: (5, 25)}))
+    polls = len(scripted.seen(STATS))
+    eventually(lambda: run.latest() != run.offset and len(scripted.seen(STATS)) > polls)
+    run.offset = run.latest()
+    assert run.positions == {A: 20}
+    assert run.latest() == run.offset
+    run.reader.prepareForTriggerAvailableNow()
+    assert positions(run.latest()) == {A: 25}
+
+
 def test_available_now_run_logs_that_it_ends_without_lost_broker(scripted, caplog):
     """Its positions stay: the next run goes on there."""
     known = '{"topics":{"t":{"broker-a":{"0":16},"broker-b":{"0":6}}},"v":1}'

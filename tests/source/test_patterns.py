@@ -150,6 +150,27 @@ def test_a_start_waits_for_a_topic_as_long_as_topic_wait(broker):
         assert begin()
 
 
+@pytest.mark.parametrize("offset", [None, '{"reads":{"clusters":["c"]},"topics":{},"v":1}'], ids=["new", "restart"])
+def test_available_now_run_reads_the_first_topic_for_which_it_waited(broker, offset):
+    """Its ends are those of the topics that exist when the wait is over."""
+    listed = [ok(json.dumps({"topicList": names}).encode()) for names in (["other"], ["other", "family-a"])]
+    expose(broker, "family-a")
+    broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, [listed[0]] * 4 + [listed[1]])
+    run = Run(broker.address, offset, available_now=True, startingOffsets="earliest", topicWait="20s", **PATTERN)
+    assert positions(run.latest()) == {A: 20}
+
+
+@pytest.mark.parametrize("offset", [None, '{"reads":{"clusters":["c"]},"topics":{},"v":1}'], ids=["new", "restart"])
+def test_available_now_run_waits_once_for_a_topic(broker, offset):
+    """It ends without one. A first start has waited already when Spark asks for the end."""
+    run = Run(broker.address, offset, available_now=True, topicWait="600ms", **PATTERN)
+    for waits in (offset is not None, False):
+        before = len(broker.seen(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        assert run.latest() == run.offset
+        looks = len(broker.seen(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)) - before
+        assert (looks > 3) == waits, looks
+
+
 def test_a_batch_of_no_topic_is_an_error(broker):
     with pytest.raises(RouteNotFound, match=r"no topic matches option 'subscribePattern' 'family-\.\*'.*'topicWait'"):
         plan(broker.address, **PATTERN)

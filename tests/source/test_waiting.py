@@ -10,7 +10,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
+from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source.bounds_reader import BoundsReader
 from rocketmq_spark.spark.source.planning import QueuesView
@@ -57,9 +57,9 @@ def fetched(reader, **limits):
     )
 
 
-def masters(reader, **limits):
+def masters(reader, options=None, **limits):
     of_start = WaitLimits(**{"deadline": LONG, "topic_deadline": Deadline(0), "max_attempts": 1, **limits})
-    return retry_until(reader, lambda: fetch_bounds_of_masters(reader, None, of_start), of_start)
+    return retry_until(reader, lambda: fetch_bounds_of_masters(reader, options, of_start), of_start)
 
 
 class TwoTries(Deadline):
@@ -77,6 +77,7 @@ def no_pauses(monkeypatch):
 
 
 LOST, GONE = ConnectionLost("refused", "a:1"), ConnectionLost("no name server answers", "n:1")
+BUSY = BrokerBusy("busy")
 ABSENT, UNREADABLE = (
     RouteNotFound("no route", broker_code=17, topic="t"),
     RouteNotFound("no read permission", topic="t"),
@@ -118,6 +119,53 @@ def test_a_new_topic_is_waited_for_until_its_own_deadline():
     assert fetched(Answers(ABSENT, ABSENT, MASTERS), topic_deadline=LONG, deadline=Deadline(0)) is MASTERS
     with pytest.raises(RouteNotFound):
         fetched(Answers(UNREADABLE, MASTERS), topic_deadline=LONG)
+
+
+def test_waits_for_a_topic_are_no_attempts_to_reach_a_server():
+    """The name server answered all the time."""
+    answers = [ABSENT, ABSENT, ABSENT, BUSY, MASTERS]
+    assert masters(Answers(*answers, have_brokers_answered=False), topic_deadline=LONG, max_attempts=2) is MASTERS
+    with pytest.raises(BrokerBusy, match=r"\[ROCKETMQ_BUSY\] busy$"):
+        masters(Answers(*answers, have_brokers_answered=False), topic_deadline=LONG, max_attempts=1)
+
+
+def test_read_deadline_begins_when_the_topic_is_there():
+    """Also for the next wait of the same call."""
+    limits = WaitLimits(Deadline(0), LONG, read_deadline_s=60.0)
+    for answers in ([ABSENT, BUSY, MASTERS], [BUSY, MASTERS]):
+        reader = Answers(*answers)
+        assert retry_until(reader, reader.fetch_complete_view, limits) is MASTERS
+    with pytest.raises(BrokerBusy, match=r"\[ROCKETMQ_BUSY\] busy$"):
+        fetched(Answers(ABSENT, BUSY), topic_deadline=LONG, read_deadline_s=0.0)
+
+
+@pytest.mark.parametrize("looks", range(4))
+def test_topic_deadline_that_expires_during_an_attempt_ends_no_stream_of_a_pattern(looks):
+    """The attempt that finds no topic then is not the last one: a stream starts without a topic."""
+
+    class Expiring(Deadline):
+        looked = 0
+
+        @property
+        def expired(self):
+            self.looked += 1
+            return self.looked > looks
+
+        def pause(self, seconds):
+            pass
+
+    pattern = SimpleNamespace(subscribe_pattern="family-.*")
+    assert masters(Answers(QueuesView()), pattern, topic_deadline=Expiring(0)) == QueuesView()
+
+
+def test_what_is_waited_for_is_logged(caplog):
+    caplog.set_level("INFO")
+    pattern = SimpleNamespace(subscribe_pattern="family-.*")
+    assert masters(Answers(QueuesView(), ABSENT, MASTERS), pattern, topic_deadline=LONG) is MASTERS
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for a topic: no topic matches option 'subscribePattern' 'family-.*'",
+        "waiting for topic t",
+    ]
 
 
 def test_first_error_is_raised_at_the_deadline():

@@ -152,7 +152,7 @@ class Stream:
         self._bounds_reader.begin_call()
         if self._initial_start is not None and (error := self._initial_start.error_of(start)) is not None:
             raise error
-        wait_limits = WaitLimits.of_batch(self._options)
+        wait_limits = WaitLimits.of_batch(self._options, has_waited_for_topics=self._initial_start is not None)
         if not self._is_validated:
             retry_until(self._bounds_reader, lambda: self._validate(start), wait_limits)
         if self._target.must_fetch_ends:
@@ -392,18 +392,22 @@ class Stream:
     def prepareForTriggerAvailableNow(self) -> None:
         """Make this run end at the current ends of the queues.
 
-        If a master does not answer, or if the queues of the run depend on the positions, the first call of ``latestOffset``
-        fetches the ends.
+        The first call of ``latestOffset`` fetches the ends instead, if a master does not answer, if the run waits for its first
+        topic, or if its queues depend on the positions.
         """
         self._target = AvailableNowTarget(TargetState.REQUESTED)
+        self._last_plan = None  # it may have ended where an earlier run had to end
         if is_by_position(self._options) or self._options.assign:  # Spark has not passed the positions yet
             return
         self._bounds_reader.begin_call()
         try:
-            self._target = AvailableNowTarget.of_view(self._bounds_reader.fetch_complete_view())
+            view = self._bounds_reader.fetch_complete_view()
         except RocketMQError as e:
             if not e.retriable:
                 raise
+            return
+        if view.topics or not self._options.topic_wait:
+            self._target = AvailableNowTarget.of_view(view)
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """Return the tasks of a batch. If the batch was logged but not committed, this may be the first call in a run."""

@@ -5,7 +5,8 @@ repeats requests.
 
 * a server or a master: up to ``readDeadline``, with new routes for each attempt. A start that has reached no server yet makes
   ``numRetries`` more attempts instead, because an address may be misspelt;
-* a topic that did not exist before: up to ``topicWait``, because its name may be misspelt.
+* a topic that did not exist before: up to ``topicWait``, because its name may be misspelt. Only when the topic exists, the time
+  and the attempts of the first case begin.
 
 A stream logs the queues for which it waits, because a waiting stream looks like an idle stream.
 """
@@ -36,7 +37,7 @@ _RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 0.2, 1.0
 _MAX_PAUSE_OF_START_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WaitLimits:
     """How long a call of Spark waits. If a call finds out where a query starts, ``max_attempts`` limits its attempts until
     servers have answered.
@@ -46,6 +47,7 @@ class WaitLimits:
     topic_deadline: Deadline
     max_attempts: int | None = None
     retry_interval_s: float = _RETRY_PAUSE_S
+    read_deadline_s: float = 0.0
 
     @classmethod
     def of_start(cls, options: Options) -> WaitLimits:
@@ -55,12 +57,22 @@ class WaitLimits:
             Deadline.after(options.topic_wait),
             1 + options.num_retries,
             options.retry_interval,
+            options.read_deadline,
         )
 
     @classmethod
-    def of_batch(cls, options: Options) -> WaitLimits:
+    def of_batch(cls, options: Options, has_waited_for_topics: bool = False) -> WaitLimits:
         """Return the limits of a call for a query that has positions."""
-        return cls(Deadline.after(options.read_deadline), Deadline.after(options.topic_wait))
+        topic_wait_s = 0.0 if has_waited_for_topics else options.topic_wait
+        return cls(
+            Deadline.after(options.read_deadline),
+            Deadline.after(topic_wait_s),
+            read_deadline_s=options.read_deadline,
+        )
+
+    def restart_deadline(self) -> None:
+        """Begin the time for servers again, because a topic that was missing used some of it."""
+        self.deadline = Deadline.after(self.read_deadline_s)
 
 
 def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: WaitLimits) -> T:
@@ -72,6 +84,8 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
     pauses_of_start = backoff(wait_limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
     pauses = backoff(_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S)
     while True:
+        # Read before the attempt, which reads it, too. If it expires in between, one more attempt follows.
+        is_topic_wait_over = wait_limits.topic_deadline.expired
         try:
             return attempt()
         except RocketMQError as e:
@@ -80,13 +94,16 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
             lacks_permission = e.topic is not None and e.broker_code is None
             if not e.retriable or (is_new_topic and lacks_permission):
                 raise
-            retry_errors.record(e, reader.clock.now())
             if is_new_topic and not reader.is_known_topic(e.topic):
-                if wait_limits.topic_deadline.expired:
+                if is_topic_wait_over:
                     raise _with_similar_topics(reader, e) from None
-                logger.info("waiting for topic %s", e.topic)
+                logger.info("waiting for %s", f"a topic: {e.message}" if e.topic is None else f"topic {e.topic}")
                 wait_limits.topic_deadline.pause(next(pauses))
-            elif wait_limits.max_attempts is not None and not reader.have_brokers_answered:
+                retry_errors.clear()
+                wait_limits.restart_deadline()
+                continue
+            retry_errors.record(e, reader.clock.now())
+            if wait_limits.max_attempts is not None and not reader.have_brokers_answered:
                 if retry_errors.attempts >= wait_limits.max_attempts:
                     raise
                 wait_limits.deadline.pause(next(pauses_of_start))
