@@ -235,7 +235,7 @@ class OffsetReader(Protocol):
     def first_kept_offsets(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, on_error: OnError
     ) -> dict[MessageQueue, int]:
-        """Return the first offset that can be pulled, for queues of compaction topics. It may be below the minimum offset."""
+        """Return the first offset that can be pulled from each queue of compaction topics, which may be below the minimum."""
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the end offset of each queue, including queues that are no longer readable."""

@@ -54,10 +54,10 @@ class MemoryItem:
 class MemoryEncoder:
     """Implements ``model.send.MessageEncoder``."""
 
-    def item(self, topic: str, body: bytes, properties: str, flag: int, born_ms: int) -> MemoryItem:
+    def encode_item(self, topic: str, body: bytes, properties: str, flag: int, born_ms: int) -> MemoryItem:
         return MemoryItem(SentMessage(body, decode_properties(properties), flag))
 
-    def batch(self, items: list[MemoryItem]) -> MemoryBatch:
+    def encode_batch(self, items: list[MemoryItem]) -> MemoryBatch:
         return MemoryBatch(item.message for item in items)
 
 

@@ -18,7 +18,7 @@ _MAX_SHOWN_CHARACTERS = 100
 
 
 def short_repr(value: object) -> str:
-    """Return the text of a value for an error. A long text, such as that of a message with its body, is cut."""
+    """Return the text of a value for an error. A long text, such as the text of a message with a body, is cut."""
     text = safe_text(value)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
 

@@ -29,7 +29,7 @@ class SerializeType(enum.IntEnum):
 
 
 class LanguageCode(enum.IntEnum):
-    """The peer's implementation language, one byte in a binary header and a name in a JSON one."""
+    """The peer's implementation language, one byte in a binary header and a name in a JSON header."""
 
     JAVA = 0
     CPP = 1
@@ -55,7 +55,7 @@ class Flag(enum.IntFlag):
 
 
 class Request(enum.IntEnum):
-    """Request codes. Those without a comment are sent by clients to servers; ``wire/rpc.py`` has their fields."""
+    """Request codes. Clients send the requests without a comment to servers. ``wire/rpc.py`` has the fields of all requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -268,7 +268,7 @@ MESSAGE_MAGIC_V1 = 0xDAA320A7
 MESSAGE_MAGIC_V2 = 0xDAA320AB
 BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to clients
 
-# The attribute of a topic, and its value, with which brokers keep only the last message of each key.
+# The attribute of compaction topics and its value. Brokers keep only the last message of each key of such a topic.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
 MESSAGE_TYPE = "message.type"  # a ``TopicType``; without it NORMAL

@@ -38,7 +38,7 @@ def _no_op() -> None:
 
 
 class _SharedState:
-    """State of all ``CheckCoalescer`` objects of a process that have the same ``shared_as``. Keys are those of half messages."""
+    """State of all ``CheckCoalescer`` objects of a process that have the same ``shared_as``. The keys identify half messages."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant, because garbage collection may close a producer
@@ -60,7 +60,8 @@ class CheckCoalescer(Generic[P, D]):
         commit: The decision that is made for one copy only. The other copies then get ``rollback``.
         rollback: The decision that drops a copy.
         unknown: The decision if the user's function raises.
-        shared_as: Objects with the same value share their state: one of them at a time calls its function for a message.
+        shared_as: Objects with the same value share their state, so that only one of them at a time calls its function for a
+            message.
     """
 
     def __init__(

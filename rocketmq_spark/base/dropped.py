@@ -34,7 +34,7 @@ class ClosedWhenDropped(Closeable):
 
     _owner: OwnerProcess
     # The object's name in the warning. None until the constructor has finished, because an incomplete object must not be closed.
-    _dropped_as: str | None = None
+    _name_when_dropped: str | None = None
 
     @property
     def _is_open(self) -> bool:
@@ -43,20 +43,20 @@ class ClosedWhenDropped(Closeable):
     def _close_when_dropped(self, name: str) -> None:
         """Close this object when it is dropped. The warning calls it ``name``."""
         _dropped_objects.start()
-        self._dropped_as = name
+        self._name_when_dropped = name
 
     def _close_dropped(self) -> None:
         capture(self._warn_not_closed)  # a filter of warnings may turn the warning into an error
         outcome = capture(self.close)
         if isinstance(outcome, Failure):
-            outcome.log(logger, "%s, which was dropped, could not be closed: %s", self._dropped_as, outcome)
+            outcome.log(logger, "%s, which was dropped, could not be closed: %s", self._name_when_dropped, outcome)
 
     def _warn_not_closed(self) -> None:
-        text = f"{self._dropped_as} was dropped without close(), and is closed now; call close(), or use a with block"
+        text = f"{self._name_when_dropped} was dropped without close(), and is closed now; call close(), or use a with block"
         warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def __del__(self) -> None:
-        if self._dropped_as is not None and self._owner.is_current and self._is_open:
+        if self._name_when_dropped is not None and self._owner.is_current and self._is_open:
             _dropped_objects.put(self)
 
 

@@ -83,9 +83,9 @@ def _replace_surrogates(value: str) -> str:
 class _Server(ThreadingHTTPServer):
     """A server with a limited number of threads.
 
-    At the limit, a new connection closes the oldest one whose request has not arrived, so that idle connections keep no client
-    out. If all requests have arrived, the new connection is closed at once. (The server of prometheus-client has neither a
-    limit nor a timeout.)
+    At the limit, a new connection closes the oldest connection whose request has not arrived, so that idle connections keep no
+    client out. If all requests have arrived, the new connection is closed at once. The server of prometheus-client has neither
+    a limit nor a timeout.
     """
 
     daemon_threads = True

@@ -96,8 +96,8 @@ def foreign_file(path: Path, root_may_own: bool = True) -> ForeignFile | None:
     Returns None otherwise, also if nothing exists there. Without ``root_may_own``, root counts as another user.
     """
     owners = {os.geteuid(), ROOT} if root_may_own else {os.geteuid()}
-    for read in (path.lstat, path.stat):
-        if (status := _status_or_none(read)) is not None and (owner := owner_uid(status)) not in owners:
+    for read_status in (path.lstat, path.stat):
+        if (status := _status_or_none(read_status)) is not None and (owner := owner_uid(status)) not in owners:
             return ForeignFile(path, owner)
     return None
 
@@ -187,10 +187,10 @@ def owner_uid(status: os.stat_result) -> int:
     return status.st_uid
 
 
-def _status_or_none(read: Callable[[], os.stat_result]) -> os.stat_result | None:
+def _status_or_none(read_status: Callable[[], os.stat_result]) -> os.stat_result | None:
     # Another process may remove the file meanwhile. A file whose status cannot be read is not used either.
     with contextlib.suppress(OSError):
-        return read()
+        return read_status()
     return None
 
 
@@ -252,7 +252,7 @@ def open_subfolder(top: Path | int, names: Iterable[str] = (), mode: int | None 
     Args:
         top: A folder, or its descriptor.
         names: The names of the subfolders.
-        mode: Missing subfolders are created with this mode; if it is None, they are an error.
+        mode: The mode of missing subfolders, which are created; None if a missing subfolder is an error.
     """
     descriptor = os.open(top, _FOLDER_FLAGS) if isinstance(top, Path) else os.dup(top)
     try:
@@ -341,7 +341,8 @@ def temporary_exposure() -> Exposure | None:
 
 
 def try_lock(file: int | IO[str]) -> bool:
-    """Lock an open file without waiting. Returns False if another process, or another opening of the file, has locked it.
+    """Lock an open file without waiting. Returns False if the file is locked through another descriptor, of this or another
+    process.
 
     The lock ends when a process unlocks the file, or when all processes that inherited the open file have closed it.
     """
@@ -394,7 +395,7 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def is_shared_folder(status: os.stat_result) -> bool:
-    """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. It must keep its mode."""
+    """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. Such a folder must keep its mode."""
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
 
@@ -505,22 +506,22 @@ def revoke_write_all(path: Path) -> None:
     files other users own or may still write. Links below ``path`` are not followed.
     """
     if path.is_dir():
-        with open_subfolder(path) as folder:
-            _revoke_write_in(folder)
+        with open_subfolder(path) as folder_descriptor:
+            _revoke_write_in(folder_descriptor)
     elif path.exists():
         revoke_write(path)
 
 
-def _revoke_write_in(folder: int) -> None:
-    _revoke_write(folder)
-    for name in os.listdir(folder):
+def _revoke_write_in(folder_descriptor: int) -> None:
+    _revoke_write(folder_descriptor)
+    for name in os.listdir(folder_descriptor):
         with contextlib.suppress(OSError):  # the entry has gone, or cannot be opened and stays as it is
-            mode = os.lstat(name, dir_fd=folder).st_mode
+            mode = os.lstat(name, dir_fd=folder_descriptor).st_mode
             if stat.S_ISDIR(mode):
-                with open_subfolder(folder, [name]) as inner:
-                    _revoke_write_in(inner)
+                with open_subfolder(folder_descriptor, [name]) as inner_descriptor:
+                    _revoke_write_in(inner_descriptor)
             elif stat.S_ISREG(mode) and mode & _WRITE_BITS:
-                descriptor = open_regular(name, folder_descriptor=folder)
+                descriptor = open_regular(name, folder_descriptor=folder_descriptor)
                 try:
                     _revoke_write(descriptor)
                 finally:
@@ -668,7 +669,7 @@ def has_own_rights() -> bool:
 
 
 def error_reader() -> int:
-    """The uid of the user who reads the errors of this process: root's also while root has the rights of another user."""
+    """The uid of the user who reads the errors of this process. It stays root's while root has the rights of another user."""
     return os.geteuid() if has_own_rights() else ROOT
 
 

@@ -6,9 +6,9 @@ closes the inherited entries, because their connections and locks belong to the 
 consumer to the process that created it.
 
 Producers and consumers close at the end of a ``with`` block, in signal handlers, and never in a forked child. A signal handler
-interrupts the main thread anywhere. If it interrupts a call of this package, the call may hold locks that the close needs, or
-that the threads which receive answers need, and the close would deadlock. So the close is deferred until the call ends
-(``signal_safe``, ``defer_close``). ``on_signals`` replaces the handlers of signals while a call waits.
+interrupts the main thread anywhere, perhaps in a call of this package. Such a call may hold locks that the close, or the threads
+which receive answers, need. The close would deadlock, so it is deferred until the call ends (``signal_safe``, ``defer_close``).
+``on_signals`` replaces the handlers of signals while a call waits.
 
 When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
 machine). The runner then fails to read the next request, and fails again when it reports the first failure.
@@ -49,7 +49,7 @@ class _Registry:
     def __init__(self, inherited: _Registry | None = None) -> None:
         self.lock = threading.RLock()
         self.entries_by_kind: dict[str, dict[Any, Any]] = {}
-        # The locks of entries. An entry has one only while threads use it.
+        # The locks of entries. An entry has a lock only while threads use it.
         self.entry_locks: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
         self.inherited = inherited
 
@@ -66,7 +66,7 @@ os.register_at_fork(after_in_child=_reset_in_child)
 
 
 def registry_lock() -> AbstractContextManager[bool]:
-    """The lock of the registry. Each process has a new one, because a fork may inherit a held lock.
+    """The lock of the registry. Each process has a new lock, because a fork may inherit a held lock.
 
     All threads need this lock, so its block must not wait: no server, no file, no ``entry_lock`` and no ``get_or_create``.
     """

@@ -43,7 +43,7 @@ class RetryErrors:
         self.first, self.last, self.since, self.attempts = None, None, 0.0, 0
 
     def final_error(self, error: RocketMQError, now: float) -> RocketMQError:
-        """Return the error to raise for ``error``: the first one, with the number and duration of attempts and the last error.
+        """Return the error to raise for ``error``: the first error, with the number and duration of attempts and the last error.
 
         A single error, or a permanent one, is returned as it is.
         """

@@ -23,7 +23,7 @@ _AWAITED = {signal.SIGCHLD, signal.SIGINT, *_FORWARDED}
 def detach() -> None:
     """Give up the controlling terminal of this process, if it has one. Raises ``OSError`` if that fails.
 
-    If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them: see
+    If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them. See
     ``continue_in_child``.
     """
     if (terminal := _open()) is None:
@@ -52,7 +52,9 @@ def continue_in_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         return
     try:
-        with on_signals(lambda: None, signal.SIGCHLD):  # macOS drops signals that nothing handles, also blocked ones
+        with on_signals(
+            lambda: None, signal.SIGCHLD
+        ):  # macOS drops signals without a handler, also if they are blocked
             exit_code = _exit_code_of_child(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)

@@ -53,13 +53,13 @@ class Failure:
         capture(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
-# For how long failures of a kind are logged without a traceback, after one was logged with its traceback.
+# After a failure was logged with its traceback, further failures of its kind are logged without a traceback for this time.
 _TRACEBACK_PAUSE_S = 60.0
 _MAX_KINDS = 100
 
 
 class TracebackLimit:
-    """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code that raises it."""
+    """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -177,7 +177,7 @@ class Latch:
         return not self._lock.locked()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the flag is set, for at most ``seconds``. Returns whether it is set.
+        """Wait until the flag is set, for at most ``seconds``. Returns whether the flag is set.
 
         Without ``seconds`` the thread wakes periodically to check the flag: if two signals arrive at once, another thread may
         receive both and wake no waiting thread.
@@ -349,8 +349,8 @@ class Timer:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        self._pending_calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._call_numbers = itertools.count()
         self._lock = threading.Lock()
         self._wakeups: SimpleQueue[None] = SimpleQueue()  # a threading.Condition takes several times as long
         self._thread: threading.Thread | None = None
@@ -396,10 +396,10 @@ class Timer:
             # The thread is started and woken before the call is added. So if the thread cannot start, or Ctrl-C comes, the caller
             # gets the exception. The woken thread waits for the lock. Without this wakeup, later calls would not wake it either.
             self._start()
-            entry = (time.monotonic() + seconds, next(self._numbers), call)
-            if not self._due or entry < self._due[0]:
+            entry = (time.monotonic() + seconds, next(self._call_numbers), call)
+            if not self._pending_calls or entry < self._pending_calls[0]:
                 self._wakeups.put(None)
-            heapq.heappush(self._due, entry)
+            heapq.heappush(self._pending_calls, entry)
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Call ``call`` once and soon, on the timer's thread; on this thread if the system allows no more threads."""
@@ -437,7 +437,7 @@ class Timer:
         """Discard pending calls and end the thread; wait up to ``wait_s`` for a running call."""
         with self._lock:
             self._closed = True
-            self._due.clear()
+            self._pending_calls.clear()
             thread = self._thread
         self._wakeups.put(None)
         if thread is not None and thread is not threading.current_thread():
@@ -457,8 +457,8 @@ class Timer:
             with self._lock:
                 if self._closed:
                     return None
-                wait_s = self._due[0][0] - time.monotonic() if self._due else None
+                wait_s = self._pending_calls[0][0] - time.monotonic() if self._pending_calls else None
                 if wait_s is not None and wait_s <= 0:
-                    return heapq.heappop(self._due)[2]
+                    return heapq.heappop(self._pending_calls)[2]
             with contextlib.suppress(Empty):  # a lock accepts no wait of centuries
                 self._wakeups.get(timeout=None if wait_s is None else min(wait_s, threading.TIMEOUT_MAX))

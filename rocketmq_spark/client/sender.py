@@ -59,10 +59,10 @@ _DELAY_PROPERTIES = tuple(
 class ItemEncoder:
     """Implements ``model.send.MessageEncoder``: a batch is the encoded messages, one after the other."""
 
-    def item(self, topic: str, body: Bytes, properties: str, flag: int, born_ms: int) -> bytes:
+    def encode_item(self, topic: str, body: Bytes, properties: str, flag: int, born_ms: int) -> bytes:
         return encode_item(body, properties, flag)
 
-    def batch(self, items: Iterable[bytes]) -> bytes:
+    def encode_batch(self, items: Iterable[bytes]) -> bytes:
         return b"".join(items)
 
 

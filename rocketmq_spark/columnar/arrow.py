@@ -152,7 +152,7 @@ def repeated(value: str, count: int) -> pa.Array:
 
 
 class _Tiles:
-    """Cache of repeated texts, because the batches of one query repeat the same few."""
+    """Cache of repeated texts, because the batches of one query repeat a few texts."""
 
     def __init__(self, max_entries: int = 64) -> None:
         self._arrays: dict[tuple[str, ...], pa.Array] = {}

@@ -151,7 +151,7 @@ _MAX_CONNECT_MS = 20_000
 _leaked_channels: list[grpc.Channel] = []
 
 _MAX_TIMEOUT_S = 365 * 86_400.0
-# Ids of processes that have opened a channel: this process, and those from which it was forked.
+# Ids of processes that have opened a channel: this process, and the processes from which it was forked.
 _grpc_processes: set[int] = set()
 
 Headers = Callable[[], list[tuple[str, str]]]
@@ -195,7 +195,7 @@ class ProxyChannel:
         self._used_credentials: grpc.ChannelCredentials | None = None  # the credentials of ``_channel``
         # Whether the channel is dropped when its connection ends, because the TLS files cannot be read any more.
         self._ends_with_connection = False
-        # Streams and asynchronous calls, which ``close`` cancels. Those of replaced channels are included.
+        # Streams and asynchronous calls, also of replaced channels. ``close`` cancels them.
         self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False  # whether the system had no thread for the last call
         self._last_used = time.monotonic()
@@ -373,7 +373,7 @@ class ProxyChannel:
         If the files could not be read for too long, the channel is dropped when its connection ends. Returns the credentials for
         a new channel, or the error of the files.
 
-        Reading a pipe or a disk that hangs may take forever. Then calls of this channel wait, and ``close`` does not.
+        Reading a pipe or a disk that hangs may take forever. Calls of this channel then wait, but ``close`` does not.
         """
         if self._tls_files is None:
             return None
@@ -422,7 +422,7 @@ def _do_nothing() -> None:
 
 
 def _timeout_s(deadline: Deadline) -> float:
-    """Return the remaining time, at most a year, because gRPC treats a deadline in some centuries as expired."""
+    """Return the remaining time, at most a year, because gRPC treats a deadline that is centuries away as expired."""
     return min(deadline.remaining(), _MAX_TIMEOUT_S)
 
 

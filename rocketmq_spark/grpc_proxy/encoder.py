@@ -4,7 +4,7 @@ The Proxy rejects RocketMQ's own property names among the user's properties.
 
 A request contains messages of one topic: either several normal messages, or one message of another type. The Proxy rejects a
 delayed message in a request with others. A message of a message group is sent alone, because the Proxy chooses any queue for a
-request with several messages, even if all are of one group, so their order would be lost. A message with a priority is sent
+request with several messages, even if all messages are of one group. Their order would be lost. A message with a priority is sent
 alone, because the priority determines the queue.
 """
 
@@ -163,15 +163,15 @@ class ProxyEncoder:
             self._last_encoder = topic, born_ms, encoder
         return encoder
 
-    def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> ProxyItem:
+    def encode_item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> ProxyItem:
         (message,) = self._messages_of(SendRequest("", body, properties, flag=flag))
         return self.encoder_of(topic, born_ms)(message)
 
-    def batch(self, items: Iterable[ProxyItem]) -> ProxyBatch:
+    def encode_batch(self, items: Iterable[ProxyItem]) -> ProxyBatch:
         return ProxyBatch.from_items(items)
 
     def batch_of(self, topic: str, request: SendRequest) -> ProxyBatch:
-        """Return the requests of a send. Its body is either a batch of this encoder, or bytes that are encoded here."""
+        """Return the requests of a send. The body of the send is a batch of this encoder, or bytes that are encoded here."""
         if isinstance(request.body, ProxyBatch):
             return request.body
         return ProxyBatch.from_items(map(self.encoder_of(topic, request.born_timestamp_ms), self._messages_of(request)))

@@ -99,10 +99,10 @@ def group_policy(settings: Any) -> GroupPolicy:
 
 
 HEARTBEAT_S = 10.0
-# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number times the
-# requested messages, but at least the first number.
+# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number for each
+# requested message, but at least the first number.
 _MIN_ANSWER_BYTES, _ANSWER_BYTES_PER_MESSAGE = 64 << 20, 4 << 20
-# If one endpoint has accepted the settings, the others are waited for only this long.
+# If one endpoint has accepted the settings, a member waits only this long for the other endpoints.
 _OTHER_ENDPOINTS_S = 1.0
 # Maximum age of the cached brokers of a topic.
 _ASSIGNMENT_AGE_S = 30.0
@@ -129,7 +129,7 @@ class ProxyMember:
         self._policy = group_policy(proto("Settings")())
         self._closed = False
         self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered: the last settings of each endpoint
-        # The queues of each topic, one for each of its brokers, until a deadline.
+        # The queues of each topic, one queue for each broker of the topic, and when they expire.
         self._assignments: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
@@ -163,7 +163,7 @@ class ProxyMember:
             permanent_errors = [error for error in failures if not error.retriable]
             if previous_filters and not filters.items() <= previous_filters.items() and permanent_errors:
                 with self._lock:
-                    # A Proxy rejects all topics because of one. So remove the new topics; otherwise new streams fail, too.
+                    # A Proxy rejects all topics because of one topic. So remove the new topics; otherwise new streams fail, too.
                     self._filters = previous_filters
                 for stream in streams:
                     stream.send_settings()
@@ -298,7 +298,7 @@ class ProxyMember:
             stream.resend_settings()
 
     def _send_to_all(self, rpc: tables.Rpc, request: Any, deadline: Deadline) -> None:
-        """Send a request to all endpoints in parallel, so that one that hangs does not delay the others. Logs failures."""
+        """Send a request to all endpoints in parallel, so that an endpoint that hangs delays no other endpoint. Logs failures."""
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:

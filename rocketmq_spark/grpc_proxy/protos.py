@@ -269,7 +269,7 @@ def _error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketM
             return NotSupported(
                 "the Proxy does not implement this over gRPC", addr, remark=details, remedy=REMOTING_REMEDY
             )
-        # First, because gRPC checks the name after the chain of certificates.
+        # This case is the first, because gRPC checks the name after the chain of certificates.
         case "UNAVAILABLE" if any(part in details for part in _NAME_MISMATCH):
             return CertificateRefused(
                 "the certificate of the Proxy has another name",

@@ -59,7 +59,7 @@ class ProxyConnectOptions(NamedTuple):
 
 
 class Proxy:
-    """A client of a Proxy. All producers of a process with the same connection options share one; each consumer has its own."""
+    """A client of a Proxy. Producers of a process with the same connection options share a client; each consumer has its own."""
 
     def __init__(self, connect_options: ProxyConnectOptions) -> None:
         self.connect_options = connect_options
@@ -195,7 +195,7 @@ class TelemetryStream:
         self._channel = channel
         self._settings = settings
         self._on_settings = on_settings
-        # ``with`` on the lock itself, not on the condition: then Ctrl-C cannot leave the lock locked.
+        # ``with`` blocks take the lock itself, not the condition, so that Ctrl-C cannot leave the lock locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._settings_version = 0  # incremented when the settings change
@@ -268,7 +268,7 @@ class TelemetryStream:
             call.cancel()
 
     def _enqueue_settings(self) -> None:
-        # This line comes first: if it raises, no answer is expected.
+        # This line comes first. So if it raises, no answer is expected.
         command = proto("TelemetryCommand")(settings=self._settings())
         self._unanswered.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)
@@ -283,7 +283,7 @@ class TelemetryStream:
                 if self._error is None:  # the Proxy has accepted settings since the last error
                     pauses = backoff(0.1, 5.0)
                 version = self._unanswered[0][0] if self._unanswered else self._settings_version
-                if version == self._settings_version or error.retriable:  # ignore a rejection of old settings
+                if version == self._settings_version or error.retriable:  # otherwise it is a rejection of old settings
                     self._error = error
                 self._changed.notify_all()
                 self._pause(version, next(pauses))

@@ -37,7 +37,8 @@ UNKNOWN_QUEUE_ID = -1
 ROUTE_AGE_S = 30.0
 # Maximum number of chains of one batch in flight. A batch has many chains if its messages are of many groups.
 _MAX_PARALLEL_CHAINS = 32
-# Maximum number of topics whose routes ``has_master`` requests. It is small, because every failed send calls ``has_master``.
+# Maximum number of topics whose routes ``has_master`` requests. The number is small, because every failed send calls
+# ``has_master``.
 _MAX_PROBED_TOPICS = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 
@@ -221,7 +222,7 @@ def _send_blocking(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest,
 
 
 class _ParallelSend:
-    """One send of several requests, in chains that are sent in parallel. Guarded by its lock.
+    """One send of several requests, in chains that are sent in parallel. ``_lock`` guards its state.
 
     The outcome is a result for all messages, or an error with the results of the stored messages. A rejected message stops only
     its own chain. Any other failure stops all chains, and takes precedence as the outcome.

@@ -52,7 +52,7 @@ class ProxyTransactions:
         self._lock = threading.Lock()
         # Held while the announced topics change and, if one topic is announced alone, while the Proxy's answer is awaited.
         self._announce_lock = threading.Lock()
-        # By registration: the producer group, the function that decides, and the open checks of the group.
+        # By registration: the producer group, the function that decides, and the coalescer of the group's checks.
         self._checks: dict[object, tuple[str, HalfCheck, _Coalescer]] = {}
         self._topics: _GroupsByTopic = {}
         self._accepted_topics: set[str] = set()  # topics that the Proxy has accepted
@@ -94,8 +94,8 @@ class ProxyTransactions:
     def announce(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
         """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
-        A Proxy rejects all topics because of one, and does not report which. So if it rejects this topic together with the
-        others, this topic is announced alone.
+        A Proxy rejects all topics because of one topic, and does not report which one. So if it rejects this topic together with
+        the other topics, this topic is announced alone.
         """
         deadline = deadline.within(self._proxy.connect_options.request_timeout_s)
         try:
@@ -120,14 +120,16 @@ class ProxyTransactions:
             error = stream.wait(deadline)
             if error is not None:
                 return error
-            # In one step, because a thread that announces its topic alone drops the topics that are not accepted yet.
+            # The lock is held for both steps, because a thread that announces its topic alone drops topics that are not accepted.
             with self._lock:
                 if topic in self._topics:
                     self._accepted_topics.add(topic)
                     return None
 
     def _announce_alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        """Announce a topic alone. Other threads must not announce topics meanwhile, because the answer would also cover these."""
+        """Announce a topic alone. No other thread may announce topics meanwhile, because the answer would also be about its
+        topics.
+        """
         if not self._announce_lock.acquire(timeout=deadline.remaining()):
             return CallTimeout("the Proxy has not answered about another topic in time", address)
 
@@ -135,7 +137,7 @@ class ProxyTransactions:
             return self._announce(group, change)[address].wait(deadline)
 
         try:
-            # Try with the others once more, because another thread may have removed the rejected topic.
+            # Try with the other topics once more, because another thread may have removed the rejected topic.
             error = announce(lambda topics: _with_topic(topics, topic, group))
             if error is None:
                 self._accepted_topics.add(topic)
@@ -149,7 +151,7 @@ class ProxyTransactions:
                 self._announce(group, lambda topics: other_topics)
                 return error
             self._accepted_topics.add(topic)
-            # Announce the accepted topics again. The threads of the other topics announce these again themselves.
+            # Announce the accepted topics again. The topics that are not accepted yet are announced again by their own threads.
             accepted_topics = {name: groups for name, groups in other_topics.items() if name in self._accepted_topics}
             error = announce(lambda topics: {**accepted_topics, **this_topic}) if accepted_topics else None
             if error is not None and not error.retriable:

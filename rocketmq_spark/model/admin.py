@@ -313,7 +313,7 @@ class QueueLag(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Totals of all queues: unread and lost messages, the age of the oldest unread one, and queues whose lag is unknown.
+    """Totals of all queues: unread and lost messages, the age of the oldest unread message, and queues whose lag is unknown.
 
     The first three are None if no queue's lag is known.
     """

@@ -228,7 +228,8 @@ PopTarget = tuple[str, int]  # where messages are popped: a topic, and the index
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
     """Settings of a consumer group that a Proxy reports: the number of attempts before a message becomes a dead letter, whether
-    messages keep their order, and the pauses in seconds before each redelivery; the last pause applies to all further ones.
+    messages keep their order, and the pauses in seconds before each redelivery; the last pause applies to all further
+    redeliveries.
     """
 
     max_attempts: int

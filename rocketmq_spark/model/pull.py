@@ -233,11 +233,11 @@ class PullRequest:
 
     Args:
         filter: Which messages to return; brokers compare hashes of tags, so tags are compared again in the answer.
-        post_filter: Send the filter with the pull; otherwise the broker uses the one of the last heartbeat.
-        version_ms: When the subscription was made; a broker that has a newer one rejects the pull.
-        suspend_s: How long a broker holds the request while there are no new messages; 0: it answers at once.
+        post_filter: Send the filter with the pull; otherwise the broker uses the filter of the last heartbeat.
+        version_ms: When the subscription was made; a broker that has a newer subscription rejects the pull.
+        suspend_s: How long a broker holds the request while there are no new messages; with 0, it answers at once.
         commit_offset: The group's offset of the queue, which the master stores with the request; None to store none.
-        broker_id: The replica to send to: the one that the last answer suggested, 0 for the master.
+        broker_id: The replica to send to, as the last answer suggested it; 0 for the master.
         max_bytes: The largest answer in bytes, which brokers before 5.0 ignore; None for no limit.
         decoded: False leaves messages as they are stored, to be decoded later.
     """

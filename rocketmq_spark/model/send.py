@@ -156,7 +156,7 @@ class HalfPlace(NamedTuple):
 
 
 # RocketMQ's own properties that belong to the content of a message, and those that a broker adds to a half message. The digest
-# covers all further ones, too, because with them the broker would, for instance, deliver the message at another time.
+# covers all further properties, too, because some of them would, for instance, change the delivery time.
 _CONTENT_PROPERTIES = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
 _ADDED_BY_BROKERS = frozenset({
     Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
@@ -211,25 +211,26 @@ class SentMessage(NamedTuple):
 
 
 class Batch(Protocol):
-    """The encoded messages of one send, opaque to all but the ``MessageEncoder`` that made them."""
+    """The encoded messages of one send. Only the ``MessageEncoder`` that made them can read them."""
 
     def __len__(self) -> int:
         """Return their bytes on the wire."""
 
     def messages(self) -> Sequence[SentMessage]:
-        """Decode the messages, for spools and traces; sending does not need this."""
+        """Decode the messages, for spools and traces. A send does not call this method."""
 
 
 class MessageEncoder(Protocol):
     """Encodes single messages into the batches of a transport. Pure. ``session.row_encoder`` does this for columns."""
 
-    def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
-        """Return a message as a part of batches; its length is what it adds to a batch. ``properties`` is the encoded string.
+    def encode_item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
+        """Return a message as a part of batches. The length of the part is what the message adds to a batch. ``properties`` is
+        the encoded string.
 
         Raises ``MessageRefused`` if the transport cannot encode the message.
         """
 
-    def batch(self, items: Iterable[Any]) -> bytes | Batch:
+    def encode_batch(self, items: Iterable[Any]) -> bytes | Batch:
         """Return the body of a batch of these items."""
 
 

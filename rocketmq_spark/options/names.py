@@ -166,7 +166,9 @@ _CLIENT_OPTIONS_BY_SENTENCE = {
         "maxrateperpartition sparkstreamingkafkamaxrateperpartition"
     ),
 }
-CLIENT_OPTIONS = {name: here for here, clients in _CLIENT_OPTIONS_BY_SENTENCE.items() for name in clients.split()}
+CLIENT_OPTIONS = {
+    name: sentence for sentence, clients in _CLIENT_OPTIONS_BY_SENTENCE.items() for name in clients.split()
+}
 
 # Columns of Kafka's source, with the columns of this source that replace them.
 KAFKA_SOURCE_COLUMNS = {

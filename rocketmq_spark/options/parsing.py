@@ -252,7 +252,7 @@ def instance_of(servers: Sequence[str]) -> str | None:
     return match[1] if match is not None and "_" in match[2][1:-1] else None
 
 
-# The value of option 'addressMap' that replaces each advertised address by that of the name server which reported it.
+# The value of option 'addressMap' that replaces each advertised address by the address of the name server that reported it.
 AT_NAME_SERVER = "nameServer"
 
 

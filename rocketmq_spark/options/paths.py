@@ -1,4 +1,4 @@
-"""The folder that confines paths in options, for processes whose options come from others.
+"""The folder that confines paths in options, for processes that get options from other people.
 
 A service that runs other people's queries opens files with its own rights. The variable ``ROCKETMQ_SPARK_PATHS`` names the folder
 in which the files and folders of options must be. Other users may change what is in this folder while a path is checked. So files

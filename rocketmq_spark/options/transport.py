@@ -82,7 +82,7 @@ FEATURES = {
     ),
 }
 
-# Options that require another option, by field. Without the other option, the client would send plain text or no name.
+# Options that require another option, by field. Without the other option, the first option has no effect.
 REQUIRED_OPTIONS = {
     "tls_ca_file": ("tlsCaFile", "tls", "tls"),
     "tls_cert_file": ("tlsCertFile", "tls", "tls"),

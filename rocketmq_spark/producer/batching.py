@@ -76,7 +76,7 @@ def plain_template(
         check_topic(topic, scope)
         text = encode_properties({Property.TAGS: tag or None, Property.WAIT: "true" if waits_for_store else "false"})
         all_properties = encode_properties({Property.UNIQ_KEY: _SAMPLE_ID}) + text
-        size = len(encoder.item(topic, b"", all_properties, 0, 0))
+        size = len(encoder.encode_item(topic, b"", all_properties, 0, 0))
     except MessageRefused:
         return None
     free_bytes = codes.SINGLE_MAX_PROPERTIES_BYTES - len(all_properties.encode())
@@ -125,7 +125,7 @@ def encode_batch_messages(
     """Create the ids of the plain messages of a batch and encode them. Called when the batch is sent."""
     if not batch.has_plain:
         return
-    topic, encode_item = batch.key.topic, encoder.item
+    topic, encode_item = batch.key.topic, encoder.encode_item
     items: list[Sized] = []
     for entry, msg_id in zip(batch.entries, create_ids(len(batch.entries)), strict=True):
         if isinstance(entry, BatchEntry):

@@ -285,7 +285,7 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
 def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Sized:
     """The message as an item of a batch, with all its properties, because the broker adds none."""
     message = prepared.message
-    return encoder.item(message.topic, message.body, prepared.properties, message.flag, now_ms)
+    return encoder.encode_item(message.topic, message.body, prepared.properties, message.flag, now_ms)
 
 
 def explicit_batch(
@@ -320,7 +320,7 @@ def explicit_batch(
             raise MessageRefused(
                 f"Message {len(items)} of a batch: {e.message}", topic=e.topic, remedy=e.remedy
             ) from e.__cause__
-    body = encoder.batch(items)
+    body = encoder.encode_batch(items)
     if len(body) > settings.max_message_size:
         raise MessageRefused(
             f"the encoded batch has {len(body)} bytes, more than the {settings.max_message_size} allowed",
@@ -373,7 +373,7 @@ def accumulated_batch(
     """The request of a batch of the accumulator. With ``batch_id``, for a topic that stores a batch as one message, the batch has
     an id, tag and keys of its own. Otherwise it has none, for the reason that ``explicit_batch`` names.
     """
-    properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.batch(batch.items())
+    properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.encode_batch(batch.items())
     if batch_id is None:
         return batch_request(body, properties, settings, now_ms)
     properties[Property.UNIQ_KEY] = batch_id

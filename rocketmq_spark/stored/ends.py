@@ -1,7 +1,8 @@
 """The ends of queues, noted before anything is sent, and the ids of the messages that were stored after them.
 
-If a queue ends before its noted end, its broker lost messages, and nothing is inferred: messages stored since may have taken the
-offsets of the lost ones. Only the ids of messages are decoded, and only ids with the prefix of the writer (``scope``) are kept.
+If a queue ends before its noted end, its broker lost messages, and nothing is inferred, because messages stored later may have
+taken the offsets of the lost messages. Only the ids of messages are decoded, and only ids with the prefix of the writer
+(``scope``) are kept.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 class QueueEnds:
     """The end of each queue, and the address of each broker's master.
 
-    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. It distinguishes a queue from
-    one of the same name after its topic was deleted and created again. Queues with an unknown time are not in ``stored_ms``.
+    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. This time distinguishes a
+    queue from the queue of the same name after its topic was deleted and created again. Queues with an unknown time are not in
+    ``stored_ms``.
     """
 
     queues: Mapping[MessageQueue, int]
@@ -354,7 +356,7 @@ class BatchHashes(ScopedHashes):
             self._ranges_by_task = dict.fromkeys(self._ranges_by_task, self._shared_ranges)
 
     def hashes_by_partition(self) -> dict[int, bytes] | None:
-        """The hashes by the number of the task; None if there are more than ``limit``."""
+        """The hashes by partition (the number of the task); None if there are more than ``limit`` hashes."""
         if self.count > self._limit:
             return None
         rows = self.rows()

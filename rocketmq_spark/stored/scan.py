@@ -54,7 +54,9 @@ class ScanTools:
 
 
 class StoredIdScan:
-    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted`` (or ``since``)."""
+    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted``, by default
+    ``since``.
+    """
 
     def __init__(self, tools: ScanTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
@@ -194,7 +196,7 @@ class StoredIdScan:
         return settled_s >= 0 and state.head_wait_ms <= 1000 * settled_s
 
     def _retry(self, attempt: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
-        """Repeat ``attempt`` until it returns a value. After the timeout, raise its last error."""
+        """Repeat ``attempt`` until it returns a value. After the timeout, raise the last error of ``attempt``."""
         end_s, first_error = self._clock.now() + self._tools.timeout_s, None
         for pause in self._clock.pauses():
             error: RocketMQError | None = None
@@ -260,7 +262,7 @@ class NotedStoredIds:
         return found_ids
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        """Ends of queues that were noted before the sends began. They show whether a topic was created again since."""
+        """Ends of queues that were noted before the sends began. These ends show whether a topic was created again."""
         return [self._ends.of_queues(queues)]
 
     def stop(self) -> None:
@@ -343,9 +345,15 @@ class LiveStoredIds(NotedStoredIds):
         return note
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        known = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
-        both = [noted for each in known if each is not None for noted in (each, each.previous) if noted is not None]
-        return [noted.ends.of_queues(queues) for noted in both if noted.master == master]
+        newest_notes = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
+        notes = [
+            note
+            for newest in newest_notes
+            if newest is not None
+            for note in (newest, newest.previous)
+            if note is not None
+        ]
+        return [note.ends.of_queues(queues) for note in notes if note.master == master]
 
     def _request_topic_ends(self, queue: MessageQueue) -> QueueEnds:
         deadline = Deadline.after(self._tools.request_timeout_s)
@@ -376,4 +384,7 @@ class LiveStoredIds(NotedStoredIds):
                 raise
             logger.info("could not refresh the route of %s: %s", queue.topic, e)
             return {queue} if note is None else {queue, *note.ends.queues}
-        return {queue, *(each for each in route.readable_queues() if each.broker_name == queue.broker_name)}
+        return {
+            queue,
+            *(other_queue for other_queue in route.readable_queues() if other_queue.broker_name == queue.broker_name),
+        }

@@ -123,10 +123,10 @@ MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
 def route(topic: str, body: Bytes) -> TopicRoute:
-    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them.
+    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match; the methods of the route intersect them.
 
-    ``acting`` means that a slave may be acting as master. It can also be set for a topic without write permission, because
-    both answers look the same.
+    ``acting`` means that a slave may be acting as master. ``acting`` is also true for a topic without write permission, because
+    the answer looks the same.
     """
     with _protocol_errors("route"):
         data = read_json(body)
@@ -270,8 +270,8 @@ def owned_queues(body: Bytes) -> list[MessageQueue]:
 def consumer_ids(body: Bytes) -> list[str]:
     """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them.
 
-    Servers list connections. A client that has reconnected is listed twice until its old connection expires, at another Proxy
-    for up to two minutes. If it counted as two members, no member would read the queues of the second one.
+    Servers list connections. A client that has reconnected is listed twice until its old connection expires, which may take two
+    minutes at another Proxy. If such a client counted as two members, no member would read the queues of the second member.
     """
     return sorted(set(_names(body, "consumerIdList", _MAX_TEXT)))
 
@@ -496,7 +496,7 @@ def config_number(config: Mapping[str, str], name: str) -> int | None:
 
 
 def write_config(values: Mapping[str, str]) -> bytes:
-    """Body of UPDATE_BROKER_CONFIG. The broker parses it as a Java properties file, so values are escaped for that."""
+    """Body of UPDATE_BROKER_CONFIG. Values are escaped, because the broker parses the body as a Java properties file."""
     lines = []
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or "\n" in value or "\r" in value:
@@ -556,7 +556,7 @@ def running_info(info: RunningInfo, membership: GroupMembership) -> bytes:
 
 
 def _queue_info(info: QueueInfo) -> dict[str, Any]:
-    """Figures of a queue. Java requires every number, so unknown ones are 0."""
+    """Figures of a queue. Java requires every number, so unknown numbers are 0."""
     return {
         "cachedMsgCount": info.cached_count,
         "cachedMsgMaxOffset": info.cached_max_offset or 0,

@@ -102,7 +102,7 @@ def unpack(data: bytes) -> DecodedEnvelope:
 
 
 class DelayHandle(NamedTuple):
-    """Identifies a delayed message for ``recall``. The cancellation goes to the queue of the envelope, and arrives after it."""
+    """Identifies a delayed message for ``recall``. The cancellation follows the envelope in the same queue."""
 
     topic: str
     broker_name: str

@@ -1,15 +1,16 @@
 """Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
 
-``FrameSplitter`` cuts the byte stream of a connection into frames. It reads only their length fields. After an error it cannot
-find the next frame: every further call raises again, and the caller must close the connection.
+``FrameSplitter`` cuts the byte stream of a connection into frames, and reads only their length fields. After an error, it cannot
+find the next frame. So every further call raises again, and the caller must close the connection.
 
 A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says how its own header is encoded,
 JSON or binary, and nothing is negotiated, so both decoders are needed. This module does not know what a code or field means.
 Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
 
-``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all
-fields and the body, but neither the code nor the request number: it authenticates the client, but a captured request can be
-replayed. Sign last, when every field has its final text. Algorithm: ``AclClientRPCHook``, the same for ACL 1.0 and 2.0.
+``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all fields
+and the body, but neither the code nor the request number. So it authenticates the client, but does not prevent the replay of a
+captured request. Sign last, when every field has its final text. The algorithm is that of ``AclClientRPCHook`` for ACL 1.0 and
+2.0.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class FrameSplitter:
         return int.from_bytes(self._buffer[:_LENGTH_BYTES], "big") if len(self._buffer) >= _LENGTH_BYTES else 0
 
     def skip(self) -> None:
-        """Discard the incomplete frame: the bytes that have arrived, and the bytes that will."""
+        """Discard the incomplete frame: the bytes that have arrived, and the bytes that are still to come."""
         self._bytes_to_skip = _LENGTH_BYTES + self.incomplete_bytes - len(self._buffer)
         self._buffer.clear()
 
@@ -132,9 +133,9 @@ class Peer(enum.Enum):
 
 @dataclass(slots=True)
 class Command:
-    """A request or response. The conversation sets ``opaque``; the caller sets everything else.
+    """A request or response. The connection sets ``opaque``; the caller sets everything else.
 
-    ``received_s`` is the monotonic time at which an answer arrived. It is set only for requests to several servers at once.
+    ``received_s`` is the monotonic time at which an answer arrived; it is set only for requests to several servers at once.
     ``peer`` is the kind of server that sent an answer. A Proxy does not forward every request that it answers with success.
     """
 
@@ -215,7 +216,7 @@ def decode(frame: Bytes) -> Command:
 
 
 def _encode_json(command: Command) -> bytes:
-    # Joined here, because the general encoder takes three times as long, which matters for a million pulls.
+    # The text is joined here, because the general encoder takes three times as long, which matters for a million pulls.
     ext = ",".join([f"{_quote(name)}:{_quote(value)}" for name, value in command.ext.items()])
     ext = f'"extFields":{{{ext}}},' if ext else ""
     remark = f'"remark":{_quote(command.remark)},' if command.remark is not None else ""
@@ -323,7 +324,7 @@ def sign(command: Command, access_key: str, secret_key: str, security_token: str
 
 
 def signed_fields(ext: dict[str, str]) -> bytes:
-    """The values that a signature covers, in Java's order of their names: by UTF-16 code units."""
+    """The values that a signature covers, in Java's order of their names, which compares UTF-16 code units."""
     # Python's order differs from Java's only beyond the basic plane, and only names of a user's own fields are not ASCII.
     is_ascii = all(map(str.isascii, ext))
     names = sorted(ext) if is_ascii else sorted(ext, key=lambda name: name.encode("utf-16-be", "surrogatepass"))

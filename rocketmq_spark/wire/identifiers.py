@@ -81,12 +81,12 @@ class UniqKey:
         return cls(data[: -_UNIQ_KEY_TAIL.size], *_UNIQ_KEY_TAIL.unpack(data[-_UNIQ_KEY_TAIL.size :]))
 
 
-# Process id, the text that ids begin with, the random start to which the counter's overflow is added, the counter.
+# The process id, the text that ids begin with, the random number to which the counter's overflow is added, and the counter.
 _IdSource = tuple[int, str, int, "itertools.count[int]"]
 
 
 class UniqKeys:
-    """Makes ids that are unique across processes and moments. One instance serves a process and its forks.
+    """Makes ids that are unique across processes and times. One instance serves a process and its forks.
 
     Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here the counter's
     overflow goes into the four bytes that Java fills with a class loader's hash, on top of a random start.

@@ -25,8 +25,8 @@ _MAX_FAILED_ATTEMPTS = 1000
 _MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
 # The same limits for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of which are parsed here.
 _MAX_TABLE_VALUES, _MAX_TABLE_PARSED_VALUES = 2_500_000, 1_250_000
-# The maximum number of characters that the strict parser reads in failed attempts: this many times the length of the text, and
-# this many more.
+# The maximum number of characters that the strict parser reads in failed attempts is the first number times the length of the
+# text, plus the second number.
 _FAILED_PASSES, _FAILED_CHARACTERS = 3, 1 << 20
 _LINE_COUNT_SPEEDUP = 16  # counting lines for an error is this many times faster than parsing
 
@@ -59,8 +59,8 @@ def read_json(body: Bytes, table: bool = False) -> Any:
 
 
 def _check_values(text: str, max_values: int) -> None:
-    """Raise ``ValueError`` above ``max_values`` values. Each value but the first follows a bracket or a comma, which are counted.
-    Brackets and commas in texts count, too: no server sends so many.
+    """Raise ``ValueError`` above ``max_values`` values. Counts brackets and commas, because each value but the first follows one.
+    Brackets and commas in texts count, too, but no server sends so many.
     """
     if len(text) > max_values and sum(map(text.count, ",{[")) > max_values:
         raise ValueError(f"it has more than {max_values} values")
@@ -144,7 +144,7 @@ _BLANKS = " \t\r\n"
 
 
 def _separator(text: str, position: int, closing: str) -> tuple[int, bool]:
-    """The position after a comma (then True: more values follow) or after the closing bracket."""
+    """The position after the comma or the closing bracket, and whether it was a comma, so that another value follows."""
     character = text[position : position + 1]
     if character in _BLANKS:
         position = _skip_blanks(text, position)
@@ -159,7 +159,7 @@ def _separator(text: str, position: int, closing: str) -> tuple[int, bool]:
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
-        # Sorted by name alone: names differ, so values of different types are never compared.
+        # Names differ, so the sort never compares values of different types.
         return tuple((name, _hashable(value[name])) for name in sorted(value, key=str))
     if isinstance(value, list):
         return tuple(map(_hashable, value))

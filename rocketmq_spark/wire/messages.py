@@ -48,8 +48,8 @@ _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(INNER_BATCH_MASK)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
-# A few compressed kilobytes may become gigabytes, so this is the maximum size, with objects, of what is decoded of an answer at
-# once.
+# A few compressed kilobytes may become gigabytes. So this is the maximum memory, objects included, for the messages of an answer
+# that are decoded at once.
 PORTION_BYTES = 64 << 20
 # Messages of a larger batch are decoded when they are used.
 _LARGE_BATCH_BYTES = 1 << 20
@@ -63,7 +63,8 @@ class BatchItem(NamedTuple):
     flag: int = 0
 
 
-# Begin and end of a stored message, the queue offset in it (None if its size does not fit), and whether it is an inner batch.
+# Start and end of a stored message, its queue offset, and whether it is an inner batch. The queue offset is None if the size of
+# the message does not fit the answer.
 MessageBounds = tuple[int, int, int | None, bool]
 
 
@@ -133,7 +134,7 @@ class DecodeBudget:
 
 
 class UnwrapBudget(DecodeBudget):
-    """Memory for the next messages of several queues. Single messages stay compressed. Batches are unwrapped, and a batch uses
+    """Memory for the next messages of several queues. Single messages stay compressed. Batches are unwrapped, and each batch uses
     memory until its last message was returned.
     """
 
@@ -207,7 +208,7 @@ def decode_messages(
 
 
 def single_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
-    """The one message that a server pushes; its body stays compressed.
+    """The only message that a server pushes in a request. Its body stays compressed.
 
     Raises ``RemoteProtocolError`` for several messages or a batch, before anything is decompressed.
     """
@@ -246,7 +247,7 @@ def decode_leniently(
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
     With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. An inner batch outside of
-    ``window`` cannot be decoded; so does a message that exceeds ``budget``.
+    ``window`` counts as a message that cannot be decoded, and so does a message that exceeds ``budget``.
     """
     data, settings = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, budget)
     for bounds in find_messages(data):
@@ -324,7 +325,7 @@ class _OutsideWindowError(DecodeError):
 def _undecodable_message(
     data: bytes, has_valid_size: bool, error: DecodeError, settings: DecodeSettings
 ) -> ReceivedMessage:
-    """A bad message with its readable fields. Its body is the stored body, or all of its bytes if its parts do not fit."""
+    """A bad message with its readable fields. Its body is the stored body, or the whole message if its parts do not fit."""
     reason = error.message
     with contextlib.suppress(struct.error, DecodeError):
         if has_valid_size:
@@ -359,7 +360,7 @@ def _undecodable_message(
 
 
 def _decode_and_unwrap(data: bytes, start: int, end: int, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """One message, or those of an inner batch. Raises ``DecodeError``."""
+    """One message, or the messages of an inner batch. Raises ``DecodeError``."""
     if end - start < _MIN_MESSAGE_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
     try:
@@ -388,10 +389,10 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
         topic_end = topic_at + _LENGTH.unpack_from(data, body_end)[0]
     else:
         raise DecodeError(f"unknown magic {magic:#010x}")
-    text_at = topic_end + 2
+    properties_at = topic_end + 2
     # If the parts are in order and end where the message ends, all of them are inside it.
-    has_valid_order = size == end - start and topic_at <= topic_end and text_at <= end
-    if not has_valid_order or text_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
+    has_valid_order = size == end - start and topic_at <= topic_end and properties_at <= end
+    if not has_valid_order or properties_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
         raise DecodeError(
             f"the message is damaged: its size field says {size} bytes, it has {end - start}, and its parts do not end there"
         )
@@ -403,7 +404,7 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
         body = decompress(body, sys_flag, settings.max_body_bytes)
         sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
-        queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[text_at:end]), flag, sys_flag,
+        queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[properties_at:end]), flag, sys_flag,
         born_ms, store_ms, host_text(born_ip, born_port), host_text(store_ip, store_port), reconsumed, prepared, size,
         offset_msg_id(store_ip, store_port, log_offset),
     )  # fmt: skip
@@ -416,7 +417,7 @@ def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) 
 
 
 def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """The messages of an inner batch. All of them are checked before the first one is returned."""
+    """The messages of an inner batch. All messages are checked before the first one is returned."""
     window = settings.window
     if len(outer.body) <= _LARGE_BATCH_BYTES:
         items = decode_batch(outer.body)
@@ -427,8 +428,8 @@ def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[Receiv
         messages = _unwrapped_items(outer, _items(outer.body))
     assert isinstance(outer.properties, StoredProperties)
     stored_base, stored_count = inner_base_and_count(outer.properties.stored)
-    # A broker counts the messages by their sizes, a reader by their parts. If a sender made these numbers differ, the messages
-    # would get offsets of the next batches.
+    # A broker counts messages by their sizes, and a reader counts them by their parts. If a sender made these counts differ, the
+    # messages would get offsets of the next batches.
     if stored_count not in (None, item_count):
         raise DecodeError(f"a batch has {item_count} messages, but its broker counted {stored_count}")
     has_wrong_base = stored_base not in (None, first_offset)
@@ -507,8 +508,8 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
 
 def _items(body: Bytes) -> Iterator[BatchItem]:
     view = memoryview(body)
-    for flag, body_at, text_at, end in _item_positions(body):
-        yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)
+    for flag, body_at, properties_at, end in _item_positions(body):
+        yield BatchItem(view[body_at : properties_at - _SHORT.size], _text(view[properties_at:end]), flag)
 
 
 def _item_positions(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
@@ -518,9 +519,9 @@ def _item_positions(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
         try:
             _, _, _, flag, length = _ITEM.unpack_from(body, start)
             body_at = start + _ITEM.size
-            text_at = _part_end(body_at, length, batch_bytes) + _SHORT.size
-            end = _part_end(text_at, _LENGTH.unpack_from(body, text_at - _SHORT.size)[0], batch_bytes)
+            properties_at = _part_end(body_at, length, batch_bytes) + _SHORT.size
+            end = _part_end(properties_at, _LENGTH.unpack_from(body, properties_at - _SHORT.size)[0], batch_bytes)
         except (struct.error, DecodeError) as exc:
             raise DecodeError(f"Item {number} of a batch, at byte {start}, is malformed") from exc
-        yield flag, body_at, text_at, end
+        yield flag, body_at, properties_at, end
         start, number = end, number + 1

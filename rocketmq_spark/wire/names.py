@@ -1,8 +1,8 @@
 """Names of topics and groups: which names a broker accepts, which belong to the system, and how namespaces and environments
 change them.
 
-The texts of errors begin as the broker's own (``TopicValidator``), so that the user sees the same text wherever a name is
-rejected. For characters that are not allowed, they also name the characters and a legal name.
+The texts of errors begin as those of brokers (``TopicValidator``), so that the user sees the same text wherever a name is
+rejected. If a name has characters that are not allowed, the text also has these characters and a legal name.
 Namespaces follow ``NamespaceUtil``; the suffix of an environment is the last part of a name.
 """
 
@@ -47,8 +47,8 @@ def group_problem(group: str, scope: Scope | None = None) -> str | None:
 
 
 def read_problem(topic: str, scope: Scope | None = None) -> str | None:
-    """Why no broker can have a topic of this name, or None. Retry and dead-letter topics are accepted: those of pops contain
-    ``+``.
+    """Why no broker can have a topic of this name, or None. All retry and dead-letter topics are accepted, because those of pops
+    contain ``+``.
     """
     return None if topic.startswith(_PREFIXES) else topic_problem(topic, scope)
 
@@ -119,7 +119,7 @@ def dlq_topic(group: str) -> str:
 def normal_topic(topic: str, group: str) -> str:
     """The original topic of a pop retry topic; other topics are unchanged. A group has one pop retry topic for each topic.
 
-    Both names are those on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
+    Both are names on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
     """
     for separator in "+_":
         if topic.startswith(RETRY_PREFIX + group + separator):
@@ -187,7 +187,7 @@ class Scope(NamedTuple):
         return not self.suffix or (name.endswith(self._suffix_ending) and not _is_system(name))
 
     def is_reversible(self, name: str) -> bool:
-        """Whether ``on_wire(user_name(name))`` is ``name`` again. It may differ if the name is of another scope."""
+        """Whether ``on_wire(user_name(name))`` is ``name`` again. The result may differ if the name is of another scope."""
         return self.on_wire(self.user_name(name)) == name
 
     def contains(self, name: str) -> bool:

@@ -54,7 +54,7 @@ def parse_subscription(expression: str | None) -> Subscription:
     if not expression or expression == ALL:
         return Subscription()
     parts = expression.split("||")
-    while parts and not parts[-1]:  # Java's split() drops these
+    while parts and not parts[-1]:  # Java's split() drops empty texts at the end
         parts.pop()
     if not parts:
         raise ValueError(f"No tag in the expression {expression!r}")
@@ -65,7 +65,7 @@ def parse_subscription(expression: str | None) -> Subscription:
 def parse_user_subscription(expression: str | None) -> Subscription:
     """As ``parse_subscription``, for an expression of a user. Raises ``ValueError`` for blanks, too.
 
-    Java's client accepts blanks: then no message matches, and the group's offsets pass all messages.
+    Java's client accepts blanks. No message matches them, and the offsets of the group move past all messages.
     """
     if expression and expression.strip(_BLANKS) == ALL:
         return Subscription()
@@ -105,9 +105,7 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 class StoredProperties(Mapping[str, str]):
-    """Properties of a stored message. They are decoded at the first access, which saves time for listeners that read only
-    bodies.
-    """
+    """Properties of a stored message, which are decoded at the first access. This saves time if a listener reads only bodies."""
 
     __slots__ = ("_found", "_stored")
 

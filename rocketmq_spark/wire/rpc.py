@@ -1,8 +1,8 @@
 """One row per request: its code, its fields with types, and the fields of its answer.
 
 A row makes commands from keyword arguments and decodes answers into typed values, so that field names and their texts
-exist here only. Names are those of the protocol (camelCase). Some requests have single letters as names on the wire; their
-arguments have the long names, too. Bodies are elsewhere (``bodies.py``, ``messages.py``).
+exist here only. Names are those of the protocol (camelCase). Some requests have single letters as names on the wire, but their
+arguments have the long names. Bodies are in ``bodies.py`` and ``messages.py``.
 
 Notation of a field: ``name``, ``name:int`` or ``name:bool``; ``!`` marks a required field, ``=x`` its name on the wire.
 """

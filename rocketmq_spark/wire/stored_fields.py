@@ -1,9 +1,9 @@
 """The messages of a usual answer. Most of their fields are decoded at the first access.
 
 Nearly all answers are usual: each message is complete, in Java's first layout, with IPv4 addresses, neither compressed nor a
-batch, and at a later offset than the previous message. A listener reads the body and perhaps a few properties, so only the
-offset and the body are decoded at once: this takes a quarter of the time of ``messages.decode_one``. All other answers are
-decoded there.
+batch, and at a later offset than the previous message. A listener reads the body and perhaps a few properties, so only the offset
+and the body are decoded at once, which takes a quarter of the time of ``messages.decode_one``. That function decodes all other
+answers.
 
 A message has copies of its bytes, not views. Otherwise a message that the user keeps would keep its answer, up to 16 MiB.
 """
@@ -39,7 +39,7 @@ _HOST_FIELDS = {"born_host": 48, "store_host": 64}
 
 
 def decode_field(name: str, message: ReceivedMessage) -> Any:
-    """Decode a field of a message: ``_head`` is what is stored before its body."""
+    """Decode a field of a message, whose ``_head`` has the bytes that are stored before the body."""
     if name == "properties":
         message.properties = properties = StoredProperties(message._properties)
         return properties
@@ -57,7 +57,7 @@ def _address(head: bytes, position: int) -> tuple[bytes, int]:
 
 
 def usual_messages(data: bytes, start: int, end: int, queue: MessageQueue) -> list[ReceivedMessage] | None:
-    """The messages of ``queue`` in an answer with offsets from ``start`` to below ``end``; None if the answer is not a usual one.
+    """The messages of ``queue`` in an answer with offsets from ``start`` to below ``end``; None if the answer is not usual.
 
     All messages of a consumer are decoded here, so this function avoids every call and object that it can.
     """

@@ -1,7 +1,7 @@
 """Records of the message trace, as Java's ``TraceDataEncoder`` writes and RocketMQ's tools read them. Pure.
 
-The body of a trace message contains any number of records; its keys are the ids and keys of the traced messages, by
-which tools find it.
+The body of a trace message contains any number of records; its keys are the ids and keys of the traced messages, so
+that tools find the trace message by them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TracedMessage(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
-        """The data of a message from its properties. Messages of a batch have no region of their own: pass the batch's."""
+        """The data of a message from its properties. A message of a batch has no region, so pass the region of the batch."""
 
         def get(name: str, default: str | None = None) -> str | None:
             # An id or key of another client may contain a separator, which would damage other records.

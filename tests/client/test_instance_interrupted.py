@@ -152,7 +152,7 @@ def test_heartbeats_begin_when_there_are_threads_again(monkeypatch: pytest.Monke
     assert groups(parts) == []
     parts.instance.join(RegisteredMember("g"))
     timer: Any = parts.instance._timer
-    assert timer._due
+    assert timer._pending_calls
     parts.close()
 
 

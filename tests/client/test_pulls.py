@@ -79,7 +79,7 @@ def test_routes_are_those_of_now_and_names_those_of_the_wire(broker: MockBroker,
 
 
 def test_who_signs(broker: MockBroker, parts: Parts) -> None:
-    assert parts.pulls.keys() is None
+    assert parts.pulls.signing_keys() is None
     signing = Parts(broker.address, credentials=Credentials("me", "hush"))
-    assert signing.pulls.keys() == ("me", "hush", None)
+    assert signing.pulls.signing_keys() == ("me", "hush", None)
     signing.pool.close()
