@@ -140,7 +140,9 @@ def pending(count: int) -> None:
 
 def stored(mq: LocalBroker) -> int:
     """How many envelopes the group has stored."""
-    oldest, progress = (mq.admin.consume_stats(group, INNER_TOPIC) for group in GroupNames("rocketmq_delay").all[:2])
+    oldest, progress = (
+        mq.admin.consume_stats(group, INNER_TOPIC) for group in GroupNames("rocketmq_delay").all_groups[:2]
+    )
     numbers = (
         CommittedOffsets(oldest[queue].consumer_offset, progress[queue].consumer_offset, 0, 0) for queue in progress
     )

@@ -117,12 +117,12 @@ _PACKAGES = {
 }
 
 
-def _missing(name: str) -> list[str]:
+def _missing_packages(name: str) -> list[str]:
     return [package for package in _PACKAGES.get(_HOMES[name], ()) if not extras.installed(package)]
 
 
 if not TYPE_CHECKING:  # type checkers read the literal list
-    __all__ = [name for name in __all__ if not _missing(name)]
+    __all__ = [name for name in __all__ if not _missing_packages(name)]
 
 
 def __getattr__(name: str) -> Any:
@@ -130,16 +130,16 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.aio")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if missing := _missing(name):
-        extra = extras.SPARK if "pyspark" in missing else extras.ARROW
+    if missing_packages := _missing_packages(name):
+        extra = extras.SPARK if "pyspark" in missing_packages else extras.ARROW
         problem = (
-            f"{__name__}.{name} needs packages that are not installed: {', '.join(missing)}. Install them: "
+            f"{__name__}.{name} needs packages that are not installed: {', '.join(missing_packages)}. Install them: "
             f"{extras.install_command(extra)}"
         )
         # ``hasattr`` needs an AttributeError. An import statement would replace an AttributeError by its own error, which does
         # not name the missing package.
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
-            raise ModuleNotFoundError(problem, name=missing[0])
+            raise ModuleNotFoundError(problem, name=missing_packages[0])
         raise AttributeError(problem)
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 

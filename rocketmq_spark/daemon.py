@@ -26,10 +26,11 @@ PRELOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spar
 def unzipped_folder(path: Iterable[str]) -> Path | None:
     """Return the folder of the PySpark whose zip is in ``path``; None if there is only the zip, as in YARN's containers."""
     for entry in path:
-        zipped = Path(entry)
-        if zipped.name == "pyspark.zip" and zipped.parent.match("python/lib"):
-            # SPARK_HOME/python of a distribution; of a package from PyPI what SPARK_HOME, pyspark/, is in.
-            for folder in (*zipped.parents[1:2], *zipped.parents[3:4]):
+        archive = Path(entry)
+        if archive.name == "pyspark.zip" and archive.parent.match("python/lib"):
+            # In a distribution, PySpark is in SPARK_HOME/python. With the package from PyPI, SPARK_HOME is PySpark itself, so the
+            # folder above SPARK_HOME is used.
+            for folder in (*archive.parents[1:2], *archive.parents[3:4]):
                 if (folder / "pyspark" / "daemon.py").is_file():
                     return folder
     return None
@@ -47,14 +48,14 @@ def import_unzipped() -> None:
     folder = unzipped_folder(sys.path)
     if folder is not None:
         sys.path.insert(0, str(folder))
-        load("pyspark")  # the place of a package is that of its modules
+        load("pyspark")  # later, the modules of the package come from the same folder
         sys.path.remove(str(folder))
 
 
 if __name__ == "__main__":
     import_unzipped()
     load(*PRELOADED)
-    gc.freeze()  # so that collections of workers do not copy its pages
+    gc.freeze()  # so that garbage collections of workers do not copy the daemon's memory
     from pyspark import daemon
 
     daemon.manager()

@@ -1,8 +1,8 @@
 """The errors of this package. All derive from ``RocketMQError``.
 
-``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent.
-All constructor arguments may be given by position, because Python rebuilds exceptions from ``args``: they are pickled from
-executors to the driver, and copied to every waiter of a broken connection.
+``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent. All
+constructor arguments may be given by position, because Python rebuilds exceptions from ``args``: when Spark sends an exception
+from an executor to the driver, and when a broken connection copies its error for every waiter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RocketMQError(Exception):
     refresh_route: ClassVar[bool] = False
     _is_remark_multiline: ClassVar[bool] = False
     unsent = False  # whether it is certain that no byte of the request left this process
-    # If a send consists of several requests: the results, by id, of its messages that were acknowledged.
+    # If a send consists of several requests, these are the results of its acknowledged messages, by id.
     stored: Mapping[str, Any] = MappingProxyType({})
     behind: Collection[str] = ()  # messages that were not sent, because an earlier one in their order was rejected
 
@@ -88,11 +88,11 @@ def copy_error(error: RocketMQError) -> RocketMQError:
 
     Copy and cause have no traceback, because a traceback keeps the frames of the first caller, and their objects, alive.
     """
-    fresh = copy.copy(error)
-    fresh.__cause__ = error.__cause__
-    if fresh.__cause__ is not None:
-        fresh.__cause__.__traceback__ = None
-    return fresh
+    error_copy = copy.copy(error)
+    error_copy.__cause__ = error.__cause__
+    if error_copy.__cause__ is not None:
+        error_copy.__cause__.__traceback__ = None
+    return error_copy
 
 
 class BrokerError(RocketMQError):
@@ -254,9 +254,9 @@ class OptionError(RocketMQError, ValueError):
         """One error for all ``problems``, each a full sentence without its full stop."""
         if len(problems) == 1:
             return cls(problems[0])
-        made = cls(_bulleted(problems))
-        made.problems = tuple(problems)
-        return made
+        error = cls(_bulleted(problems))
+        error.problems = tuple(problems)
+        return error
 
     def _shown_message(self) -> str:
         return _bulleted(map(escaped, self.problems)) if self.problems else super()._shown_message()
@@ -285,9 +285,9 @@ class SelectorError(RocketMQError, ValueError):
 
 
 class SendFailed(RocketMQError):
-    """Messages were not acknowledged despite retries, not sent after others failed, or stored less safely than required.
+    """Messages were not acknowledged despite retries, not sent because others failed, or stored less safely than required.
 
-    The text of the error says which.
+    The text of the error says which of these happened.
     """
 
     code = "ROCKETMQ_SEND_FAILED"
@@ -366,7 +366,7 @@ _BY_CODE: dict[int, type[BrokerError]] = {
 
 
 # Brokers with ACL 1.0 and Proxies (Remoting port) have no code for denied access: they report the exception as a system error.
-_DENIED = re.compile(
+_DENIED_REMARK = re.compile(
     r"org\.apache\.rocketmq\.acl\.common\.AclException"
     r"|User:.* (has no permission|(is )?not found|is disable)|check signature failed|username cannot be null"
 )
@@ -374,5 +374,5 @@ _DENIED = re.compile(
 
 def error_for(broker_code: int, remark: str = "") -> type[BrokerError]:
     """Return the class for a broker's response code and text; ``BrokerError`` for codes without a class."""
-    kind = _BY_CODE.get(broker_code, BrokerError)
-    return AccessDenied if kind is ServerFault and _DENIED.match(remark) else kind
+    error_class = _BY_CODE.get(broker_code, BrokerError)
+    return AccessDenied if error_class is ServerFault and _DENIED_REMARK.match(remark) else error_class

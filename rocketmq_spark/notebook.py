@@ -56,7 +56,7 @@ class LagChart:
         self._every_s = every_s
         self._points: dict[int, Point] = {}
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._stop_event = threading.Event()
         draw(self.figure, [])
         self._cell_output = _display(self.figure)
         self._thread = threading.Thread(target=self._watch, name="rocketmq-spark lag chart", daemon=True)
@@ -64,7 +64,7 @@ class LagChart:
 
     def stop(self) -> None:
         """Update the chart once more, then stop watching the query. The query continues."""
-        self._stopped.set()
+        self._stop_event.set()
         self._thread.join()
 
     def summary(self) -> dict[str, Any]:
@@ -78,46 +78,51 @@ class LagChart:
         self._read_progress()
         with self._lock:
             points = [point for point in self._points.values() if point.rows]
-        times = sorted(point.batch_ms for point in points)
-        rows, seconds = sum(point.rows for point in points), sum(times) / 1000
+        durations_ms = sorted(point.batch_ms for point in points)
+        rows, total_s = sum(point.rows for point in points), sum(durations_ms) / 1000
         return {
             "batches": len(points),
             "rows": rows,
-            "rowsPerSecond": round(rows / seconds) if seconds else None,
-            "batchMs": {"median": times[len(times) // 2] if times else None, "longest": times[-1] if times else None},
+            "rowsPerSecond": round(rows / total_s) if total_s else None,
+            "batchMs": {
+                "median": durations_ms[len(durations_ms) // 2] if durations_ms else None,
+                "longest": durations_ms[-1] if durations_ms else None,
+            },
             "lag": _largest_and_last([point.lag for point in points]),
             "behindMs": _largest_and_last([point.behind_ms for point in points]),
         }
 
     def _watch(self) -> None:
-        drawn = -1
+        drawn_count = -1
         while True:
-            last = self._stopped.wait(self._every_s) or not self._is_active()
+            is_last = self._stop_event.wait(self._every_s) or not self._is_active()
             self._read_progress()
-            if last or len(self._points) != drawn:
-                drawn = len(self._points)
+            if is_last or len(self._points) != drawn_count:
+                drawn_count = len(self._points)
                 self._draw()
-            if last:
+            if is_last:
                 return
 
     def _is_active(self) -> bool:
         try:
             return bool(self._query.isActive)
-        except Exception:  # the root of a thread: the session may have ended, and with it the chart
+        except Exception:  # no caller is left in this thread; the session may have ended, so the chart ends, too
             logger.info("the chart ends: the query no longer answers", exc_info=True)
             return False
 
     def _read_progress(self) -> None:
         try:
-            recent = [json.loads(one.json) for one in self._query.recentProgress]
-        except Exception:  # as above: the points so far are kept
+            reports = [json.loads(report.json) for report in self._query.recentProgress]
+        except Exception:  # as in ``_is_active``; the earlier points are kept
             logger.info("cannot read the progress of the query", exc_info=True)
             return
         with self._lock:
-            for progress_of_batch in recent:
+            for progress_of_batch in reports:
                 point = _point(progress_of_batch)
-                before = self._points.get(point.batch)
-                if before is None or point.rows >= before.rows:  # an idle query reports the same batch without rows
+                earlier_point = self._points.get(point.batch)
+                if (
+                    earlier_point is None or point.rows >= earlier_point.rows
+                ):  # an idle query reports the same batch without rows
                     self._points[point.batch] = point
 
     def _draw(self) -> None:
@@ -131,17 +136,30 @@ class LagChart:
 
 def draw(figure: Figure, points: list[Point]) -> None:
     """Draw lag and durations as two charts, one above the other, over the seconds since the first batch."""
-    above, below = figure.subplots(2, 1, sharex=True)
-    begin = points[0].at_s if points else 0.0
-    seconds = [point.at_s - begin for point in points]
-    known = [(at, point.lag) for at, point in zip(seconds, points, strict=True) if point.lag is not None]
-    # Not clipped: half of a point at 0 would be cut off, and a query that keeps up has only these.
-    above.step([at for at, _ in known], [lag for _, lag in known], where="post", color=_BLUE, marker=".", clip_on=False)
-    _label(above, "messages behind")
-    read = [(at, point) for at, point in zip(seconds, points, strict=True) if point.rows]
-    below.vlines([at for at, _ in read], 0, [point.batch_ms for _, point in read], color=_ORANGE, linewidth=3)
-    _label(below, "batch (ms)")
-    below.set_xlabel("seconds since the first micro-batch")
+    lag_axes, duration_axes = figure.subplots(2, 1, sharex=True)
+    first_s = points[0].at_s if points else 0.0
+    times_s = [point.at_s - first_s for point in points]
+    known_lags = [(time_s, point.lag) for time_s, point in zip(times_s, points, strict=True) if point.lag is not None]
+    # Not clipped, because half of a point at 0 would be cut off, and a query that keeps up has only such points.
+    lag_axes.step(
+        [time_s for time_s, _ in known_lags],
+        [lag for _, lag in known_lags],
+        where="post",
+        color=_BLUE,
+        marker=".",
+        clip_on=False,
+    )
+    _label(lag_axes, "messages behind")
+    points_with_rows = [(time_s, point) for time_s, point in zip(times_s, points, strict=True) if point.rows]
+    duration_axes.vlines(
+        [time_s for time_s, _ in points_with_rows],
+        0,
+        [point.batch_ms for _, point in points_with_rows],
+        color=_ORANGE,
+        linewidth=3,
+    )
+    _label(duration_axes, "batch (ms)")
+    duration_axes.set_xlabel("seconds since the first micro-batch")
 
 
 def _label(axes: Axes, label: str) -> None:
@@ -150,12 +168,12 @@ def _label(axes: Axes, label: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _point(raw: dict[str, Any]) -> Point:
-    figures = figures_of_progress(raw)
-    at = datetime.fromisoformat(figures["timestamp"])
+def _point(progress: dict[str, Any]) -> Point:
+    figures = figures_of_progress(progress)
+    begun_at = datetime.fromisoformat(figures["timestamp"])
     return Point(
         figures["batchId"],
-        at.timestamp(),
+        begun_at.timestamp(),
         figures["rows"],
         figures["batchMs"] or 0,
         figures["lag"],
@@ -164,8 +182,8 @@ def _point(raw: dict[str, Any]) -> Point:
 
 
 def _largest_and_last(values: list[int | None]) -> dict[str, int | None]:
-    known = [value for value in values if value is not None]
-    return {"largest": max(known, default=None), "last": values[-1] if values else None}
+    known_values = [value for value in values if value is not None]
+    return {"largest": max(known_values, default=None), "last": values[-1] if values else None}
 
 
 def _display(figure: Figure) -> Any:
@@ -181,9 +199,9 @@ def _display(figure: Figure) -> Any:
 
 
 def _picture(figure: Figure) -> Any:
-    """The figure as an image: notebooks show only figures of pyplot by themselves."""
+    """The figure as an image, because notebooks by themselves show only figures of pyplot."""
     from IPython.display import Image
 
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
-    return Image(drawn.getvalue())  # type: ignore[no-untyped-call]
+    image_file = io.BytesIO()
+    figure.savefig(image_file, format="png")
+    return Image(image_file.getvalue())  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
 """pytest plug-in with fixtures for a real RocketMQ. It is active once the package is installed.
 
 ``rocketmq`` is one ``LocalBroker`` for the whole session. ``rocketmq_topic`` is a new topic on it for one test, and
-``make_rocketmq_topic`` creates more. Nothing is downloaded, started or imported before the first test uses a fixture. When a
-test fails that got a ``LocalBroker`` from a fixture, its report has lines of the log of each master: the last 40 that are
-warnings or errors, or that name the test's topics.
+``make_rocketmq_topic`` creates more. Nothing is downloaded, started or imported before the first test uses a fixture. If a test
+with a ``LocalBroker`` from a fixture fails, its report has the last 40 relevant lines of the log of each master: warnings,
+errors, and lines that name the test's topics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
 
 _LOG_LINES = 40
-_SERIOUS = re.compile(r"\b(?:WARN|ERROR|FATAL)\b|\b\w+(?:Exception|Error)\b")
+_PROBLEM_LINE = re.compile(r"\b(?:WARN|ERROR|FATAL)\b|\b\w+(?:Exception|Error)\b")
 _topics = pytest.StashKey[list[str]]()
 _logger = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ def make_rocketmq_topic(rocketmq: LocalBroker, request: pytest.FixtureRequest) -
     ``LocalBroker.create_topic`` except ``name``.
     """
 
-    def make(**how: Any) -> str:
+    def make(**arguments: Any) -> str:
         name = f"topic-{uuid.uuid4().hex[:12]}"
         request.node.stash.setdefault(_topics, []).append(name)
-        rocketmq.create_topic(name, **how)
+        rocketmq.create_topic(name, **arguments)
         return name
 
     return make
@@ -62,17 +62,17 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Adds the brokers' logs to the report of a failed test."""
     report = yield
-    # Whatever happens in here, the test run of a user goes on: the report is theirs, the logs are an extra.
+    # An error in here must not end the test run of a user, because the logs are only an addition to the report.
     try:
         if report.failed:
-            report.sections += _sections(item)
+            report.sections += _log_sections(item)
     except Exception as e:
         _logger.exception("The logs of a failed test could not be added")
         report.sections.append(("RocketMQ log", f"not added, {type(e).__name__}: {e}"))
     return report
 
 
-def _sections(item: pytest.Item) -> list[tuple[str, str]]:
+def _log_sections(item: pytest.Item) -> list[tuple[str, str]]:
     """The last relevant lines of the log of each running broker that a fixture gave to the test."""
     # A LocalBroker can only exist if its module was imported.
     module = sys.modules.get("rocketmq_spark.localbroker.cluster")
@@ -96,4 +96,4 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
 
 def _is_relevant(line: str, topics: Collection[str]) -> bool:
     """Whether a line of a broker's log is a warning or an error, or names a topic."""
-    return _SERIOUS.search(line) is not None or any(topic in line for topic in topics)
+    return _PROBLEM_LINE.search(line) is not None or any(topic in line for topic in topics)

@@ -68,7 +68,7 @@ def test_every_name_is_importable_without_each_part_of_the_api() -> None:
     ],
 )
 def test_a_use_that_needs_a_missing_class_names_it(monkeypatch, make, given, missing) -> None:
-    monkeypatch.setitem(compat._loaded, missing, None)
+    monkeypatch.setitem(compat._classes_by_name, missing, None)
     made = RocketMQDataSource({"nameServer": "127.0.0.1:1", "subscribe": "t"})
     with pytest.raises(
         OptionError, match=rf'format\("rocketmq"\) needs pyspark.sql.datasource.{missing}, which .*PySpark'
@@ -78,6 +78,6 @@ def test_a_use_that_needs_a_missing_class_names_it(monkeypatch, make, given, mis
 
 
 def test_register_names_the_missing_api(monkeypatch) -> None:
-    monkeypatch.setitem(compat._loaded, "DataSource", None)
+    monkeypatch.setitem(compat._classes_by_name, "DataSource", None)
     with pytest.raises(OptionError, match=r"register needs pyspark\.sql\.datasource\.DataSource, which"):
         register(None)  # type: ignore[arg-type]

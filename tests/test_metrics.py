@@ -140,7 +140,7 @@ def test_prometheus_text():
 def test_every_figure_has_a_row_and_can_be_seen():
     figures = QueryMetrics("orders", WRITER)
     figures.progress(told(), 1.0)
-    figures.idle(2.0)
+    figures.record_idle(2.0)
     assert {name for name, *_ in figures.samples()} == {metric.name for metric in METRICS}
 
 

@@ -10,8 +10,8 @@ import pytest
 INNER = """
 def test_passes(rocketmq, rocketmq_topic, make_rocketmq_topic):
     other = make_rocketmq_topic(queues=3)
-    assert len(rocketmq.admin.route(rocketmq_topic).readable()) == 8
-    assert len(rocketmq.admin.route(other).readable()) == 3
+    assert len(rocketmq.admin.route(rocketmq_topic).readable_queues()) == 8
+    assert len(rocketmq.admin.route(other).readable_queues()) == 3
 
 def test_fails(rocketmq_topic):
     assert not rocketmq_topic

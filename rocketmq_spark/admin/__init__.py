@@ -56,8 +56,8 @@ def with_kept_minimums(
     positions: Mapping[MessageQueue, int | None] | None = None,
     on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
-    """Return ``bounds`` with the real minimums of compaction topics. Brokers keep messages of these topics below the reported
-    minimum.
+    """Return ``bounds`` with the real minimums of compaction topics, because brokers keep messages of these topics below the
+    reported minimum.
 
     With the ``positions`` of a reader, queues whose position is at or above the reported minimum are not checked. The returned
     minimum of a queue is at most the position, because a message that compaction has removed is no loss for the reader. With

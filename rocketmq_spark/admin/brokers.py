@@ -155,8 +155,8 @@ def cluster(tools: AdminTools) -> list[BrokerData]:
 
 
 def states(tools: AdminTools) -> list[BrokerState]:
-    """Return the state that every master and slave reports. Brokers that do not answer have an ``error``. Sends requests in
-    parallel.
+    """Return the state that every master and slave reports. Brokers that do not answer have an ``error``. All requests are sent
+    in parallel.
     """
     replicas = [
         (data, broker_id, address) for data in cluster(tools) for broker_id, address in sorted(data.addresses.items())
@@ -176,7 +176,7 @@ def states(tools: AdminTools) -> list[BrokerState]:
 
 # For about a second after its start, a broker has no counts yet, and answers the request for its state with an error.
 _STARTING_S, _STARTING_PAUSE_S = 5.0, 0.2
-_MAX_TIME_DIGITS = 18  # of a time, because ``int`` raises an error for thousands of digits
+_MAX_TIME_DIGITS = 18  # longer texts are no times; ``int`` raises an error for thousands of digits
 
 
 def _is_starting(answer: Command | RocketMQError) -> bool:
@@ -219,9 +219,9 @@ def _first_number(text: str | None) -> float | None:
 def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
     """Change settings of a running master, which also writes them to its configuration file. Returns all settings of the master.
 
-    Raises ``OptionError`` for unknown names, which a broker silently accepts, and for values that the broker cannot parse, for
-    which it keeps the old value. If the network could read the settings, this function does not request them: then it checks
-    nothing, logs a warning, and returns an empty dict.
+    Raises ``OptionError`` for unknown names, which a broker silently accepts. Raises it also for values that the broker cannot
+    parse, because the broker then keeps the old value. If the network could read the settings, this function does not request
+    them. Then it checks nothing, logs a warning, and returns an empty dict.
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.rpc_client.is_private(address):
@@ -284,7 +284,7 @@ _NO_USER_REMARK = "user is not exist"  # text of a broker that does not have the
 def _versions_of_masters_with_user(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, int]:
     """Return the RocketMQ versions of the ``masters`` that have the user, by broker name.
 
-    The request is an update without values, which changes nothing: the answer to a request that reads users has passwords.
+    The request is an update without values, which changes nothing. A request that reads users would return their passwords.
     """
     body = user_body(name, None, None, None)
     answers = _request_masters(
@@ -331,7 +331,7 @@ def set_user(
 ) -> list[UserAccount]:
     """Create a user on the masters that do not have it, and change it on the others. Creating a user needs a ``password``.
 
-    A property that was not given is None in the result if it cannot be requested without the network reading a password.
+    A property that was not given is None in the result if the network could read a password in its request.
     """
     if password is not None and not password.strip():  # a broker ignores an empty password and keeps the old one
         raise OptionError("password is empty; expected a text, or no password to keep the current one")

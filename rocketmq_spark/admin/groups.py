@@ -67,7 +67,7 @@ def require_masters(tools: AdminTools) -> None:
     """
     try:
         masters_of(tools.admin.cluster())
-    except NotSupported:  # from a Proxy, which answers a request for a broker only if it reaches the broker's master
+    except NotSupported:  # a Proxy, which answers a request for a broker only if it reaches the master
         return
 
 
@@ -104,7 +104,7 @@ def queue_lags(
     bounds, errors = bounds_of(tools, positions)
     request_deadline = deadline(tools)
     rows = []
-    unavailable_brokers: set[str] = set()  # they get no further requests
+    unavailable_brokers: set[str] = set()  # brokers that did not answer get no further requests
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
@@ -325,7 +325,7 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     settings, online = _group_settings(tools, group, addresses), _online_members(tools, group, addresses)
     topics = _topics_with_offsets(tools, group, bool(settings or online))
     lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
-    # The store times of messages need more permissions. If only these are missing, describe the rest.
+    # Reading the store times of messages needs more permissions. If only the store times are missing, describe the rest.
     errors = [
         e for e in lags.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in lags.rows)
     ]
@@ -387,7 +387,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     Mirrors ``DeleteSubscriptionGroupCommand -r true``, which with ``-c`` always deletes the topics.
     """
     check_deletable(tools, group, force)
-    # The topics come first, because they are found by the offsets of the group.
+    # The topics are deleted first, because the offsets of the group are needed to find them.
     for topic in _retry_and_dead_letter_topics(tools, group) if topics else ():
         try:
             tools.admin.delete_topic(topic)
@@ -406,8 +406,8 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
 def _retry_and_dead_letter_topics(tools: AdminTools, group: str) -> list[str]:
     """Return the names of retry and dead-letter topics that a group may have.
 
-    A group that pops has a retry topic for each of its topics. Their names are those of ``KeyBuilder.buildPopRetryTopic``. If
-    such a name is also the retry topic of another group, it is omitted.
+    A group that pops has a retry topic for each of its topics, named as by ``KeyBuilder.buildPopRetryTopic``. A name that is also
+    the retry topic of another group is omitted.
     """
     retry_topic, on_wire = RETRY_PREFIX + group, tools.rpc_client.on_wire
     topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
@@ -417,8 +417,8 @@ def _retry_and_dead_letter_topics(tools: AdminTools, group: str) -> list[str]:
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
-    """Raise the errors of ``delete`` without a change. Raises ``BrokerNotFound`` if a master is not registered, because this
-    master would keep the group.
+    """Raise the errors that ``delete`` would raise, but delete nothing. Raises ``BrokerNotFound`` if a master is not registered,
+    because this master would keep the group.
     """
     if not is_user_group(tools.rpc_client.on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")

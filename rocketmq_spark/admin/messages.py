@@ -45,8 +45,8 @@ class IndexSearch(NamedTuple):
 def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) -> ReceivedMessage:
     """Return the message with an offset message id or, with ``topic``, with an id that its producer assigned.
 
-    Both ids have the same form. An offset message id contains a broker's address. If no broker of this cluster has that address,
-    the id is one that a producer assigned. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
+    Both ids have the same form. An offset message id contains a broker's address. If no broker of this cluster has the address in
+    the id, a producer assigned the id. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
     """
     offset_id = _parse_offset_id(message_id)
     broker = None if offset_id is None else _broker_at(tools, offset_id.host)
@@ -80,8 +80,8 @@ def messages_by_key(
             f"limit is {limit}; expected 1 to {MAX_BY_KEY}, the most that a broker returns for one request"
         )
     first_ms, last_ms = _period(begin_ms, end_ms)
-    # Times in an index are up to a second too early. So a broker may return messages that were stored after the end: request as
-    # many as possible, and filter the messages below.
+    # Times in an index are up to a second too early. So a broker may return messages that were stored after the end. Therefore
+    # request as many messages as possible, and filter them below.
     search = IndexSearch(key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_BY_KEY)
     # An index compares hashes of keys, so compare the keys here.
     matching_messages = [
@@ -112,9 +112,7 @@ def _parse_offset_id(message_id: str) -> OffsetMessageId | None:
 
 
 def _broker_at(tools: AdminTools, host: str) -> str | None:
-    """Return the name of the broker at an address; None if no broker of the cluster has this address, which gets no request
-    then.
-    """
+    """Return the name of the broker at an address; None if no broker of the cluster has this address."""
     for name, data in tools.admin.cluster().items():
         if host in data.addresses.values():
             return name
@@ -152,8 +150,8 @@ def _message_at(
 
 
 def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
-    """Return the messages that the indexes of the topic's brokers find, in the order of storing. If a master is not registered, a
-    slave gets its request.
+    """Return the messages that the indexes of the topic's brokers find, in the order of storing. If a master is not registered,
+    its slave gets the request.
 
     An index compares hashes of topic and key, so it may also find messages of other topics, which are omitted.
     """
@@ -188,8 +186,8 @@ def _search_indexes(tools: AdminTools, topic: str, search: IndexSearch) -> list[
 
 
 def _store_order(stored_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
-    """Return the sort key for the order of storing. A broker may store several messages in one millisecond; their order is that
-    of its commit log.
+    """Return the sort key for the order of storing. If a broker has stored several messages in one millisecond, they have the
+    order of its commit log.
     """
     return stored_ms, message.broker_name, message.commit_log_offset
 
@@ -212,9 +210,9 @@ class _QueueReader:
     """Reads the messages of one queue that were stored in a period, oldest first. ``head`` is the next message, with its store
     time.
 
-    Like brokers, it assumes that the store times in a queue never decrease. A message that cannot be decoded is returned if its
-    store time is in the period. If its store time is after the period, it does not end the reading, because the time may be
-    damaged.
+    Like brokers, this class assumes that the store times in a queue never decrease. A message that cannot be decoded is returned
+    if its store time is in the period. If the store time of such a message is after the period, the reading continues, because
+    the time may be damaged.
     """
 
     def __init__(

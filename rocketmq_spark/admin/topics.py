@@ -176,8 +176,8 @@ def update(
 
 
 def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
-    """Whether ``settings`` show the change, except its attributes: only the other settings are overwritten as a whole. For an old
-    broker, only the number of queues is known, from the route.
+    """Whether ``settings`` show the change. Attributes are not compared, because only the other settings are overwritten as a
+    whole. Of an old broker, only the number of queues is known, from the route.
     """
     has_queues = change.queues in (None, settings.write_queues)
     is_old_broker = settings.message_type is None
@@ -189,8 +189,8 @@ def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
 def _new_attributes(
     tools: AdminTools, topic: str, change: TopicChange, existing_queues: Mapping[str, QueueData]
 ) -> dict[str, dict[str, str]]:
-    """Return by broker the attributes that differ from the change. A broker rejects an immutable attribute, even with the same
-    value.
+    """Return by broker the attributes of the change that differ from the current ones. A broker rejects an immutable attribute,
+    even with the same value.
 
     Brokers before 5.0 have no attributes, and immediately reset the order to the configuration of the name servers.
     """
@@ -236,8 +236,8 @@ def _changed_config(
 
 
 def _existing_queues(tools: AdminTools, topic: str, brokers: Sequence[str] | None) -> dict[str, QueueData]:
-    """Return the queues of a topic on ``brokers`` (default: all that have it). Raises ``OptionError`` if it is not on one of
-    them.
+    """Return the queues of a topic on ``brokers`` (default: all that have it). Raises ``OptionError`` if one of ``brokers`` does
+    not have the topic.
     """
     tools.admin.routes.get_existing(topic, 0.0)
     existing_queues = tools.admin.queues_of(topic, brokers)

@@ -1,8 +1,8 @@
 """Producers and consumers for asyncio: ``from rocketmq_spark import aio``.
 
-Methods and arguments are those of the classes for threads, with these exceptions: ``Consumer.close(timeout_s)`` replaces
-``stop``; ``send`` and ``request`` also replace ``send_async`` and ``request_async``; ``poll_arrow``, ``add_hook``, ``faults`` and
-``spool_metrics`` are missing.
+Methods and arguments are the same as those of the classes for threads, with these exceptions: ``Consumer.close(timeout_s)``
+replaces ``stop``; ``send`` and ``request`` also replace ``send_async`` and ``request_async``; ``poll_arrow``, ``add_hook``,
+``faults`` and ``spool_metrics`` are missing.
 
 Each class wraps its counterpart for threads: blocking calls run on threads, and their outcomes are passed to the event loop,
 many outcomes per wake-up. An object belongs to the event loop in which it was first used.

@@ -272,7 +272,9 @@ class SimpleConsumer(AsyncClient):
         self._abandoned_requests: list[asyncio.Future[Sequence[PoppedMessage]]] = []
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Receive all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
+        """Receive all messages of ``topic``, or only messages with one of ``tags`` (``a || b``), or messages that match
+        ``sql``.
+        """
         await self._run_on_thread(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:

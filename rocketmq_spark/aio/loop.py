@@ -228,7 +228,7 @@ class EventLoop:
 
 
 class CoroutineListener(DeferredListener):
-    """A listener that awaits ``code`` in an event loop, at most ``limit`` calls at a time."""
+    """A listener that awaits ``code`` in an event loop, at most ``max_running`` calls at a time."""
 
     def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], max_running: int) -> None:
         self._loop = loop

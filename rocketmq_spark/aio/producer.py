@@ -92,7 +92,7 @@ class _UnstartedSendCount:
     def __init__(self) -> None:
         # ``with`` enters the lock itself, not the condition, so that Ctrl-C cannot leave the lock held.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._condition = threading.Condition(self._lock)
         self._futures: set[asyncio.Future[SendResult]] = set()
 
     def add(self, send: _UnstartedSend) -> None:
@@ -103,16 +103,18 @@ class _UnstartedSendCount:
         """Remove ``send``. May be called twice, because a send for which no thread could start may get a thread later."""
         with self._lock:
             self._futures.discard(send.future)
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def wait_until_empty(self, deadline: Deadline) -> bool:
         """Wait until all sends have begun. Returns False if ``deadline`` expires."""
         with self._lock:
-            return self._changed.wait_for(lambda: not self._futures, deadline.remaining())
+            return self._condition.wait_for(lambda: not self._futures, deadline.remaining())
 
 
 class _SendThread:
-    """Begins sends one after the other. The thread has no reference to the producer, so that it ends after a dropped producer."""
+    """Begins sends one after the other. The thread has no reference to the producer, so that the thread ends after the producer
+    was dropped.
+    """
 
     def __init__(self) -> None:
         self._sends: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -319,7 +321,9 @@ class Producer(AsyncClient):
         """
         reply_future = await self._run_on_thread(self._producer.request_async, message, **how)
         future: asyncio.Future[Reply] = self._loop.running_loop().create_future()
-        reply_future.add_done_callback(lambda done: self._loop.put(future, done.exception() or done.result()))
+        reply_future.add_done_callback(
+            lambda answered_future: self._loop.put(future, answered_future.exception() or answered_future.result())
+        )
         return await future
 
     async def reply(self, to: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None,

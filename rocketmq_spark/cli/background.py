@@ -104,7 +104,7 @@ def start(request: StartRequest) -> RunningBroker:
     find_java()
     processes.check_ports_free(_ports(request))
     distribution.fetch()
-    _check_not_running()  # another command may have waited for the same download and started one
+    _check_not_running()  # during the download, another command may have started a local broker
     with distribution.writing_to(_folder()):
         folders.make_folders(_folder())
         _check_no_foreign_files()
@@ -133,7 +133,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
     package_root = str(Path(rocketmq_spark.__file__).parent.parent)
     arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[package_root])
     if distribution.CACHE_VARIABLE in arguments["env"]:
-        # It may be relative to the folder of this process.
+        # The value may be a path relative to the folder of this process.
         arguments["env"][distribution.CACHE_VARIABLE] = str(distribution.cache_folder())
     with open(read_fd, encoding="utf-8") as answers:
         child = subprocess.Popen(
@@ -142,7 +142,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
         os.close(write_fd)
         try:
             assert child.stdin is not None
-            # Not as an argument: every user can see arguments with 'ps', and settings may be secrets.
+            # The request is no argument, because every user can see arguments with 'ps', and settings may be secrets.
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
                 stdin.write(json.dumps(asdict(request)).encode())
             answer = json.loads(answers.readline() or "{}")
@@ -201,7 +201,9 @@ def _state_path() -> Path:
 
 
 def _state() -> bytes:
-    """Return the recorded state. Raises ``LocalBrokerError`` if other users may write the file: they could redirect commands."""
+    """Return the recorded state. Raises ``LocalBrokerError`` if other users may write the file, because they could redirect
+    commands.
+    """
     path = _state_path()
     with open(folders.open_regular(path), "rb") as file:
         if folders.others_may_write(os.fstat(file.fileno())):

@@ -53,17 +53,18 @@ def start(
     from rocketmq_spark.cli import background
 
     folder = (data or background.default_data()).expanduser().absolute()
-    stored = background.stored_brokers(folder)
+    stored_brokers = background.stored_brokers(folder)
     request = background.StartRequest(
-        max(1, len(stored)) if brokers is None else brokers,
-        max(stored.values(), default=0) if slaves is None else slaves,
+        max(1, len(stored_brokers)) if brokers is None else brokers,
+        max(stored_brokers.values(), default=0) if slaves is None else slaves,
         str(folder),
         conf,
         port,
     )
-    if left_out := list(stored)[request.brokers :]:
+    if omitted_brokers := list(stored_brokers)[request.brokers :]:
         raise LocalBrokerError(
-            f"{folder} has the data of {len(stored)} brokers: without {', '.join(left_out)} their queues would be missing",
+            f"{folder} has the data of {len(stored_brokers)} brokers: without {', '.join(omitted_brokers)} their queues "
+            "would be missing",
             remedy="Omit --brokers, or name another folder with --data",
         )
     broker_state = background.start(request)
@@ -81,8 +82,10 @@ def stop(output: Output) -> None:
 
     if background.running_broker() is not None:
         output.note("Stopping RocketMQ, which may take 20 s ...")
-    running = background.stop()
-    output.item({"running": False, "data": running.data}, f"RocketMQ has stopped; its data stays in {running.data}")
+    broker_state = background.stop()
+    output.item(
+        {"running": False, "data": broker_state.data}, f"RocketMQ has stopped; its data stays in {broker_state.data}"
+    )
 
 
 @broker.command()
@@ -92,26 +95,26 @@ def status(ctx: click.Context, output: Output) -> None:
     """Show the servers and their addresses. Exit code 1 if none runs or if one of them is down."""
     from rocketmq_spark.cli import background
 
-    running = background.running_broker()
-    if running is None:
+    broker_state = background.running_broker()
+    if broker_state is None:
         reason = background.not_running()
         output.item({"running": False}, f"{reason.message}. {reason.remedy}")
         ctx.exit(1)
-    document = _document(running)
+    document = _document(broker_state)
     lines = [
-        f"Name server  {running.name_server}",
-        f"Data         {running.data}",
+        f"Name server  {broker_state.name_server}",
+        f"Data         {broker_state.data}",
         f"Started      {document['started']}",
     ]
-    up = {str(server["name"]): server["up"] for server in document["servers"]}
-    for name, (address, pid) in running.servers.items():
-        lines.append(f"{name:<12} {address}  process {pid}  {'up' if up[name] else 'down'}")
+    is_up_by_name = {str(server["name"]): server["up"] for server in document["servers"]}
+    for name, (address, pid) in broker_state.servers.items():
+        lines.append(f"{name:<12} {address}  process {pid}  {'up' if is_up_by_name[name] else 'down'}")
     output.item(document, *lines)
-    down = [name for name in up if not up[name]]
-    if down:
+    down_servers = [name for name in is_up_by_name if not is_up_by_name[name]]
+    if down_servers:
         output.note(
-            f"{', '.join(down)} down. See: rocketmq-spark broker logs {down[0]}; then: rocketmq-spark broker stop, and: "
-            f"{_start_command(running)}"
+            f"{', '.join(down_servers)} down. See: rocketmq-spark broker logs {down_servers[0]}; then: rocketmq-spark broker "
+            f"stop, and: {_start_command(broker_state)}"
         )
         ctx.exit(1)
 
@@ -129,36 +132,36 @@ def logs(output: Output, name: str, lines: int) -> None:
     """
     from rocketmq_spark.cli import background
 
-    running = background.running_broker()
-    if running is None:
+    broker_state = background.running_broker()
+    if broker_state is None:
         raise background.not_running()
-    if name not in running.servers:
-        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Name one of: {', '.join(running.servers)}")
-    files = [Path(running.data, name, file) for file in _LOG_FILE_NAMES]
+    if name not in broker_state.servers:
+        raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Name one of: {', '.join(broker_state.servers)}")
+    files = [Path(broker_state.data, name, file) for file in _LOG_FILE_NAMES]
     text = "".join(f.read_text(encoding="utf-8", errors="replace") for f in files if f.exists())
     for line in text.splitlines()[-lines:]:
         output.item({"server": name, "line": line}, line)
 
 
-def _start_command(running: RunningBroker) -> str:
+def _start_command(broker_state: RunningBroker) -> str:
     """The command that starts the same broker again. The data folder does not store the names in --conf."""
     from rocketmq_spark.cli import background
 
     words = ["rocketmq-spark", "broker", "start"]
-    if running.data != str(background.default_data()):
-        words += ["--data", running.data]
-    return shlex.join(words) + (f", with the same --conf {', '.join(running.conf)}" if running.conf else "")
+    if broker_state.data != str(background.default_data()):
+        words += ["--data", broker_state.data]
+    return shlex.join(words) + (f", with the same --conf {', '.join(broker_state.conf)}" if broker_state.conf else "")
 
 
-def _document(running: RunningBroker) -> dict[str, Any]:
+def _document(broker_state: RunningBroker) -> dict[str, Any]:
     return {
         "running": True,
-        "nameServer": running.name_server,
-        "data": running.data,
-        "pid": running.pid,
-        "started": datetime.fromtimestamp(running.started_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "nameServer": broker_state.name_server,
+        "data": broker_state.data,
+        "pid": broker_state.pid,
+        "started": datetime.fromtimestamp(broker_state.started_ms / 1000, UTC).isoformat(timespec="seconds"),
         "servers": [
-            {"name": name, "address": address, "pid": pid, "up": running.is_up(name)}
-            for name, (address, pid) in running.servers.items()
+            {"name": name, "address": address, "pid": pid, "up": broker_state.is_up(name)}
+            for name, (address, pid) in broker_state.servers.items()
         ],
     }

@@ -98,9 +98,10 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     else:
         output.rows(_BATCH_COLUMNS, [_batch_row(batch_read, output.machine) for batch_read in shown_reads])
     for batch_read in shown_reads:
-        if batch_read.unknown:
+        if batch_read.queues_without_start:
             output.note(
-                f"Batch {batch_read.batch.number}: its start is not kept any more for {len(batch_read.unknown)} queues"
+                f"Batch {batch_read.batch.number}: its start is not kept any more for "
+                f"{len(batch_read.queues_without_start)} queues"
             )
     output.note(_next_batch_text(batch_reads[-1]))
 
@@ -114,7 +115,11 @@ def _batch_row(batch_read: BatchRead, machine: bool) -> dict[str, object]:
     }
     if not machine:
         return {**row, "queues": len({offset_range.queue for offset_range in batch_read.ranges})}
-    return {**row, "ranges": list(map(_range_row, batch_read.ranges)), "unknownQueues": len(batch_read.unknown)}
+    return {
+        **row,
+        "ranges": list(map(_range_row, batch_read.ranges)),
+        "unknownQueues": len(batch_read.queues_without_start),
+    }
 
 
 def _tail_commands(ranges: Sequence[OffsetRange]) -> Iterator[str]:
@@ -243,7 +248,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
             bounds = {
                 queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
             }
-    # The route may name a new queue that its broker does not have: the query will not read it.
+    # The route may name a new queue that its broker does not have. The query will not read such a queue.
     compared_positions = {
         q: position
         for q, position in positions.items()
@@ -312,10 +317,10 @@ def rewind(
         plan = rewinding.plan_rewind(
             checkpoint_folder, batch_reads, rewinding.choose_batch(batch_reads, number, time_ms)
         )
-        if apply_change and plan.removed and not limits["force"]:
+        if apply_change and plan.files_to_remove and not limits["force"]:
             _check_quiet(checkpoint_folder, limits["quiet_s"])
     lines = list(_reread_lines(plan))
-    if not plan.removed:
+    if not plan.files_to_remove:
         output.item(
             {"rewound": False, "batchId": plan.batch.number},
             f"Batch {plan.batch.number} is the last: nothing to do",
@@ -333,7 +338,7 @@ def rewind(
     row = {
         "rewound": apply_change,
         "batchId": plan.batch.number,
-        "again": plan.rolled_back,
+        "again": plan.later_batches,
         "ranges": ranges,
         "backup": backup,
     }
@@ -343,11 +348,11 @@ def rewind(
 
 def _reread_lines(plan: RewindPlan) -> Iterator[str]:
     """The lines that say what the query will read again, with the range of each queue."""
-    if plan.rolled_back:
+    if plan.later_batches:
         batches = (
-            f"batch {plan.rolled_back[0]}"
-            if len(plan.rolled_back) == 1
-            else f"batches {plan.rolled_back[0]} to {plan.rolled_back[-1]}"
+            f"batch {plan.later_batches[0]}"
+            if len(plan.later_batches) == 1
+            else f"batches {plan.later_batches[0]} to {plan.later_batches[-1]}"
         )
         count = sum(offset_range.size for offset_range in plan.ranges)
         yield f"What {batches} read is read again, {count} offsets, in new batches from number {plan.batch.number + 1} on:"

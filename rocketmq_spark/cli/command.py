@@ -67,7 +67,7 @@ class CliCommand(click.Command):
 
 
 class SendingCommand(CliCommand):
-    """A command that sends while it prints. It has not sent everything if it can no longer print."""
+    """A command that sends while it prints. If it can no longer print, it has not sent everything."""
 
     broken_pipe_exit_code = 1
 
@@ -166,7 +166,7 @@ def time_option(*names: str, help: str) -> Callable[[Callable[..., None]], Calla
 
 
 def _discard_output() -> None:
-    """Discard all further output, also what Python still has in a buffer when it exits: the reader of the pipe has ended."""
+    """Discard all further output, including Python's buffers at exit, because the reader of the pipe has ended."""
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -212,7 +212,7 @@ COMMANDS = {
 
 
 class _LazyGroup(SuggestingGroup):
-    """A group whose commands are imported when they are used; its help needs none of them."""
+    """A group whose commands are imported when they are used. The help of the group imports no command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

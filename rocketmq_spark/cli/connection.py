@@ -50,7 +50,7 @@ class Target:
         return parsed
 
     def for_role(self, role: str) -> Target:
-        """Return a target without the options that do not belong to a role, and always with a name server."""
+        """Return a target with the options of a role, without all others. It always has a name server."""
         from rocketmq_spark import options
 
         rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
@@ -72,7 +72,7 @@ class Target:
     def in_checkpoint_scope(self, identities: Sequence[Mapping[str, object]]) -> Target:
         """Return a target with the namespace of a checkpoint's sources, and with their environment if it has its own topics.
 
-        If the checkpoint does not record them, or its sources differ, return this target.
+        Returns this target if the checkpoint does not record the namespaces, or if its sources differ.
         """
         recorded_scopes = [record for record in identities if "namespace" in record]
         scopes = [
@@ -144,7 +144,9 @@ _SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
 
 
 def _topic_environment(record: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of a recorded environment that has its own topics. In mode queues, positions name the queues already."""
+    """Return the options of a recorded environment that has its own topics. Other environments need no options, because the
+    recorded positions name their queues.
+    """
     has_suffix = record.get("environmentMode") == "suffix" and "environment" in record
     return {"environment": record["environment"], "environmentMode": "suffix"} if has_suffix else {}
 

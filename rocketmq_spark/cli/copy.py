@@ -1,8 +1,8 @@
-"""``rocketmq-spark copy``: copies the messages of a topic to another topic or cluster. The offsets of a consumer group are the
+"""``rocketmq-spark copy``: copies the messages of a topic to another topic or cluster. The offsets of a consumer group record the
 progress.
 
-Every copy is acknowledged before the offset behind its original is committed. So no message is missing after a restart, and
-messages sent since the last commit are sent again.
+Every copy is acknowledged before the offset behind its original is committed. So after a restart no message is missing, and the
+messages that were sent since the last commit are sent again.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 # If the command is killed, a restart repeats the messages sent within this time, and those in flight.
 COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
-# Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
+# The most bytes of the originals of one batch. A larger message is sent alone, because the limit of single messages is higher.
 _MAX_BATCH_BYTES = 512 << 10
-# While messages arrive: the interval of checks whether the end is reached.
+# The interval of checks whether the end is reached, while messages arrive.
 _END_CHECK_S = 1.0
 # Shorter pauses are skipped.
 _MIN_PAUSE_S = 0.01
-# With a rate: the longest idle time for which messages may catch up.
+# With a rate, messages may catch up for at most this much idle time.
 _MAX_CREDIT_S = 1.0
 _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
 
 class Copier:
-    """Sends copies of messages, and commits the offsets behind those that are acknowledged. ``stop`` ends a pause.
+    """Sends copies of messages, and commits the offsets behind acknowledged messages. ``stop`` ends a pause.
 
-    Messages of one queue go to one queue, those with a sharding key to the queue that the key's hash selects. A batch contains
-    messages for one queue, and is acknowledged before the next one is sent, so the order is kept.
+    The messages of a source queue go to one queue. Messages with a sharding key go to the queue that the hash of the key selects.
+    A batch contains messages for one queue, and is acknowledged before the next batch is sent. So the order is kept.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop: Latch) -> None:
@@ -72,8 +72,9 @@ class Copier:
         self.copied_count = self.skipped_count = self.spooled_count = 0
 
     def send(self, polled: PolledMessages, limit: int | None = None) -> int:
-        """Send copies of the messages of one queue, in order. Returns how many are done. Ends early if the command stops, or if
-        the queue was revoked: its other messages belong to the next owner, even if that is this command.
+        """Send copies of the messages of one queue, in order. Returns how many messages are done. Ends early if the command
+        stops. Also ends early if the queue was revoked, because its other messages belong to the next owner, which may be this
+        command.
         """
         rate, done_count = self._arguments["rate"], 0
         for chunk in chunks(
@@ -144,9 +145,9 @@ class Copier:
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of the destination that gets the copies of a source queue: the one with the same broker name and id or, if
-    there is none, one that broker name and id select. It does not depend on other source queues, which are missing in the route
-    while their broker is down.
+    """Return the queue of the destination that gets the copies of a source queue. It is the queue with the same broker name and
+    id. If there is none, a number that is computed from broker name and id selects a queue. The result does not depend on other
+    source queues, because these are missing in the route while their broker is down.
     """
     broker_and_id = source.broker_name, source.queue_id
     queue_number = zlib.crc32(source.broker_name.encode()) + source.queue_id
@@ -156,7 +157,7 @@ def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQu
 def remapped_queues(
     sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
 ) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
-    """Return the source queues whose copies releases up to 0.1.0 sent to another queue, with that queue and the current one."""
+    """Return the source queues whose copies releases up to 0.1.0 sent to another queue. Each has the old and the new queue."""
     mappings = {
         source: (queues[index % len(queues)], queue_for(source, queues)) for index, source in enumerate(sources)
     }
@@ -239,10 +240,10 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     source, destination = arguments["source"], arguments["destination"]
     arguments["to_options"] = read_secret_files(output, "--to-option", arguments["to_options"])
     destination_target = _destination_target(target, arguments)
-    # The destination must exist: brokers that create topics automatically would create a misspelt one.
+    # The destination must exist, because brokers that create topics automatically would create a misspelt topic.
     if _overlap(_locations(destination_target, destination), _locations(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
-    stop, begun_s = Latch(), time.monotonic()
+    stop_latch, begun_s = Latch(), time.monotonic()
     source_target, group = target.for_role("batch source"), arguments["group"]
     offsets_before = copied_offsets(
         source_target, group, source
@@ -251,23 +252,23 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
         changes = remapped_queues(list(offsets_before), producer.queues(destination))
         if changes := {queue: old_and_new for queue, old_and_new in changes.items() if offsets_before[queue]}:
             output.warning(_remapping_text(group, changes))
-        copier = Copier(consumer, producer, arguments, stop)
-        with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-            _copy_all(copier, consumer, source_target, arguments, stop)
+        copier = Copier(consumer, producer, arguments, stop_latch)
+        with on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM):
+            _copy_all(copier, consumer, source_target, arguments, stop_latch)
         duration_s = time.monotonic() - begun_s
     _report(output, copier, arguments, duration_s)
-    if stop.is_set():
+    if stop_latch.is_set():
         raise KeyboardInterrupt
 
 
 def _overlap(source: set[Location], destination: set[Location]) -> bool:
-    """No environment means all environments."""
+    """Whether two locations are the same. A location without an environment is in all environments."""
     return any(a[:2] == b[:2] and (a[2] == b[2] or None in (a[2], b[2])) for a in source for b in destination)
 
 
 def _locations(target: Target, topic: str) -> set[Location]:
-    """The addresses of a topic's brokers, with the topic's name there and the environment: the same for all spellings of a
-    topic.
+    """The addresses of a topic's brokers, each with the topic's name on brokers and the environment. All spellings of a topic
+    have the same locations.
     """
     from rocketmq_spark.queues.environment import environment_of
 
@@ -377,7 +378,7 @@ def _remapping_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueu
 
 
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
-    """The ends of the source's queues that belong to the environment, or of all queues without one."""
+    """The ends of the source's queues that belong to the environment; without an environment, of all queues."""
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.topic_reader import not_readable_error
     from rocketmq_spark.queues.environment import EnvironmentQueues, environment_of
@@ -391,7 +392,9 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
 
 def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
-    """Whether the group has reached the ends; other members may read for it, too. Raises ``OffsetError`` if it never can."""
+    """Whether the group has reached the ends. Other members of the group may have read messages, too. Raises ``OffsetError`` if
+    the group can never reach the ends.
+    """
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.lag import own_group
 

@@ -151,7 +151,7 @@ class Chains:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
-        self._united_functions: set[Function] = set()  # their results are united already
+        self._united_functions: set[Function] = set()  # functions whose results are united already
         self.chains: list[CallChain] = []
         self._by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []

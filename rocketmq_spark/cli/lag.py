@@ -149,7 +149,7 @@ def _checkpoint_lag(target: Target, name: str, topics: tuple[str, ...]) -> Fetch
 
 
 def _complete_snapshot(reader: dict[str, object], positions: QueuePositions) -> LagSnapshot:
-    """Return the snapshot. Raises if an answer is missing, because Prometheus must not get partial values."""
+    """Return the snapshot. Raises the error if a broker has not answered, because Prometheus must not get partial values."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
     if positions.errors:

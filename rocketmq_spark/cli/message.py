@@ -162,8 +162,8 @@ def resend(
 
 
 def _without_spool(output: Output, target: Target) -> Target:
-    """Return the target without a spool. A letter that waits in a spool is not in its topic, so the next command would send it
-    again. Dead letters stay in their own topic until then.
+    """Return the target without a spool. If a resent letter waited in a spool, the next command would not find it in its topic,
+    and would send it again. Without a spool, a dead letter that cannot be sent stays in the dead-letter topic.
     """
     from rocketmq_spark import options
     from rocketmq_spark.session.spools import SPOOL_OPTIONS
@@ -180,7 +180,7 @@ def _unsendable_reason(letter: ReceivedMessage) -> str | None:
 
 
 def _report_skipped(output: Output, row: dict[str, object], subject: str, reason: object) -> None:
-    """Report a skipped dead letter: as a note for people, as a row for programs, which get no notes."""
+    """Report a skipped dead letter: with a note for people, and with a row for programs, which get no notes."""
     output.note(f"{subject} is skipped: {reason}")
     if output.machine:
         output.item({**row, "sent": False, "leftOut": str(reason)}, "")
@@ -192,7 +192,9 @@ def _earlier_resend(
     letter: ReceivedMessage,
     row: dict[str, object],
 ) -> str | None:
-    """Return the id of the message as which a dead letter was resent; None if it was not, or if brokers cannot say (noted)."""
+    """Return the id of the message as which a dead letter was resent; None if it was not resent. Also returns None if brokers
+    cannot say that, and prints a note.
+    """
     from rocketmq_spark.errors import RocketMQError
 
     try:
@@ -210,7 +212,7 @@ def _note_counts(output: Output, sent_count: int, skipped_count: int, apply_chan
 
 
 def _check_environment(target: Target, group: str) -> None:
-    """Raise if the group belongs to an environment and the command has none: the letters could go to other environments."""
+    """Raise if the group belongs to an environment and the command has none, because letters could go to other environments."""
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of, environment_of_group
 
@@ -232,7 +234,7 @@ def _resend(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | Roc
     key = letter.properties.get(Property.SHARDING_KEY)
     try:
         return producer.send(_new_message(letter), selector="hash" if key else None, arg=key or None)
-    except RouteNotFound as e:  # no queue of this topic is writable; those of other topics may be
+    except RouteNotFound as e:  # no queue of this topic is writable, but other topics may have writable queues
         return e
     except RocketMQError as e:
         if e.retriable:
@@ -241,7 +243,7 @@ def _resend(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | Roc
 
 
 def _new_message(letter: ReceivedMessage) -> Message:
-    """Return the message to send: the dead letter with the key of this resend, without the keys of earlier ones."""
+    """Return the message to send: the dead letter with the key of this resend, without the keys of earlier resends."""
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.wire.properties import is_reserved
@@ -291,7 +293,9 @@ def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
 def _dead_letters(
     output: Output, target: Target, group: str, letter_filter: DeadLetterFilter
 ) -> Iterator[ReceivedMessage]:
-    """Yield dead letters. Their ``topic`` is the one in which the group read the message, or the dead-letter topic if unknown."""
+    """Yield dead letters. ``topic`` is the topic in which the group read the message, or the dead-letter topic if that is
+    unknown.
+    """
     from rocketmq_spark.admin.groups import similar_groups_hint
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import topic_reader

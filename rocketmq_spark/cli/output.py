@@ -150,15 +150,15 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def wrap(text: str, width: int | None, indent: int = 0) -> list[str]:
-    """Wrap a line between words to ``width``, and indent the further lines. None: do not wrap."""
+    """Wrap a line between words to ``width``, and indent the further lines. Without a ``width``, the line is not wrapped."""
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def table_lines(columns: Mapping[str, str], rows: Sequence[Row], width: int | None) -> list[str]:
-    """Return a heading and a line for each of ``rows``. If they are wider than ``width``, each topic is on a separate line above
-    its rows instead of in a column.
+    """Return a heading and a line for each of ``rows``. If the lines are wider than ``width``, the column of topics is omitted,
+    and each topic is on a separate line above its rows.
     """
     lines = _table(columns, rows)
     if width is None or "topic" not in columns or max(map(len, lines)) <= width:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REGIONS = ("africa", "america", "asia", "europe", "oceania")
 _CHANNELS = ("app", "shop", "web")
-# Messages are sent in small groups: to wake up for each message would cost more CPU.
+# The shortest pause between groups of messages. It would cost more CPU to wake up for each message.
 _MIN_PAUSE_S = 0.02
 
 
@@ -102,7 +102,7 @@ def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[in
             stop.wait(max(_MIN_PAUSE_S, started_s + sent_count / per_second - time.monotonic()))
 
 
-# Sends that may wait for an answer. More would only use memory.
+# The most sends that wait for an answer. More of them would only use memory.
 _MAX_UNACKNOWLEDGED = 1000
 
 
@@ -250,7 +250,9 @@ class SendReport:
 
 
 def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendReport) -> None:
-    """Send in order, with many unacknowledged sends at a time. Also reports what was acknowledged before a failure or Ctrl-C."""
+    """Send in order, with many unacknowledged sends at a time. After a failure or Ctrl-C, the acknowledged messages are reported,
+    too.
+    """
     unacknowledged: deque[Future[SendResult]] = deque()
 
     def report_finished(max_unacknowledged: int) -> None:

@@ -17,14 +17,15 @@ from typing import NamedTuple
 UNKNOWN = "\0"
 # Beyond these limits, a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
 _MAX_VALUES, _MAX_STEPS, _MAX_TOTAL_STEPS = 32, 5_000, 300_000
-# The same: characters of a computed text; items of a computed list; values in computed JSON. One step may double each of them.
+# Further limits of this kind: characters of a computed text; items of a computed list; values in computed JSON. One step may
+# double each of these.
 _MAX_TEXT_CHARS, _MAX_LIST_ITEMS, _MAX_JSON_VALUES = 100_000, 1_000, 10_000
-_MAX_TOTAL_CHARS = 20_000_000  # the same: characters in the texts of all expressions of a program
-# Nested expressions. Python's stack has room for so many.
+_MAX_TOTAL_CHARS = 20_000_000  # a limit of this kind: characters in the texts of all expressions of a program
+# The limit of nested expressions, for which Python's stack has room.
 _MAX_DEPTH = 100
 # Calls that copy an object and change attributes.
 _COPYING_CALLS = ("replace", "_replace", "evolve")
-# Base classes of other modules that set no attributes. Any other base class may, such as pydantic's ``BaseSettings``.
+# Base classes of other modules that set no attributes. Any other base class may set some, such as pydantic's ``BaseSettings``.
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _PLAIN_BASES = {"object", "str", "int", "ABC", "Protocol", "Generic", "NamedTuple", "TypedDict", *_ENUMS}
 
@@ -44,7 +45,7 @@ class ListValue(NamedTuple):
 
 
 class DictValue(NamedTuple):
-    """A dictionary. ``is_open``: it may have further items, whose names the program does not show."""
+    """A dictionary. If ``is_open``, it may have further items, whose names the program does not show."""
 
     items: tuple[DictItem, ...]
     is_open: bool = False
@@ -111,7 +112,7 @@ class PythonProgram:
         self._calls_of: dict[ast.AST, list[ast.Call]] = {}  # by function
         self._all_calls: list[ast.Call] = []  # resolved when all functions are bound
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
-        self._in_evaluation: set[object] = set()  # keys of values being computed: one that occurs again is a cycle
+        self._in_evaluation: set[object] = set()  # keys of the values that are being computed, to detect cycles
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
         # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
         self._is_incomplete = False
@@ -239,7 +240,7 @@ class PythonProgram:
     def _record_change(
         self, dictionary: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
     ) -> None:
-        """Record additions and removals of a dictionary. If it is inside of another one, the outer one may have any value."""
+        """Record additions and removals of a dictionary. If it is an item of another dictionary, that one may have any value."""
         match dictionary:
             case ast.Name(id=name):
                 owner = scope.outer_names.get(name) or scope.owner(name) or scope
@@ -259,7 +260,9 @@ class PythonProgram:
         owner.removals.setdefault(name, []).extend(removed)
 
     def _propagate_changes(self) -> None:
-        """Apply the changes of a dictionary to all of its names: a change through one name is visible through the others."""
+        """Apply the changes of a dictionary to all of its names, because a change through one name is visible through
+        the others.
+        """
         scopes = {*self._scopes.values(), self._attribute_changes}
         pending = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
         while pending:
@@ -425,7 +428,7 @@ class PythonProgram:
         return constructors
 
     def _is_object(self, node: ast.expr) -> bool:
-        """Whether a name is a class of the program, or an object of one. Its methods may have the same names as Spark's."""
+        """Whether a name is a class of the program, or an object of such a class, whose methods may be named as Spark's."""
         if not isinstance(node, ast.Name):
             return False
         if node.id in ("self", "cls"):
@@ -501,7 +504,7 @@ class PythonProgram:
                 outer_constants | self._used_constants,
             )
         if not values and not self._in_evaluation:
-            values = (UNKNOWN,)  # it depends only on itself
+            values = (UNKNOWN,)  # the value depends only on itself
         result = values, values_and_constants
         if not self._is_incomplete or not self._in_evaluation:
             self._memo[memo_key] = result
@@ -612,7 +615,7 @@ class PythonProgram:
             return
         choices = [list(map(_as_text, self.values(part))) or [UNKNOWN] for part in parts]
         for texts in itertools.islice(itertools.product(*choices), _MAX_VALUES):
-            # Computed before the text is, which may be too long.
+            # The size is computed before the text, because the text may be too long.
             size = sum(map(len, texts)) + len(separator) * len(texts)
             yield separator.join(texts) if size <= _MAX_TEXT_CHARS else UNKNOWN
 

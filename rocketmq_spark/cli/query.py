@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class QueryPositions(NamedTuple):
     """The positions at which a query continues: after its last finished ``batch``, or at its start if no batch is finished.
 
-    ``new_queues`` are the queues that no finished batch has planned; one without a position is read from its first message.
-    ``other_clusters`` are those whose sources are not included. ``errors`` are failures because of which ``new_queues`` may be
+    ``new_queues`` are the queues that no finished batch has planned. A new queue without a position is read from its first
+    message. ``other_clusters`` are the clusters whose sources are not included. Because of ``errors``, ``new_queues`` may be
     incomplete.
     """
 
@@ -63,7 +63,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     batch_here, other_clusters = batch.of_clusters(cluster_names)
     new_queues, errors = unplanned_queues(client, batch_here)
     starts: dict[MessageQueue, int] = {}
-    if unfinished_batch is not None:  # it has logged the start offsets, also of sources that no finished batch has
+    if unfinished_batch is not None:  # its log has the start offsets, even of sources that no finished batch has
         planned_sources = unfinished_batch.batch.of_clusters(cluster_names)[0].sources
         starts = lowest_positions(offsets.new_queue_starts for offsets in planned_sources.values())
         new_queues |= {
@@ -115,7 +115,8 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
             try:
                 queues += client.routes.get_existing(topic, 0.0).readable_queues()
             except RouteNotFound as e:
-                # Otherwise the loss of the topic was accepted, or it was deleted since the name server listed it.
+                # A topic that was never read is no error. It was deleted after the name server listed it, or its loss was
+                # accepted.
                 if topic in known_topics:
                     errors.append(e)
         new_queues |= {*checkpoint_identity.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
@@ -123,7 +124,9 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
 
 
 def clusters(client: Client) -> set[str]:
-    """Return the clusters of all registered brokers; empty without permission, and for a Proxy, which does not report them."""
+    """Return the clusters of all registered brokers; an empty set without permission, or if a Proxy answers, which does not
+    report clusters.
+    """
     try:
         return {data.cluster for data in client.routes.cluster().values()}
     except (AccessDenied, NotSupported):

@@ -51,7 +51,7 @@ _Opened = TypeVar("_Opened", bound=_Closable)
 
 # An absolute path, because ``become_owner`` changes the current folder.
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path), callback=lambda _, __, folder: folder.absolute())
-# The module is imported before ``become_owner``: later, this process may not be able to read the package.
+# This module is imported before ``become_owner``, because afterwards this process may not be able to read the package.
 _PRELOADED_MODULE = "rocketmq_spark.delay.envelope_records"
 _SUMMARY = {
     "path": "SPOOL",
@@ -346,7 +346,7 @@ def _raise_first(output: Output, errors: Sequence[Exception]) -> None:
 def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
     """Return a function that returns the old and the new owner of a folder's records.
 
-    That function imports nothing, because it is called after ``become_owner``.
+    The returned function imports nothing, because it is called after ``become_owner``.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, DELAYED_KIND
     from rocketmq_spark.delay.node import purpose_of
@@ -380,8 +380,8 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
 
 @contextlib.contextmanager
 def _collecting_errors(errors: list[Exception]) -> Iterator[None]:
-    """Add the error of one folder to ``errors``, so that the command continues with the other folders. This includes any error,
-    because other users may decide what is in a folder; errors of the output are raised.
+    """Add the error of one folder to ``errors``, so that the command continues with the other folders. Every type of error is
+    added, because other users may decide what is in a folder. Only errors of the output are raised.
     """
     try:
         yield
@@ -402,8 +402,8 @@ def _opened_as_owner(path: Path, open_spool: Callable[[Path], _Opened]) -> Itera
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Return the error without the frames in which it was raised: their variables would keep a database open while the command
-    uses other folders. For ``--debug``, a note says where an unexpected error was raised.
+    """Return the error without the frames in which it was raised, because the variables of these frames would keep a database
+    open while the command uses other folders. For ``--debug``, a note says where an unexpected error was raised.
     """
     if not isinstance(error, RocketMQError):
         places = (f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__))
@@ -438,8 +438,8 @@ def _paths(folder: Path) -> list[Path]:
 def _record_row(
     path: Path, entry: SpoolEntry, *field_functions: Callable[[SpoolEntry], dict[str, object]]
 ) -> dict[str, object]:
-    """The row of a record. Other users may decide what is in a record: if that causes an error, the row has the error, and the
-    command shows the other records.
+    """The row of a record. Other users may decide what is in a record. If a record causes an error, its row has the error, and
+    the command shows the other records.
     """
     row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
     for fields_of in field_functions:
@@ -618,7 +618,7 @@ def serve(
 
     stop = Latch()
     with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-        node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
+        node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, resends_dead_letters=dead)
         node = open_node(node_settings, **{**target.settings(), "group": group})
         tune_gc()
         row_at_start = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting_count}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.consumers import PullConsumer
 
 
-# Bytes of an undecodable message that its line shows; --json has all of them.
+# The most bytes that the line of an undecodable message shows. --json prints all bytes.
 _MAX_UNDECODABLE_BYTES = 40
 
 
@@ -159,7 +159,7 @@ def _seek(reader: TopicReader, begin: StartPosition) -> None:
 
 def message_document(message: ReceivedMessage) -> dict[str, object]:
     """Return a message as JSON values, with the names of the source's columns. A body that is not UTF-8 is ``bodyBase64``. For a
-    message that cannot be decoded, this is the stored body, and ``sysFlag`` and ``decodeError`` are added.
+    message that cannot be decoded, ``bodyBase64`` is the stored body, and ``sysFlag`` and ``decodeError`` are added.
     """
     is_undecodable = message.decode_error is not None
     text = None if is_undecodable else _utf8_text(message.body)
@@ -275,8 +275,8 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
 def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) -> None:
     """Store the start offsets of queues in which the group has none, before anything is read.
 
-    Otherwise, if the command is killed, the next one could start later and miss messages. A group with members already has
-    positions. Errors suggest similar topics.
+    Otherwise, if the command is killed, the next command could start at a later offset and miss messages. A group with members
+    already has positions. Errors suggest similar topics.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
@@ -328,9 +328,9 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
 
 
 def _print(output: Json, consumer: PullConsumer, polled_messages: PolledMessages, limit: int | None) -> None:
-    """Print at most ``limit`` messages of one queue, and commit the positions of all queues, also of those without messages.
+    """Print at most ``limit`` messages of one queue, and commit the positions of all queues, even of queues without messages.
 
-    If the pipe closes, the messages that were written before are committed, too.
+    If the pipe closes, the positions behind the messages that were written before are committed, too.
     """
     try:
         for count, message in enumerate(polled_messages.messages[:limit], 1):

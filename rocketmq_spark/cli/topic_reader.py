@@ -32,9 +32,10 @@ from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# Offsets that are read ahead of each queue, to merge the queues; more with a filter, which drops most messages.
+# The number of offsets that are read ahead of each queue, to merge the queues. It is larger with a filter, which drops most
+# messages.
 _READ_AHEAD, _FILTERED_READ_AHEAD = 256, 8192
-# The first read of a queue, while the size of its messages is unknown.
+# The number of offsets of the first read of a queue, when the size of its messages is unknown.
 _FIRST_READ_AHEAD = 32
 # Limit of the stored bytes in buffers of all queues, and of the memory of unwrapped batches. Each message is decompressed only
 # when it is returned.
@@ -44,7 +45,8 @@ _MAX_ROUTE_AGE_S = 10.0
 
 # Returns the start offsets for the bounds of all queues.
 StartFunction = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
-# The next message of a queue: its store time, and its position in the commit log, which orders those of one millisecond.
+# The next message of a queue: its store time, its broker and its position in the commit log, which order messages of one
+# millisecond, and its queue.
 HeapEntry = tuple[int, str, int, MessageQueue]
 
 
@@ -66,10 +68,12 @@ class TopicReader:
         self._next_offsets: dict[MessageQueue, int] = {}
         self._start_offsets: Mapping[MessageQueue, int] | None = None
         self._end_offsets: Mapping[MessageQueue, int] = {}
-        # Offsets of each queue to read next: fewer if the messages are large.
+        # How many offsets of each queue to read next. The number is small if the messages are large.
         self._read_ahead: dict[MessageQueue, int] = {}
         self._next_messages: dict[MessageQueue, ReceivedMessage] = {}  # the next message of each queue
-        self._buffered_messages: dict[MessageQueue, Iterator[ReceivedMessage]] = {}  # those after ``_next_messages``
+        self._buffered_messages: dict[
+            MessageQueue, Iterator[ReceivedMessage]
+        ] = {}  # the messages after ``_next_messages``
         self._unwrap_budget = UnwrapBudget(_MAX_BUFFERED_BYTES)
 
     def seek(self, start: StartFunction) -> None:

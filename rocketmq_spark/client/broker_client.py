@@ -124,7 +124,7 @@ class BrokerClient:
             return None
         command = BrokerCommand(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
         (answer,) = self.rpc_client.invoke_each([(address, command.command)], deadline)
-        return _checked(answer, command, address, (Response.SUCCESS,))
+        return _answer_or_error(answer, command, address, (Response.SUCCESS,))
 
     def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
         """Remove the entries of ``table`` whose key, broker and topic, is in no cached route."""
@@ -202,7 +202,9 @@ class BrokerClient:
         )
         answers = iter(outcomes)
         return [
-            _checked(next(answers), broker_command, address, accepted_codes) if isinstance(address, str) else address
+            _answer_or_error(next(answers), broker_command, address, accepted_codes)
+            if isinstance(address, str)
+            else address
             for broker_command, address in zip(commands, addresses, strict=True)
         ]
 
@@ -230,7 +232,7 @@ def first_queues(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], Messag
     return {(queue.broker_name, queue.topic): queue for queue in sorted(queues, reverse=True)}
 
 
-def _checked(
+def _answer_or_error(
     result: Command | RocketMQError | None, command: BrokerCommand, address: str, accepted_codes: Container[int]
 ) -> Command | RocketMQError | None:
     if result is None or isinstance(result, RocketMQError) or result.code in accepted_codes:

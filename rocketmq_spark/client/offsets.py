@@ -246,7 +246,7 @@ class RemotingOffsetReader:
         Some answers of brokers are wrong. Brokers before 5.1.4 return the message that is nearest to the time. If all messages of
         a batch topic are older, brokers return its last batch. If several messages of the last millisecond match, brokers return
         the last of these messages. With a ``group``, messages are pulled as this group to correct such answers.
-        After old files were deleted, the answer may be below the minimum: callers clamp it.
+        After old files were deleted, the answer may be below the minimum offset. So callers clamp it.
         """
         commands = [
             # Brokers fail with a number above Java's largest long. No message has such a store time.

@@ -98,8 +98,8 @@ class RemotingSendBack:
         raise last_error
 
 
-# The most bytes of the properties that are added to a copy. If the properties do not fit, the most bytes of each property of
-# RocketMQ that is kept.
+# ``_MAX_ADDED_BYTES`` is room for the properties that are added to a copy. If the properties do not fit, only RocketMQ's own
+# properties are kept, each with at most ``_MAX_PROPERTY_BYTES``.
 _MAX_ADDED_BYTES, _MAX_PROPERTY_BYTES = 1024, 1024
 
 

@@ -6,8 +6,9 @@ This module is pure: time and answers are arguments, and the caller sends the re
 - ``position``: the offset after the last message that a poll returned.
 - ``finished_offset``: all messages before it are finished, so it may be committed.
 
-The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before that poll. If a
-poll took messages but did not return them (Ctrl-C interrupted it, or the caller left a loop), the next poll returns them first.
+The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before that poll. If
+Ctrl-C interrupted a poll, or the caller left a loop, the poll may have taken messages that it did not return. The next poll
+returns these messages first.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class BrokerRequestHandler:
                 self._rebalancing.reset(offsets)
             case GetConsumedOffsets(topic):
                 with self._state.lock:
-                    offsets = self._state.offsets.all()
+                    offsets = self._state.offsets.all_offsets()
                 return {queue: offset for queue, offset in offsets.items() if queue.topic == topic}
             case GetRunningInfo(wants_stacks):
                 return self._running_info(wants_stacks)

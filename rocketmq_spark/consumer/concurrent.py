@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CHECK_S = 0.01
 _CLOSED_CHECK_S = 1.0
-MAX_LATE_PER_RUN = 16  # of one queue in one run; more if one call has more
+MAX_LATE_PER_RUN = 16  # late messages of one queue that a run sends back; more if a single call has more
 DELAY_LEVEL = 3
 
 
@@ -174,7 +174,9 @@ class ConcurrentConsumeService:
         return call
 
     def _consume(self, next_call: Callable[[], ConcurrentCall | None], refusal: Failure | None = None) -> None:
-        """Call the listener. With a ``refusal`` (its event loop was closed), send the messages back on this worker instead."""
+        """Call the listener. If the listener's event loop was closed, ``refusal`` is set, and this worker sends the messages
+        back instead.
+        """
         if (call := next_call()) is not None:
             self._on_outcome(call, refusal or capture(self._listener, call.messages, call.context))
 
@@ -300,7 +302,8 @@ class ConcurrentConsumeService:
         self._record_results()
 
     def _record_results(self) -> None:
-        """Record the results of all threads. If another thread is recording results, that thread records this one, too.
+        """Record the results of all threads. If another thread is recording results, that thread also records the result of
+        this thread.
 
         If threads waited for each other here, the interpreter would switch threads with each message. With a quick listener, a
         message would then take three times as long.

@@ -1,8 +1,8 @@
 """Checks for conditions that make members of a group miss or repeat messages without an error.
 
-Different subscriptions: brokers keep one subscription per group, that of the last heartbeat, and filter the messages of all
-members by it. But all members share the queues of a topic, even members that do not subscribe to the topic. So messages that
-only some members subscribe to are skipped or stay unread.
+Different subscriptions: brokers keep one subscription per group, from the last heartbeat, and filter the messages of all
+members by this subscription. But all members share the queues of a topic, even members that do not subscribe to the topic. So
+messages that only some members subscribe to are skipped or stay unread.
 
 POP: an operator may switch a group to POP (``mqadmin setConsumeMode``). Then Java members with ``clientRebalance=false`` pop,
 and other members pull, so brokers deliver each message twice.
@@ -72,7 +72,7 @@ class SubscriptionConflicts:
 
 
 class Differences(NamedTuple):
-    """The differences between two sets of subscriptions: a digest of all differences, and a text with the first ones."""
+    """The differences between two sets of subscriptions: a digest of all differences, and a text with the first differences."""
 
     digest: bytes
     text: str

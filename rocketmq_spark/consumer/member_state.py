@@ -73,7 +73,7 @@ class OffsetTable:
         """Return the offsets of queues for which no offset has been stored since the queue was started or reset."""
         return {queue: entry.offset for queue, entry in self._entries.items() if entry.committed_offset is None}
 
-    def all(self) -> dict[MessageQueue, int]:
+    def all_offsets(self) -> dict[MessageQueue, int]:
         return {queue: entry.offset for queue, entry in self._entries.items()}
 
     def mark_committed(self, offsets: Mapping[MessageQueue, int]) -> None:

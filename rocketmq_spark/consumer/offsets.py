@@ -212,9 +212,9 @@ class LocalOffsets:
         """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could make this
         consumer skip messages.
         """
-        if (foreign := self._foreign_owner()) is not None:
+        if (foreign_file := self._foreign_owner()) is not None:
             raise OffsetError(
-                f"the offsets in {self._path} are not used: {foreign}",
+                f"the offsets in {self._path} are not used: {foreign_file}",
                 remedy="Choose another 'localOffsetsDir'. If you trust them, let root first move them below a "
                 "folder that only root may change, and give them to you there",
             )
@@ -311,19 +311,19 @@ def _file_identity(file: Path | int) -> tuple[int, int, int]:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    # Unique, for processes that store at the same time.
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    # The name is unique, because several processes may store at the same time.
+    temporary_path = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        descriptor = folders.open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        descriptor = folders.open_regular(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary_path.replace(path)
         with contextlib.suppress(OSError):  # a file system without fsync for folders
             _fsync_folder(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 def _fsync_folder(folder: Path) -> None:
@@ -404,7 +404,7 @@ class OffsetStore(Protocol):
         """Return the stored offset; None only if certainly no offset is stored."""
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store the offsets that have changed: those of ``queues``, or all."""
+        """Store the offsets that have changed; only the offsets of ``queues`` if they are given."""
 
 
 class BrokerOffsets:
@@ -596,7 +596,7 @@ class FileOffsets:
 
     def _persist(self) -> None:
         with self._state.lock:
-            changed_offsets, offsets = self._state.offsets.changed_offsets(), self._state.offsets.all()
+            changed_offsets, offsets = self._state.offsets.changed_offsets(), self._state.offsets.all_offsets()
         if not changed_offsets:
             return
         try:

@@ -89,7 +89,8 @@ class OrderedConsumeService:
         self.lock_timer = timer
         self.connection: Callable[[str], object] = lambda broker_name: None
         self._queues_waiting_for_lock: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
-        self._queues_to_lock: set[ProcessQueue] = set()  # these queues, and others whose lock is requested next
+        # Queues whose lock is requested next, because their tasks or their pulls wait for it.
+        self._queues_to_lock: set[ProcessQueue] = set()
         # Queues whose last request was refused less than ``LOCK_REFUSED_S`` ago.
         self._refused_queues: set[ProcessQueue] = set()
         self.on_queue_free: Callable[[], None] = lambda: None

@@ -84,11 +84,11 @@ class Ownership:
         # Queues between their release and their next start, with the end of this handover. A reset during the handover applies
         # to them, too.
         self._handover_until_ms: dict[MessageQueue, int] = {}
-        self._reset_count = 0  # changes with each reset, so that longer actions notice one that came meanwhile
+        self._reset_count = 0  # changes with each reset, so that longer actions notice a reset that came meanwhile
         self._complaints = LogThrottle()  # by topic and broker
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Release ``queues``; returns those that were released. A queue whose messages a listener has is released later."""
+        """Release ``queues``; returns the released queues. A queue whose messages a listener has is released later."""
         with self._state.lock:
             process_queues = [self._state.queues[queue] for queue in queues if queue in self._state.queues]
             for process_queue in process_queues:
@@ -98,8 +98,8 @@ class Ownership:
         return idle_queues
 
     def add(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Start ``queues``; returns those that were started. The next rebalance tries the other queues again, such as queues
-        that another member has locked.
+        """Start ``queues``; returns the started queues. The next rebalance tries the other queues again, such as queues that
+        another member has locked.
         """
         with self._state.lock:
             queues_to_start = [queue for queue in queues if queue not in self._state.queues]
@@ -198,7 +198,7 @@ class Ownership:
             self._request_locks(queues, TIMEOUT_S if self._port.receives_notices else NO_NOTICES_TIMEOUT_S)
 
     def request_locks(self, queues: Sequence[ProcessQueue]) -> set[MessageQueue]:
-        """Request the locks of these queues; returns those that were granted."""
+        """Request the locks of these queues; returns the queues whose lock was granted."""
         return self._request_locks([process_queue.queue for process_queue in queues], 1.0)
 
     def leave(self, deadline: Deadline) -> None:
@@ -300,7 +300,7 @@ class Ownership:
         if self._needs_locks:
             process_queue.lock.grant(locked_ms, connection)
         with self._state.lock:
-            # Another thread started the queue first, or a reset came, and the offset that was read may be older than the reset.
+            # Another thread started the queue first, or a reset came after the offset was read.
             if self._has_left or queue in self._state.queues or self._reset_count != reset_count:
                 return False
             if queue in self._pending_resets:  # the stored offset is older than the reset
@@ -330,14 +330,14 @@ class Ownership:
         its queues, the broker returns 0 for such a queue.
         """
         consume_from = self._settings.consume_from
-        # By the clock of leases, because the wall clock may have been set.
+        # The age is measured by the clock of leases, because the wall clock may have been set.
         age_ms = self._lease_ms() - max(self._created_ms, self.subscribed_ms(topic))
         if self._settings.clustering or consume_from.where is not ConsumeFromWhere.LATEST or age_ms <= START_PERIOD_MS:
             return consume_from
         return ConsumeFrom(ConsumeFromWhere.TIMESTAMP, self._timer.wall_ms() - age_ms)
 
     def _request_locks(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
-        """Request locks of owned queues; returns those that were granted."""
+        """Request locks of owned queues; returns the queues whose lock was granted."""
         requested_ms = self._lease_ms()
         lock_connections = request_locks(self._port, self._settings.group, queues, timeout_s)
         regained_queues: list[ProcessQueue] = []

@@ -44,7 +44,7 @@ class Polls:
         self.reachability = Reachability(settings.group, clock)
         # ``with`` enters the lock, not the condition: Ctrl-C in the methods of a condition would leave the lock held.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._condition = threading.Condition(self._lock)
         self._queues = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
         # Called if the answer to a pull of a released queue reports a reset. Must not block.
         self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
@@ -54,7 +54,7 @@ class Polls:
             limits = PrefetchLimits(
                 settings.pull_batch_size, settings.thresholds.max_count, settings.thresholds.max_bytes
             )
-            self._prefetcher = Prefetcher(self._lock, self._changed, self._queues, limits, backlog_reader, clock)
+            self._prefetcher = Prefetcher(self._lock, self._condition, self._queues, limits, backlog_reader, clock)
             self._prefetcher.resume_long_polls = self._pull
         # A permanent failure that the next ``wait`` raises.
         self._error: tuple[MessageQueue, RocketMQError] | None = None
@@ -68,7 +68,7 @@ class Polls:
 
     # --- queues and positions, as in ``Assigned``
 
-    def assigned(self) -> list[MessageQueue]:
+    def assigned_queues(self) -> list[MessageQueue]:
         with self._lock:
             return sorted(self._queues.states)
 
@@ -161,7 +161,7 @@ class Polls:
         """Send no more pulls. Without ``wait``, this method does not block, so that a signal handler can call it."""
         with self._lock:
             self.closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         if wait and self._prefetcher is not None:
             self._prefetcher.close(self._settings.request_timeout_s)
 
@@ -171,7 +171,7 @@ class Polls:
         """Make the current or the next ``wait`` return at once."""
         with self._lock:
             self._is_woken = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def wait(self, deadline: Deadline, max_parts: int) -> list[FetchedPart]:
         """Wait for messages. Returns an empty list after ``deadline``, ``wake`` or ``close``.
@@ -189,9 +189,9 @@ class Polls:
                 now, remaining_s = self._clock.now(), deadline.remaining()
                 retry_at = self._queues.next_retry_at(now)
                 try:
-                    self._changed.wait(remaining_s if retry_at is None else min(remaining_s, retry_at - now))
+                    self._condition.wait(remaining_s if retry_at is None else min(remaining_s, retry_at - now))
                 except BaseException:  # Ctrl-C may interrupt ``Condition.wait`` while the lock is released
-                    if not self._changed._is_owned():  # type: ignore[attr-defined]
+                    if not self._condition._is_owned():  # type: ignore[attr-defined]
                         self._lock.acquire()
                     raise
         self._pull()  # the next messages arrive while the caller processes these
@@ -259,7 +259,7 @@ class Polls:
                 else:
                     self.reachability.on_failure(request.queue.broker_name, answer)
                 self._on_failure(request, answer)
-                self._changed.notify_all()
+                self._condition.notify_all()
                 return
             self.reachability.on_queue_read(request.queue.broker_name)
             if not answer.reset and request_filter != self._subscriptions.filter(request.queue.topic):
@@ -269,7 +269,7 @@ class Polls:
                 logger.warning(
                     "offset %d of %s %s: continuing at %d", request.offset, request.queue, event, answer.next_offset
                 )
-            self._changed.notify_all()
+            self._condition.notify_all()
         self._pull()
 
     def _on_failure(self, request: FetchRequest, error: RocketMQError) -> None:

@@ -89,7 +89,7 @@ class UnackedMessages:
     def __init__(self, ordering_key_of: Callable[[PoppedMessage], Hashable] = unique_key) -> None:
         self._ordering_key_of = ordering_key_of
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._condition = threading.Condition(self._lock)
         self._messages: dict[int, InvisibleMessage] = {}  # by identity, in the order of arrival
         # By topic and key: how many messages there are, and how many of them were delivered to the listener. Counted at each
         # change, because every poller reads the counts before each request.
@@ -118,7 +118,7 @@ class UnackedMessages:
         ]
         with self._lock:
             self._figures.record_pull(topic, len(messages), None, now_ms)
-            new_messages = [new for new in new_messages if new.ordering_key not in self._dropped_keys]
+            new_messages = [message for message in new_messages if message.ordering_key not in self._dropped_keys]
             for invisible_message in new_messages:
                 self._messages[id(invisible_message)] = invisible_message
                 _add_count(self._count_by_key, invisible_message.ordering_key)
@@ -140,7 +140,7 @@ class UnackedMessages:
             if not invisible_message.was_delivered:
                 invisible_message.was_delivered = True
                 _add_count(self._delivered_by_key, invisible_message.ordering_key)
-                self._changed.notify_all()
+                self._condition.notify_all()
             return True
 
     def record_outcome(self, invisible_message: InvisibleMessage, is_done: bool, now_ms: int) -> None:
@@ -168,7 +168,7 @@ class UnackedMessages:
             self._counts["sent back"] += sent_back
             self._remove_locked(invisible_message)
 
-    def all(self) -> list[InvisibleMessage]:
+    def all_messages(self) -> list[InvisibleMessage]:
         with self._lock:
             return list(self._messages.values())
 
@@ -180,7 +180,7 @@ class UnackedMessages:
         bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
         """
         with self._lock:
-            return self._changed.wait_for(
+            return self._condition.wait_for(
                 lambda: self._waiting_count(topic) < max_waiting and self._make_room_locked(topic), wait_s
             )
 
@@ -231,11 +231,18 @@ class UnackedMessages:
                 )
                 else set()
             )
-            self._changed.wait_for(
-                lambda: all(waiting.listener_thread in finished_thread_ids for waiting in self._messages.values()),
+            self._condition.wait_for(
+                lambda: all(
+                    invisible_message.listener_thread in finished_thread_ids
+                    for invisible_message in self._messages.values()
+                ),
                 max(0.0, deadline.remaining()),
             )
-            return [called.message for called in self._messages.values() if called.listener_thread is not None]
+            return [
+                invisible_message.message
+                for invisible_message in self._messages.values()
+                if invisible_message.listener_thread is not None
+            ]
 
     def stats(self) -> ConsumerStats:
         with self._lock:
@@ -260,7 +267,7 @@ class UnackedMessages:
             self._waiting_bytes[invisible_message.ordering_key[0]] -= invisible_message.memory_bytes
         if invisible_message.was_delivered:
             _add_count(self._delivered_by_key, invisible_message.ordering_key, -1)
-        self._changed.notify_all()
+        self._condition.notify_all()
 
 
 def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hashable], increment: int = 1) -> None:
@@ -285,7 +292,9 @@ def _is_due(invisible_message: InvisibleMessage, now_ms: int) -> bool:
 
 
 class Acknowledger:
-    """Settles the messages of one consumer, and extends their invisible time until then. Safe to use from several threads."""
+    """Settles the messages of one consumer, and extends the invisible time of messages that are not settled yet. Safe to use
+    from several threads.
+    """
 
     def __init__(self, port: PopMember, settings: ConsumerSettings, unacked: UnackedMessages, timer: Timer) -> None:
         self._port = port
@@ -336,7 +345,7 @@ class Acknowledger:
         """
         now_ms = self._timer.lease_ms()
         due_by_broker: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
-        for invisible_message in self._unacked.all():
+        for invisible_message in self._unacked.all_messages():
             if (
                 now_ms - invisible_message.since_ms > 1000 * self._settings.consume_timeout_s
                 and invisible_message.listener_thread is not None
@@ -490,7 +499,8 @@ class StandardConsumeService:
 
 
 class FifoConsumeService:
-    """Calls ``listener`` with the messages of a message group one by one, each after the acknowledgement of the previous one.
+    """Calls ``listener`` with the messages of a message group one by one, each after the acknowledgement of the previous
+    message.
 
     Messages without a group keep the order of their queue. A failed message is retried in place; after the group's last
     attempt it becomes a dead letter.
@@ -534,14 +544,16 @@ class FifoConsumeService:
             dropped_messages = [
                 invisible_message for key in self._paused_keys for invisible_message in self._messages_by_key[key]
             ]
-            for key in self._paused_keys:  # under the lock: otherwise a pause that ends now would start another call
+            for (
+                key
+            ) in self._paused_keys:  # under the lock, because otherwise a pause that ends now would start another call
                 self._messages_by_key[key].clear()
             self._paused_keys.clear()
         for invisible_message in dropped_messages:
             self._unacked.remove(invisible_message)
 
     def _consume_key(self, key: Hashable) -> None:
-        """Consume the messages of a key until none is left, or until one has to pause before a retry."""
+        """Consume the messages of a key until no message is left, or until a message must wait for a retry."""
         with self._lock:
             self._paused_keys.discard(key)
         while (invisible_message := self._first_message(key)) is not None:
@@ -789,13 +801,13 @@ class RunningPopConsumer:
         try:
             self._pollers.close()
             self._consume_service.close()
-            unfinished = self._unacked.wait_until_settled(deadline)
-            if unfinished:
+            unfinished_messages = self._unacked.wait_until_settled(deadline)
+            if unfinished_messages:
                 logger.warning("group %s: listeners did not finish before the timeout", self._settings.group)
             self._workers.close(deadline)
             for timer in (self._check_timer, self._renew_timer):
                 timer.close(CLOSE_TIMEOUT_S)
-            return unfinished
+            return unfinished_messages
         finally:  # also if Ctrl-C ends the wait
             self._acknowledger.close()
             # The Proxy gets its own time to answer, even if listeners used all of their time.

@@ -229,19 +229,19 @@ class _BrokerReader:
 class Prefetcher:
     """Reads the queues of a consumer ahead, with one thread for each broker.
 
-    The state is guarded by the consumer's ``lock``, which is also the lock of the condition ``changed``.
+    The state is guarded by the consumer's ``lock``, which is also the lock of ``condition``.
     """
 
     def __init__(
         self,
         lock: AbstractContextManager[object],
-        changed: threading.Condition,
+        condition: threading.Condition,
         queues: PrefetchQueues,
         limits: PrefetchLimits,
         backlog_reader: BacklogReader,
         clock: Clock,
     ) -> None:
-        self._lock, self._changed = lock, changed
+        self._lock, self._condition = lock, condition
         self._queues = queues
         self._limits = limits
         self._backlog_reader = backlog_reader
@@ -289,13 +289,13 @@ class Prefetcher:
         if self._waiting_reader_count and any(
             self._current_pace(reader) is not ReadPace.WAIT for reader in self._readers.values()
         ):
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def close(self, wait_s: float) -> None:
         """Stop all reads, and wait up to ``wait_s`` seconds for each thread."""
         with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
             readers = list(self._readers.values())
             for reader in readers:
                 if reader.read is not None:
@@ -364,10 +364,10 @@ class Prefetcher:
             for queue, start, ends, stored in answers
         ]
         with self._lock:
-            acceptances = [self._queues.accept(request, part) for request, part in parts]
-            self._changed.notify_all()
+            accepted_flags = [self._queues.accept(request, part) for request, part in parts]
+            self._condition.notify_all()
         self._queues.process_accepted(
-            [part for part, is_accepted in zip(parts, acceptances, strict=True) if is_accepted]
+            [part for part, is_accepted in zip(parts, accepted_flags, strict=True) if is_accepted]
         )
 
     def _wait_for_room(self, reader: _BrokerReader) -> ReadPace:
@@ -376,7 +376,7 @@ class Prefetcher:
         with self._lock:
             while (pace := self._current_pace(reader)) is ReadPace.WAIT and self._clock.now() < wait_until:
                 self._waiting_reader_count += 1
-                self._changed.wait(self._limits.recheck_s)
+                self._condition.wait(self._limits.recheck_s)
                 self._waiting_reader_count -= 1
             return pace
 
@@ -395,7 +395,7 @@ class Prefetcher:
     def _end_read(self, reader: _BrokerReader, cooldown_s: float) -> None:
         self._queues.release([backlog.request for backlog in reader.backlogs], self._clock.now() + cooldown_s)
         reader.read, reader.backlogs = None, ()
-        self._changed.notify_all()
+        self._condition.notify_all()
 
 
 MAX_FULL_S = 1.0  # if a cache is full for this time, the listener is slow, and pulls are fast enough
@@ -440,7 +440,7 @@ class BacklogQueue:
 
     @property
     def paused(self) -> bool:
-        """Whether the queue was dropped, or its first unfinished message is too far behind its last one."""
+        """Whether the queue was dropped, or its first unfinished message is too far behind its last message."""
         return self.process_queue.dropped or (self._max_span is not None and self.process_queue.span > self._max_span)
 
 

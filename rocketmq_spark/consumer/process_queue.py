@@ -129,7 +129,7 @@ class MessageCache:
     def take(self, count: int) -> Sequence[ReceivedMessage]:
         """Take up to ``count`` messages from the front, for one call."""
         taken_messages: list[ReceivedMessage] = []
-        while len(taken_messages) < count and (message := self.first()) is not None:
+        while len(taken_messages) < count and (message := self.first_item()) is not None:
             if (is_single_call := message.queue_offset in self._single_call_offsets) and taken_messages:
                 break
             taken_messages.append(self._waiting_items.pop(message.queue_offset))
@@ -143,7 +143,7 @@ class MessageCache:
 
         A dead letter stays taken while a message before it waits for a retry, because the offset must not pass that message.
         """
-        first_message = self.first()
+        first_message = self.first_item()
         committed_offsets = [
             offset for offset in self._taken_items if first_message is None or offset < first_message.queue_offset
         ]
@@ -196,7 +196,7 @@ class MessageCache:
     def __contains__(self, message: ReceivedMessage) -> bool:
         return message.queue_offset in self._waiting_items
 
-    def first(self) -> Any:
+    def first_item(self) -> Any:
         """Return the waiting item with the smallest offset; None if no item waits."""
         while self._sorted_offsets and self._sorted_offsets[0] not in self._waiting_items:
             self._sorted_offsets.popleft()
@@ -205,7 +205,7 @@ class MessageCache:
     @property
     def span(self) -> int:
         """The difference between the offsets of the first and the last waiting message."""
-        if self.first() is None:
+        if self.first_item() is None:
             return 0
         while self._sorted_offsets[-1] not in self._waiting_items:
             self._sorted_offsets.pop()
@@ -219,7 +219,7 @@ class MessageCache:
     @property
     def offsets(self) -> tuple[int, int] | None:
         """The first and the last waiting offset."""
-        first_message = self.first()
+        first_message = self.first_item()
         return None if first_message is None else (first_message.queue_offset, first_message.queue_offset + self.span)
 
     def clear(self) -> None:
@@ -257,7 +257,7 @@ class MessageCache:
         self.bytes -= len(self._bodies.pop(offset))
 
     def _next_offset(self) -> int | None:
-        return self._end_of_last_put if self.first() is None else self._sorted_offsets[0]
+        return self._end_of_last_put if self.first_item() is None else self._sorted_offsets[0]
 
     def _end_offset(self, message: Any) -> int:
         """Return the offset after a message, or after the last message of ``Rows``."""
@@ -310,7 +310,7 @@ class ProcessQueue(MessageCache):
 
     def late_messages(self, call_messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
         """Return the messages of a call that keep the offset from advancing: the first waiting message, if the call has it."""
-        first_message = self.first()
+        first_message = self.first_item()
         return (
             (first_message,)
             if first_message is not None and any(message is first_message for message in call_messages)
@@ -324,9 +324,7 @@ class ProcessQueue(MessageCache):
     def still_cached(
         self, call_messages: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
-        """Return those of the ``messages`` of a call that are still cached. The other messages were late, and were sent
-        back.
-        """
+        """Return the ``messages`` of a call that are still cached. The other messages were late, and were sent back."""
         return [message for message in messages if message in self]
 
     def put_back_for_retry(self, messages: Sequence[ReceivedMessage], one_by_one: bool) -> None:

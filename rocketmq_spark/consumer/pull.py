@@ -28,8 +28,8 @@ from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import PORTION_BYTES, first_portion
 
-# Decodes the stored messages of several parts into one ``pyarrow.RecordBatch``. If a single part is too large, the function
-# decodes the first messages, and returns the offset of the next message. (This package does not import Arrow.)
+# Decodes the stored messages of several parts into a single ``pyarrow.RecordBatch``. If a single part is too large, the
+# function decodes the first messages, and returns the offset of the next message. (This package does not import Arrow.)
 ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
 ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
@@ -157,7 +157,10 @@ class BasePullConsumer(ClosedWhenDropped):
         if self._group.topics:
             raise _mutually_exclusive()
         check_instance("queues", queues, Iterable, "a list of MessageQueue, such as queues() returns")
-        assigned_queues, requested_queues = set(self._polls.assigned()), {_check_queue(queue) for queue in queues}
+        assigned_queues, requested_queues = (
+            set(self._polls.assigned_queues()),
+            {_check_queue(queue) for queue in queues},
+        )
         start_offsets = {
             queue: None if queue in assigned_queues else self._offsets.start_offset_of(queue)
             for queue in sorted(requested_queues)
@@ -169,7 +172,7 @@ class BasePullConsumer(ClosedWhenDropped):
     def assignment(self) -> list[MessageQueue]:
         """Return the queues that are read now, sorted."""
         self._owner.check(False)
-        return self._polls.assigned()
+        return self._polls.assigned_queues()
 
     @signal_safe
     def pause(self, *queues: MessageQueue) -> None:
@@ -431,8 +434,8 @@ class PolledMessages:
     def mark_finished(self, count: int) -> None:
         """Record that the first ``count`` messages are finished."""
         is_all = count == len(self.messages)
-        returned = self._values_after_all if is_all else (False, self.messages[count].queue_offset)
-        self._polls.has_returned_all, self._polls.returned_up_to = returned
+        values = self._values_after_all if is_all else (False, self.messages[count].queue_offset)
+        self._polls.has_returned_all, self._polls.returned_up_to = values
 
     @property
     def is_current(self) -> bool:

@@ -37,8 +37,8 @@ ToBatch = Callable[[Sequence[ReceivedMessage]], Batch]
 class Rows(Sequence[ReceivedMessage]):
     """Consecutive rows of one queue: their record batch, and their messages.
 
-    ``queue_offset`` is the first offset, and ``next_offset`` is the offset after the last one. ``size`` is in bytes. ``attempts``
-    is the number of earlier attempts in this process.
+    ``queue_offset`` is the first offset, and ``next_offset`` is the offset after the last message. ``size`` is in bytes.
+    ``attempts`` is the number of earlier attempts in this process.
     """
 
     __slots__ = ("_attempts", "_batch", "_count", "_messages", "next_offset", "queue_offset", "size")
@@ -139,7 +139,7 @@ class RowsQueue(ProcessQueue):
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:
         """Take the first item. Its number of rows does not depend on ``count``."""
-        rows = self.first()
+        rows = self.first_item()
         if rows is None:
             return ()
         self._taken_items[rows.queue_offset] = self._waiting_items.pop(rows.queue_offset)
@@ -184,7 +184,7 @@ class RowsQueue(ProcessQueue):
         return [rows]
 
     def late_messages(self, call_messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        first_rows: Rows | None = self.first()
+        first_rows: Rows | None = self.first_item()
         return (
             first_rows
             if first_rows is not None

@@ -62,7 +62,7 @@ def parse_filter(tags: str | None, sql: str | None) -> Filter:
 class TopicFilter:
     """The subscription to one topic.
 
-    A broker rejects pulls with a later version than that of the last heartbeat.
+    A broker rejects pulls with a later version than the version in the last heartbeat.
 
     Attributes:
         filter: The filter of the messages.
@@ -172,7 +172,7 @@ OnWire = Callable[[str], str]  # a topic or group as brokers know it
 class ConsumerSettings:
     """The settings of one consumer. Each kind of consumer uses some of them. Names that end in ``_s`` are in seconds.
 
-    Most attributes have the meaning of the option of the same name. The others are:
+    Most attributes have the meaning of the option of the same name. The other attributes are:
 
     Attributes:
         uses_pop: Whether a Proxy delivers the messages (POP).

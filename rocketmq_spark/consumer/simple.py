@@ -24,7 +24,7 @@ from rocketmq_spark.wire.names import group_problem
 
 # Invisible times that a Proxy accepts in a request for messages. ``change_invisible`` may shorten the time to 0 afterwards.
 MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
-# The minimum time for which a Proxy holds a request without messages, even if a shorter one is requested.
+# The minimum time for which a Proxy holds a request without messages, even if a request asks for a shorter time.
 MIN_WAIT_S = 5.0
 _START_S, _END_S = 10.0, 5.0
 

@@ -19,7 +19,7 @@ CLOSE_TIMEOUT_S = 1.0  # how long a stop waits for pulls and timers; the rest of
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
-    """The tools with which a consumer is built. Sessions and tests pass different ones."""
+    """The tools with which a consumer is built. Sessions and tests pass different tools."""
 
     timer: Callable[[str], Timer] = Timer  # creates a timer with this name
     workers: Callable[[str, int], ListenerPool] = ListenerPool  # creates the threads of the listener

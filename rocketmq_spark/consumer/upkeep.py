@@ -229,7 +229,7 @@ class Upkeep:
             self.commit_finished()
         if now >= self._next_refresh_at:
             self._next_refresh_at = now + self._settings.route_refresh_s
-            for topic in sorted({queue.topic for queue in self._polls.assigned()}):
+            for topic in sorted({queue.topic for queue in self._polls.assigned_queues()}):
                 try:
                     self._offsets.queues(topic)
                 except RocketMQError as e:
@@ -358,7 +358,7 @@ class Upkeep:
     def apply_assignment(self, start_offsets: Mapping[MessageQueue, StartOffset | None]) -> None:
         """Assign these queues (see ``Assigned.assign``), and commit the finished offsets of released queues.
 
-        If the group has no offset of a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
+        If the group has no offset for a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
         might start at a later offset and skip messages.
         """
         if not self._settings.auto_commit:
@@ -399,7 +399,7 @@ class Upkeep:
     def _rebalance(self) -> None:
         if self._polls.closed:
             return
-        owned_queues = self._polls.assigned()
+        owned_queues = self._polls.assigned_queues()
         try:
             start_offsets = self._group.allocate(owned_queues)
             if start_offsets.keys() != set(owned_queues) or self._uncommitted_offsets:

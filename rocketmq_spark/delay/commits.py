@@ -49,7 +49,7 @@ class GroupNames:
     group: str
 
     @property
-    def all(self) -> tuple[str, str, str, str]:
+    def all_groups(self) -> tuple[str, str, str, str]:
         """In the order of ``CommittedOffsets``."""
         return self.group, f"{self.group}_progress", f"{self.group}_progress_ms", f"{self.group}_newest_ms"
 
@@ -63,7 +63,7 @@ class CommittedOffsets(NamedTuple):
     """The committed offsets that the module's docstring describes."""
 
     oldest_offset: int
-    progress: int
+    packed_progress: int
     progress_ms: int
     newest_ms: int
 
@@ -99,11 +99,11 @@ class CommittedProgress(NamedTuple):
         """Return the progress that the numbers prove; the numbers may be from several nodes. Messages that are done have been
         read, so ``read_end`` is not before ``oldest_offset``.
         """
-        oldest_offset, progress, progress_ms, newest_ms = numbers
-        read_ahead = ((progress - oldest_offset + _MAX_DISTANCE) & ((1 << _OFFSET_BITS) - 1)) - _MAX_DISTANCE
-        done_ms = (progress >> _OFFSET_BITS) * 1000
+        oldest_offset, packed_progress, progress_ms, newest_ms = numbers
+        read_ahead = ((packed_progress - oldest_offset + _MAX_DISTANCE) & ((1 << _OFFSET_BITS) - 1)) - _MAX_DISTANCE
+        done_ms = (packed_progress >> _OFFSET_BITS) * 1000
         seal, milliseconds = divmod(progress_ms, 1 << _MS_BITS)
-        if seal == _seal(oldest_offset, progress, newest_ms):
+        if seal == _seal(oldest_offset, packed_progress, newest_ms):
             done_ms += milliseconds
         return cls(Progress(oldest_offset, oldest_offset + max(0, read_ahead), done_ms), newest_ms)
 
@@ -131,17 +131,17 @@ class ProgressCommits:
         ``RemoteProtocolError`` if a number is no offset.
         """
         deadline = Deadline.after(REQUEST_S)
-        oldest_offset, progress, *other_numbers = (
-            self._fetch_offset(group, queue, deadline) for group in self._names.all
+        oldest_offset, packed_progress, *other_numbers = (
+            self._fetch_offset(group, queue, deadline) for group in self._names.all_groups
         )
         if self._fetch_offset(self._names.legacy_group, queue, deadline):
             self._queues_with_legacy_offset.add(queue)
         if oldest_offset is None:
             return None
         progress_ms, newest_ms = (number or 0 for number in other_numbers)
-        if progress is None:
+        if packed_progress is None:
             return CommittedProgress(Progress(oldest_offset, oldest_offset, 0), newest_ms)
-        return CommittedProgress.decode(CommittedOffsets(oldest_offset, progress, progress_ms, newest_ms))
+        return CommittedProgress.decode(CommittedOffsets(oldest_offset, packed_progress, progress_ms, newest_ms))
 
     def _fetch_offset(self, group: str, queue: MessageQueue, deadline: Deadline) -> int | None:
         offset = self._member.committed(group, queue, deadline, False)
@@ -160,7 +160,7 @@ class ProgressCommits:
         if legacy_queues := self._queues_with_legacy_offset & progress.keys():
             self._commit(self._names.legacy_group, dict.fromkeys(legacy_queues, 0), progress)
             self._queues_with_legacy_offset -= progress.keys()
-        groups, numbers = self._names.all, {queue: committed.encode() for queue, committed in progress.items()}
+        groups, numbers = self._names.all_groups, {queue: committed.encode() for queue, committed in progress.items()}
         for index in (1, 0, 3, 2):
             self._commit(groups[index], {queue: numbers[queue][index] for queue in progress}, progress)
         self._all_accepted = len(progress) == queue_count

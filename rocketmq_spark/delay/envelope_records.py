@@ -1,10 +1,11 @@
-"""Parts of a delay node besides its loop: the state of queues, brokers and its disk, and envelopes as records of its store.
+"""Parts of a delay node besides its loop: the state of queues, brokers and the node's disk, and envelopes as records of the
+node's store.
 
-``RecreationCheck`` checks whether the messages of a queue are still those that were read. If the topic was created again, or
-its broker returned without its last messages, the queue has messages before the position whose store time is later than that of
-any message that was read. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability`` skips brokers that
-did not answer a moment ago, so that the queues of other brokers do not wait. ``Retention`` warns if a broker keeps envelopes
-for a shorter time than an envelope waits, because a node that lost its disk can rebuild its store only from the topic.
+``RecreationCheck`` checks whether a queue still has the messages that were read. If the topic was created again, or its broker
+returned without its last messages, the queue has messages before the position whose store time is later than that of any
+message that was read. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability`` skips brokers that did
+not answer a moment ago, so that the queues of other brokers do not wait. ``Retention`` warns if a broker keeps envelopes for a
+shorter time than an envelope waits, because a node that lost its disk can rebuild its store only from the topic.
 
 ``effect_of`` turns an envelope into a record, and ``send_decoder`` turns a due record into a send. Both are pure. Records wait
 in ``spool/store``, and ``spool/redelivery`` takes them when they are due.
@@ -91,7 +92,9 @@ class RecreationCheck:
         return offset
 
     def changed_from(self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds) -> int | None:
-        """The offset from which on the messages differ from those that were read; None if they are the same."""
+        """Return the offset from which on the messages differ from the messages that were read; None if all messages are the
+        same.
+        """
         offset = read_end if read_end <= bounds.max_offset else 0
         if newest_ms:
             offset = self._offset_at(queue, newest_ms + 1)
@@ -242,10 +245,10 @@ class Retention:
         return short_brokers
 
     def _retention_ms(self, broker_name: str) -> int | None:
-        cached = self._cache.get(broker_name)
-        if cached is None or cached[1].expired:
-            cached = self._cache[broker_name] = self._fetch_ms(broker_name), Deadline.after(REPEAT_S)
-        return cached[0]
+        cached_retention = self._cache.get(broker_name)
+        if cached_retention is None or cached_retention[1].expired:
+            cached_retention = self._cache[broker_name] = self._fetch_ms(broker_name), Deadline.after(REPEAT_S)
+        return cached_retention[0]
 
 
 DELAYED_KIND, DEAD_LETTER_KIND = "delayed", "dead letter"

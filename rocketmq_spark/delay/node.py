@@ -53,7 +53,7 @@ class NodeSettings:
     dead_topic: str = DEAD_TOPIC
     now_ms: Callable[[], int] = wall_ms
     topics: tuple[str, ...] = ALL_TOPICS
-    dead: bool = False  # send dead letters again
+    resends_dead_letters: bool = False
 
 
 def purpose_of(group: str) -> str:
@@ -128,7 +128,7 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
         member = session.member(parsed)
         _check_topics_of_group(member, parsed, node_settings.topic)
         store.start_targeting(rules.fingerprint)
-        if node_settings.dead:
+        if node_settings.resends_dead_letters:
             store.revive(node_settings.now_ms(), rules.target_of)
         reader_options: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
         reader = consumers.PullConsumer(**all_options, **reader_options)

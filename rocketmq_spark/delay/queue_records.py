@@ -1,5 +1,5 @@
-"""The records and notes of a node's store by queue of the inner topic. This module is a driver, because it checks doubtful
-notes with the brokers.
+"""The records and notes of a node's store by queue of the inner topic. This module is a driver, because it asks brokers about
+doubtful notes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 class QueueRecords:
     """Not thread-safe."""
 
-    def __init__(self, store: Store, recreation: RecreationCheck) -> None:
+    def __init__(self, store: Store, recreation_check: RecreationCheck) -> None:
         self._store = store
-        self._recreation = recreation
-        self._warned = False
+        self._recreation_check = recreation_check
+        self._has_warned = False
 
     def queues(self) -> set[MessageQueue]:
         """The queues that have a checkpoint."""
@@ -46,7 +46,7 @@ class QueueRecords:
         checkpoint = checkpoints_of(notes, doubtful=True).get(queue)
         if checkpoint is None:
             return checkpoints_of(notes).get(queue)
-        is_same_queue = self._recreation.has_last_message(queue, checkpoint)
+        is_same_queue = self._recreation_check.has_last_message(queue, checkpoint)
         if not is_same_queue:
             count = self.for_marks(queue, lambda offset, due_ms: True, self._store.remove_marks)
             logger.info("%d waiting messages are not from this %s, and are sent from here", count, queue)
@@ -103,8 +103,8 @@ class QueueRecords:
             start = places[-1] + b"\0"
 
     def _warn_once(self, space: bytes, place: bytes) -> None:
-        if not self._warned:
-            self._warned = True
+        if not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "a waiting message has the mark %r in %r, which no release writes; this mark and others like it are ignored, and "
                 "the messages are sent. Check who may write to %s", place[:100], space[:100], self._store.path,

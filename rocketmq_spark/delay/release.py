@@ -68,7 +68,9 @@ class Progress(NamedTuple):
         return Progress(oldest_offset, read_end, done_ms)
 
     def merged(self, other: Progress) -> Progress:
-        """Return one progress that claims what both claim. ``done_ms`` is from the node that has read further."""
+        """Return a progress that claims what this progress and ``other`` claim together. ``done_ms`` is from the node that has
+        read further.
+        """
         further_progress = max(self, other, key=lambda progress: progress[1:])
         return Progress(
             max(self.oldest_offset, other.oldest_offset), further_progress.read_end, further_progress.done_ms
@@ -180,8 +182,9 @@ def checkpoints_of(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict
     for name, value in notes.items():
         if name.startswith(DOUBTFUL_PREFIX) == doubtful and (checkpoint := QueueCheckpoint.decode(value)) is not None:
             name = name.removeprefix(DOUBTFUL_PREFIX)
-            topic, _, rest = name.decode().partition("/")
-            broker_name, _, queue_id = rest.rpartition("/")  # from the right: a broker's name may contain a slash
+            topic, _, broker_and_id = name.decode().partition("/")
+            # From the right, because the name of a broker may contain a slash.
+            broker_name, _, queue_id = broker_and_id.rpartition("/")
             checkpoints[MessageQueue(topic, broker_name, int(queue_id))] = checkpoint
     return checkpoints
 

@@ -55,7 +55,8 @@ GATHER_S, GATHER_BYTES = 0.02, 32 << 20
 HAND_OVER_S = 2.0
 # After JOIN_S without a queue, the node assumes that it will get no queue.
 JOIN_S, PAUSE_S = 30.0, 0.5
-# A node that starts a queue first reads its existing messages, for up to this time, because some may cancel others.
+# A node that starts a queue first reads its existing messages, for up to this time, because some of the messages may cancel
+# other messages.
 CATCH_UP_S = 60.0
 # Intervals of checks whether queues still have the messages that were read, and whether another node committed their progress.
 RECREATION_CHECK_S, COMMIT_CHECK_S = 5.0, 10.0
@@ -104,9 +105,9 @@ class DelayService:
         tools: NodeTools,
     ) -> None:
         self._reader = reader
-        self._member, self._recreation = member, RecreationCheck(member, names.group)
+        self._member, self._recreation_check = member, RecreationCheck(member, names.group)
         self._commits = ProgressCommits(member, names, tools.make_group)
-        self._store, self._records = store, QueueRecords(store, self._recreation)
+        self._store, self._records = store, QueueRecords(store, self._recreation_check)
         self._open_spool = open_spool
         self._now_ms, self._topic, self._rules = tools.now_ms, tools.topic, tools.rules
         self._retention = envelope_records.Retention(tools.retention_ms)
@@ -159,8 +160,8 @@ class DelayService:
 
     def _run_turn(self) -> None:
         if self._damage_count != self._store.damage_count:
-            # The topic still has the records that the store lost. So all queues are read again, also those with notes from
-            # after the damage.
+            # The topic still has the records that the store lost. So all queues are read again, even queues whose notes are
+            # from after the damage.
             self._store.add([], {note_name(queue): b"" for queue in checkpoints_of(self._store.notes())})
             self._damage_count = self._store.damage_count
             self._restart(self._checkpoints)
@@ -187,7 +188,7 @@ class DelayService:
     @property
     def sent_count(self) -> int:
         """The number of originals that brokers have accepted."""
-        return 0 if self._spool is None else self._spool.redelivery.delivered
+        return 0 if self._spool is None else self._spool.redelivery.delivered_count
 
     @property
     def waiting_count(self) -> int:
@@ -255,7 +256,7 @@ class DelayService:
 
         def check_queue(queue: MessageQueue) -> None:
             try:
-                is_unchanged = self._recreation.is_unchanged(queue, self._checkpoints[queue])
+                is_unchanged = self._recreation_check.is_unchanged(queue, self._checkpoints[queue])
             except RocketMQError as e:
                 if e.retriable:
                     raise
@@ -308,7 +309,7 @@ class DelayService:
         """
         state, committed = self._commit_states[queue], self._commits.fetch(queue)
         if committed != state.committed_progress or state.conflict_count:
-            if not self._recreation.is_unchanged(queue, checkpoint):
+            if not self._recreation_check.is_unchanged(queue, checkpoint):
                 return None
             state.committed_progress, valid_progress = (
                 committed,
@@ -338,7 +339,7 @@ class DelayService:
             return None
         return (
             None
-            if self._recreation.changed_from(queue, *committed.end_and_newest_ms, bounds) is not None
+            if self._recreation_check.changed_from(queue, *committed.end_and_newest_ms, bounds) is not None
             else committed.progress
         )
 
@@ -409,13 +410,19 @@ class DelayService:
         if (
             committed is not None
             and had_other_owner
-            and (changed_from := self._recreation.changed_from_logged(queue, *committed.end_and_newest_ms, bounds))
+            and (
+                changed_from := self._recreation_check.changed_from_logged(queue, *committed.end_and_newest_ms, bounds)
+            )
             is not None
         ):
             progress = committed.progress.truncated(changed_from)
         if (
             own_checkpoint is not None
-            and (changed_from := self._recreation.changed_from_logged(queue, *own_checkpoint.end_and_newest_ms, bounds))
+            and (
+                changed_from := self._recreation_check.changed_from_logged(
+                    queue, *own_checkpoint.end_and_newest_ms, bounds
+                )
+            )
             is not None
         ):
             # Remove the queue's marks from records whose messages are no longer in the topic. The messages of the other records
@@ -441,7 +448,7 @@ class DelayService:
         committed_ms, (end, newest_ms) = 0 if committed is None else committed.newest_ms, checkpoint.end_and_newest_ms
         newest_ms = max(newest_ms, committed_ms)
         if end and (not newest_ms or (end > checkpoint.read_end and not committed_ms)):
-            newest_ms = max(newest_ms, self._recreation.newest_store_ms(queue, end, self._now_ms()))
+            newest_ms = max(newest_ms, self._recreation_check.newest_store_ms(queue, end, self._now_ms()))
         return checkpoint._replace(newest_ms=newest_ms)
 
     def _is_catching_up(self) -> bool:
@@ -458,7 +465,7 @@ class DelayService:
             changed_from = (
                 None
                 if checkpoint is None
-                else self._recreation.changed_from_logged(queue, *checkpoint.end_and_newest_ms, bounds)
+                else self._recreation_check.changed_from_logged(queue, *checkpoint.end_and_newest_ms, bounds)
             )
         except RocketMQError as e:
             if e.retriable:

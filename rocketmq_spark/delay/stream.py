@@ -57,7 +57,7 @@ def _answer_nothing(broker: str, request: BrokerRequest) -> None:
 def present(topic: str = INNER_TOPIC, **options: object) -> Iterator[None]:
     """Registers a member of a group that subscribes to ``topic``, inside a ``with`` block. Reads nothing.
 
-    The group is that of option ``group``, by default ``rocketmq_delay_job_`` and the topic.
+    Option ``group`` names the group; the default is ``rocketmq_delay_job_`` and the topic.
     """
     parsed = options_table.parse({"group": _GROUP.format(topic=topic), **options}).for_role("pull consumer")
     member = session.member(parsed)
@@ -105,11 +105,11 @@ def delayed(
 
     No message is early. A message may be late by up to two micro-batches and one second (due times are rounded up to seconds).
     A message with a sharding key goes to the queue of its key, other messages to any queue of their topic, even if the sender
-    chose a queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope (the
-    message of ``dmq_inner_topic`` that contains a delayed one) that is read again before its message is due counts once.
-    ``Producer.recall`` cancels a waiting message. If more messages are due than fit into a micro-batch, they are sent in the
-    order of their due times, or of their arrival if they arrived after they were due. Each second first sends only a part of
-    its messages, and then the other seconds follow.
+    chose a queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope is
+    the message of ``dmq_inner_topic`` that contains a delayed message. If an envelope is read again before its message is due,
+    it counts once. ``Producer.recall`` cancels a waiting message. If more messages are due than fit into a micro-batch, they
+    are sent in the order of their due times, or of their arrival if they arrived after they were due. Each second first sends
+    only a part of its messages, and then the other seconds follow.
 
     Requires Spark's RocksDB state store, and protobuf on driver and workers (extra ``delay``). The number of tasks that hold
     messages is ``spark.sql.shuffle.partitions`` at the time the checkpoint is created.
@@ -260,8 +260,11 @@ class _WaitingEnvelopes(StatefulProcessor):
         """Whether this task may return more rows in this micro-batch, because it has returned less than ``share`` of its limits
         since ``returned_before``.
         """
-        rows, size = returned_before
-        return self._returned_rows - rows < share * _MAX_ROWS and self._returned_bytes - size < share * _MAX_BYTES
+        row_count, byte_count = returned_before
+        return (
+            self._returned_rows - row_count < share * _MAX_ROWS
+            and self._returned_bytes - byte_count < share * _MAX_BYTES
+        )
 
     def _add(self, new_portions: Iterable[list[bytes]]) -> None:
         first, end, is_clean = self._span_state.get() or (0, 0, False)
@@ -310,7 +313,7 @@ class _WaitingEnvelopes(StatefulProcessor):
         """
         while page := list(itertools.islice(bodies, _CHECK_PAGE_ROWS)):
             rows = [sink_row(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in page]
-            for index, why in sink.refused(rows).items():
+            for index, why in sink.rejection_reasons(rows).items():
                 error = DecodeError(f"the sink does not accept the message in this envelope: {why}")
                 rows[index] = dead_letter_row(page[index], error, self._dead_topic, sink.max_bytes)
             yield from map(_row, rows)
@@ -349,5 +352,7 @@ def protobuf_problem(version: str | None = None) -> str | None:
     if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _PROTOBUF:
         return None
     expected_version = ".".join(map(str, _PROTOBUF))
-    command = extras.install_command(extras.DELAY)
-    return f"protobuf is {version} here; expected {expected_version} or newer, in workers too: {command}"
+    return (
+        f"protobuf is {version} here; expected {expected_version} or newer, in workers too: "
+        f"{extras.install_command(extras.DELAY)}"
+    )

@@ -22,7 +22,7 @@ from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.client.routes import format_queue_counts
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distribution, processes, servers
-from rocketmq_spark.localbroker.cluster_servers import ClusterServers, ServerParts
+from rocketmq_spark.localbroker.cluster_servers import ClusterServers, StartSettings
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.workspace import Workspace, reserve
@@ -114,7 +114,7 @@ class LocalBroker(Closeable):
                 if self._is_local
                 else "Pass proxy=True, too, or omit it",
             )
-        self._keep = keep or data is not None
+        self._keeps_data = keep or data is not None
         self._ports = dict(ports or {})
         self._heap_mb = heap_mb
         self._jvm = tuple(jvm)
@@ -149,15 +149,15 @@ class LocalBroker(Closeable):
             proxy_jars = distribution.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
             cache = distribution.cache_folder()
             jvm = (*distribution.native_flags(core_jars, cache / "natives"), *self._jvm)
-            older_jars = (
+            jars_of_version = (
                 ()
                 if self.version == distribution.VERSION
                 else tuple(distribution.fetch(["core"], self._quiet, self.version))
             )
-            has_name_server = any("namesrv" in jar.name for jar in older_jars)
-            name_server_jars = older_jars if has_name_server else core_jars
-            parts = ServerParts(
-                older_jars or core_jars,
+            has_name_server = any("namesrv" in jar.name for jar in jars_of_version)
+            name_server_jars = jars_of_version if has_name_server else core_jars
+            start_settings = StartSettings(
+                jars_of_version or core_jars,
                 name_server_jars,
                 (*core_jars, *proxy_jars),
                 self._proxy_conf,
@@ -166,13 +166,13 @@ class LocalBroker(Closeable):
                 jvm,
             )
             with distribution.writing_to(self._data or cache):
-                reserved = reserve(cache / "run", self._data, self._keep)
-                workspace_ = Workspace(reserved, java, cache / "archives", self._ports)
-            self._servers = ClusterServers(workspace_, parts, self._name_servers, self._specs)
+                reservation = reserve(cache / "run", self._data, self._keeps_data)
+                cluster_workspace = Workspace(reservation, java, cache / "archives", self._ports)
+            self._servers = ClusterServers(cluster_workspace, start_settings, self._name_servers, self._specs)
             atexit.register(self.close)
             try:
-                with distribution.writing_to(reserved.data):
-                    if problem := disk_problem(reserved.data):
+                with distribution.writing_to(reservation.data):
+                    if problem := disk_problem(reservation.data):
                         raise LocalBrokerError(
                             problem, remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)"
                         )
@@ -180,17 +180,17 @@ class LocalBroker(Closeable):
             except BaseException:
                 self.close()
                 raise
-            workspace_.make_archives()
+            cluster_workspace.make_archives()
 
     def close(self) -> None:
         """Stop all servers; delete the data unless ``data`` or ``keep`` was given. Does nothing the second time, or in a fork."""
         if os.getpid() != self._pid:
             return
         with self._lock:
-            members, self._servers = self._servers, None
+            cluster_servers, self._servers = self._servers, None
             atexit.unregister(self.close)
-            if members is not None:
-                members.close(self._keep)
+            if cluster_servers is not None:
+                cluster_servers.close(self._keeps_data)
 
     # --- what there is
 
@@ -280,20 +280,22 @@ class LocalBroker(Closeable):
             queues or self.queues,
             [broker] if broker else [name for name in self.brokers if self.pid(name)],
         )
-        existing = self.admin.queues_of(name, brokers)
-        different = [broker for broker, data in existing.items() if {data.read_queues, data.write_queues} != {queues}]
-        if different and not resize:
+        existing_queues = self.admin.queues_of(name, brokers)
+        brokers_to_resize = [
+            broker for broker, data in existing_queues.items() if {data.read_queues, data.write_queues} != {queues}
+        ]
+        if brokers_to_resize and not resize:
             raise LocalBrokerError(
-                f"Topic {name} exists with {format_queue_counts(existing)}; expected {queues}",
+                f"Topic {name} exists with {format_queue_counts(existing_queues)}; expected {queues}",
                 remedy="Create it with as many, or pass resize=True: with fewer, the messages of the others are not read",
             )
-        new = [broker for broker in brokers if broker not in existing]
-        if different:
-            self.admin.resize_topic(name, queues, different)
-        if new:
-            self.admin.create_topic(name, queues, new, attributes=attributes)
+        new_brokers = [broker for broker in brokers if broker not in existing_queues]
+        if brokers_to_resize:
+            self.admin.resize_topic(name, queues, brokers_to_resize)
+        if new_brokers:
+            self.admin.create_topic(name, queues, new_brokers, attributes=attributes)
         for spec in self._specs:
-            if spec.broker_id > 0 and spec.broker_name in {*new, *different} and self.pid(spec.name):
+            if spec.broker_id > 0 and spec.broker_name in {*new_brokers, *brokers_to_resize} and self.pid(spec.name):
                 _running_servers(self).registration.copy_topic(
                     name, spec.broker_name, _running_servers(self).server(spec.name)
                 )
@@ -304,7 +306,7 @@ class LocalBroker(Closeable):
 
     def stop(self, broker: str) -> None:
         """Shut ``broker`` down cleanly, which takes about ten seconds."""
-        _own_servers(self).workspace.stop([_own_servers(self).server(broker)], gently=True)
+        _own_servers(self).workspace.stop([_own_servers(self).server(broker)], is_clean=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
         """Restart ``broker`` on the same data and ports. It is killed first if it runs.
@@ -332,8 +334,8 @@ class LocalBroker(Closeable):
 
 @contextlib.contextmanager
 def _starting_on(folder: Path) -> Iterator[None]:
-    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy says that. On a full disk the
-    operating system ends a server, and its log, which has no room either, does not name the cause.
+    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy says that. The reason is that
+    on a full disk the operating system ends a server, and the log of the server has no room to name the cause.
     """
     with distribution.writing_to(folder):
         try:
@@ -352,13 +354,13 @@ def _running_servers(mq: LocalBroker) -> ClusterServers:
 
 def _own_servers(mq: LocalBroker) -> ClusterServers:
     """The servers of a cluster. Raises in a forked process: only the process that started the servers can control them."""
-    members = _running_servers(mq)
+    cluster_servers = _running_servers(mq)
     if os.getpid() != mq._pid:
         raise LocalBrokerError(
             f"This LocalBroker belongs to process {mq._pid}, from which this one was forked",
             remedy="Control it there; here its name_server can be used: Admin(mq.name_server)",
         )
-    return members
+    return cluster_servers
 
 
 def disk_problem(folder: Path, for_broker: bool = True) -> str | None:

@@ -1,8 +1,8 @@
 """The servers of one running cluster: the order in which they start, and how to detect that each one is up.
 
-A broker that starts fast has a race condition (5.5.0): if its own scan has not yet found the name server reachable, it silently
-skips its registration and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
-broker that is up but not registered is sent the permission that it already has.
+A broker that starts fast has a race condition (5.5.0). If it has not yet found that the name server can be reached, it silently
+skips its registration, and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
+broker that is up but not registered gets a request to set the permission that it already has.
 """
 
 from __future__ import annotations
@@ -37,30 +37,33 @@ class Registration:
     def __init__(self, name_servers: Sequence[Server]) -> None:
         self.admin = BaseAdmin(";".join(server.address for server in name_servers))
         # One client for each name server, because a client with several uses the first that answers.
-        self._views = [(server, BaseAdmin(server.address)) for server in name_servers]
+        self._admin_by_server = [(server, BaseAdmin(server.address)) for server in name_servers]
         self._rpc_client = RpcClient(Pool(ConnectOptions()))
-        self._triggered_at: dict[str, float] = {}
+        self._last_trigger_s: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:
         """Whether every running name server shows this broker to clients."""
-        running = self._running()
-        return bool(running) and all(_is_registered(view, spec, server) for view in running)
+        running_admins = self._running_admins()
+        return bool(running_admins) and all(_is_registered(admin, spec, server) for admin in running_admins)
 
     def hides(self, spec: BrokerSpec, server: Server) -> bool:
         """Whether no name server shows this broker."""
-        return not any(_is_registered(view, spec, server) for view in self._running())
+        return not any(_is_registered(admin, spec, server) for admin in self._running_admins())
 
-    def _running(self) -> list[BaseAdmin]:
-        return [view for server, view in self._views if server.pid is not None]
+    def _running_admins(self) -> list[BaseAdmin]:
+        return [admin for server, admin in self._admin_by_server if server.pid is not None]
 
     def shows_or_triggers(self, spec: BrokerSpec, server: Server) -> bool:
         """Like ``shows``, for a starting broker. If the broker is up but not shown, it is made to register."""
         if self.shows(spec, server):
             return True
         now = time.monotonic()
-        if now - self._triggered_at.get(spec.name, 0.0) > _TRIGGER_EVERY_S and _BOOT_LINE in server.printed():
-            self._triggered_at[spec.name] = now
-            self._trigger(server)
+        if (
+            now - self._last_trigger_s.get(spec.name, 0.0) > _TRIGGER_EVERY_S
+            and _BOOT_LINE in server.output_since_start()
+        ):
+            self._last_trigger_s[spec.name] = now
+            self._trigger_registration(server)
         return False
 
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
@@ -68,35 +71,37 @@ class Registration:
         config = self.admin.topic_config(topic, broker_name)
         self._rpc_client.request(slave.address, put_topic(topic, broker_name, config))
 
-    def _trigger(self, server: Server) -> None:
+    def _trigger_registration(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"
         text = conf.read_text(encoding="utf-8")
-        unchanged = {_PERMISSION: bodies.read_config(text.encode()).get(_PERMISSION, "6")}
+        unchanged_permission = {_PERMISSION: bodies.read_config(text.encode()).get(_PERMISSION, "6")}
         try:
-            self._rpc_client.request(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(unchanged)))
+            self._rpc_client.request(
+                server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(unchanged_permission))
+            )
         except RocketMQError:
             return
         finally:
-            # The broker has written all of its thousand settings into the file. Users read this file, so restore the short text.
+            # The broker has written its thousand settings into the file. Restore the short text, because users read this file.
             replace_file(conf, text)
 
     def close(self) -> None:
-        for admin in (self.admin, *(view for _, view in self._views)):
+        for admin in (self.admin, *(view for _, view in self._admin_by_server)):
             admin.close()
         self._rpc_client.pool.close()
 
 
-def _is_registered(view: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
+def _is_registered(admin: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
     try:
-        broker = view.cluster().get(spec.broker_name)
+        broker = admin.cluster().get(spec.broker_name)
     except RocketMQError:
         return False
     return broker is not None and broker.addresses.get(spec.broker_id) == server.address
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ServerParts:
-    """What all servers of a cluster are started with: jars, settings of brokers and proxy, heap and JVM flags of both."""
+class StartSettings:
+    """What all servers of a cluster are started with: jars, and settings, heap and JVM flags of the brokers and the proxy."""
 
     jars: tuple[Path, ...]
     name_server_jars: tuple[Path, ...]
@@ -116,10 +121,14 @@ class ClusterServers:
     """The servers of a workspace, by name. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
 
     def __init__(
-        self, workspace: Workspace, parts: ServerParts, name_servers: Sequence[str], specs: Sequence[BrokerSpec]
+        self,
+        workspace: Workspace,
+        start_settings: StartSettings,
+        name_servers: Sequence[str],
+        specs: Sequence[BrokerSpec],
     ) -> None:
         self.workspace = workspace
-        self.parts = parts
+        self.start_settings = start_settings
         self._name_servers = name_servers
         self._specs = specs
         self._registration: Registration | None = None
@@ -136,7 +145,7 @@ class ClusterServers:
 
     def server(self, name: str) -> Server:
         servers_by_name = self.workspace.servers
-        if name == PROXY and self.parts.has_local_proxy:
+        if name == PROXY and self.start_settings.has_local_proxy:
             name = self._specs[0].name
         if name not in servers_by_name:
             raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(sorted(servers_by_name))}")
@@ -145,50 +154,60 @@ class ClusterServers:
     def bring_up_all(self, deadline: Deadline, with_proxy: bool) -> None:
         """Start name servers, masters, slaves and the proxy, in this order."""
         workspace = self.workspace
-        started = [
+        name_servers = [
             workspace.bring_up(
                 name,
                 (0,),
-                functools.partial(servers.name_server, workspace.data, self.parts.name_server_jars, name),
+                functools.partial(servers.name_server, workspace.data, self.start_settings.name_server_jars, name),
                 self._readiness(None),
                 deadline,
             )
             for name in self._name_servers
         ]
-        self._registration = Registration(started)
+        self._registration = Registration(name_servers)
         with ThreadPoolExecutor(len(self._specs)) as pool:
             # Masters first, because a slave that registers before its master finds it only ten seconds later.
             for is_slave in (False, True):
                 specs = [spec for spec in self._specs if (spec.broker_id > 0) is is_slave]
                 list(pool.map(lambda spec: self.bring_up(spec, deadline), specs))
-        if with_proxy and not self.parts.has_local_proxy:
+        if with_proxy and not self.start_settings.has_local_proxy:
             workspace.bring_up(
                 PROXY,
                 processes.PROXY_PORTS,
                 lambda port: self._with_flags(
-                    servers.proxy(workspace.data, self.parts.proxy_jars, port, self.name_server, self.parts.proxy_conf)
+                    servers.proxy(
+                        workspace.data,
+                        self.start_settings.proxy_jars,
+                        port,
+                        self.name_server,
+                        self.start_settings.proxy_conf,
+                    )
                 ),
                 self._readiness(None),
                 deadline,
             )
 
     def bring_up(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
-        """Start a broker or slave for the first time; returns when the name servers show it."""
-        settings = {**self.parts.conf, **(conf or {})}
+        """Start a broker or slave for the first time. Returns when the name servers show it."""
+        settings = {**self.start_settings.conf, **(conf or {})}
 
-        def make(port: int) -> Program:
-            program = servers.broker(self.workspace.data, self.parts.jars, spec, port, self.name_server, settings)
-            if self.parts.has_local_proxy:
+        def make_program(port: int) -> Program:
+            program = servers.broker(
+                self.workspace.data, self.start_settings.jars, spec, port, self.name_server, settings
+            )
+            if self.start_settings.has_local_proxy:
                 program = servers.with_local_proxy(
-                    program, self.parts.proxy_jars, self.name_server, self.parts.proxy_conf
+                    program, self.start_settings.proxy_jars, self.name_server, self.start_settings.proxy_conf
                 )
             return self._with_flags(program)
 
-        ports = processes.LOCAL_PROXY_PORTS if self.parts.has_local_proxy else processes.BROKER_PORTS
-        self.workspace.bring_up(spec.name, ports, make, self._readiness(spec), deadline)
+        ports = processes.LOCAL_PROXY_PORTS if self.start_settings.has_local_proxy else processes.BROKER_PORTS
+        self.workspace.bring_up(spec.name, ports, make_program, self._readiness(spec), deadline)
 
     def _with_flags(self, program: Program) -> Program:
-        return dataclasses.replace(program, heap_mb=self.parts.heap_mb, flags=(*program.flags, *self.parts.jvm))
+        return dataclasses.replace(
+            program, heap_mb=self.start_settings.heap_mb, flags=(*program.flags, *self.start_settings.jvm)
+        )
 
     def restart(self, name: str, conf: Mapping[str, object], deadline: Deadline) -> None:
         """Restart a server, after killing it if it runs, with changes of its broker.conf or a proxy's fields."""
@@ -196,9 +215,9 @@ class ClusterServers:
         server.kill()
         if conf:
             servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
-        spec = next((s for s in self._specs if s.name == server.program.name), None)
+        spec = next((spec for spec in self._specs if spec.name == server.program.name), None)
         if spec is not None and (name_server := self._running_name_server()):
-            # Otherwise the registration from before the kill would be taken for the new one.
+            # Otherwise the registration from before the kill would be mistaken for the new registration.
             name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
         self.workspace.restart(server, self._readiness(spec), deadline)
         if name in self._name_servers:
@@ -215,7 +234,7 @@ class ClusterServers:
         """
         if spec is None or self._running_name_server() is None:
             return lambda server: (
-                "success" in server.printed() and all(map(processes.is_listening, server.program.ports))
+                "success" in server.output_since_start() and all(map(processes.is_listening, server.program.ports))
             )
         return functools.partial(self.registration.shows_or_triggers, spec)
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from rocketmq_spark.base import extras, folders, process
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import java, maven
-from rocketmq_spark.localbroker.moved_folders import close_unless, moved_to
+from rocketmq_spark.localbroker.moved_folders import close_if_safe, moved_folder_problem
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
@@ -71,8 +71,8 @@ def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, S
         text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     sections = {}
     for part in re.split(r"^# (?=\[)", text, flags=re.MULTILINE)[1:]:
-        head, *lines = part.splitlines()
-        name = head[1 : head.index("]")]
+        header_line, *lines = part.splitlines()
+        name = header_line[1 : header_line.index("]")]
         rows = [line.split() for line in lines if line.strip() and not line.startswith("#")]
         jars = tuple(Jar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
         key = hashlib.sha256("\n".join(" ".join(row) for row in rows).encode()).hexdigest()[:16]
@@ -96,30 +96,30 @@ def cache_folder() -> Path:
         problem = f"The cache {user_cache} cannot be created"
     except LocalBrokerError as e:
         problem = e.message
-    temporary = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
+    temporary_folder = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
     warning = "%s. LocalBroker uses %s instead; name a folder that is kept with %s"
     process.get_or_create(
-        "cache", temporary, functools.partial(_LOG.warning, warning, problem, temporary, CACHE_VARIABLE)
+        "cache", temporary_folder, functools.partial(_LOG.warning, warning, problem, temporary_folder, CACHE_VARIABLE)
     )
-    if temporary.is_symlink() or folders.foreign_file(temporary, root_may_own=False) is not None:
+    if temporary_folder.is_symlink() or folders.foreign_file(temporary_folder, root_may_own=False) is not None:
         # Any user may have created it.
         raise LocalBrokerError(
-            f"{temporary} is a link, or belongs to another user; files from there would be executed",
+            f"{temporary_folder} is a link, or belongs to another user; files from there would be executed",
             remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
         )
-    return _prepare_cache(temporary)
+    return _prepare_cache(temporary_folder)
 
 
 def _prepare_cache(folder: Path) -> Path:
-    """Create the cache for this user only. In an existing cache, remove the right of other users to write to it and to its
-    folders. Raises ``LocalBrokerError`` for a cache that is not safe, and then changes no mode.
+    """Create the cache for this user only. If the cache exists, revoke the right of other users to write to it and to its
+    folders. Raises ``LocalBrokerError`` for a cache that is not safe. In this case, no mode is changed.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
         folders.make_folders(folder)
     _check_all(folder, _can_close)
     problem = None
     with contextlib.suppress(OSError):  # a cache that cannot be read is not used
-        problem = close_unless(folder, functools.partial(_moved_folder_problem, folder))
+        problem = close_if_safe(folder, functools.partial(_moved_folder_problem, folder))
     if problem is not None:
         raise LocalBrokerError(
             f"The cache {folder} is not used: {problem}",
@@ -134,13 +134,18 @@ _OWN_FOLDERS = ("archives", "background", "demo", "jars", "natives", "ports", "r
 
 
 def _moved_folder_problem(cache: Path, was_open: bool) -> str | None:
-    places = [cache / name for name in _OWN_FOLDERS if os.path.lexists(cache / name)]
-    return next(filter(None, (moved_to(place, was_open, _inner_folders(place)) for place in places)), None)
+    own_folders = [cache / name for name in _OWN_FOLDERS if os.path.lexists(cache / name)]
+    return next(
+        filter(
+            None, (moved_folder_problem(own_folder, was_open, _inner_folders(own_folder)) for own_folder in own_folders)
+        ),
+        None,
+    )
 
 
-def _inner_folders(place: Path) -> Iterator[Path]:
-    """The folders in a folder of this package, without the data folder of ``broker start``: ``workspace`` checks data folders."""
-    return (folder for folder in _folders_in(place) if (place.name, folder.name) != BACKGROUND_DATA)
+def _inner_folders(own_folder: Path) -> Iterator[Path]:
+    """The folders in a folder of this package, without the data folder of ``broker start``, which ``workspace`` checks."""
+    return (folder for folder in _folders_in(own_folder) if (own_folder.name, folder.name) != BACKGROUND_DATA)
 
 
 BACKGROUND_DATA = ("background", "data")
@@ -152,13 +157,13 @@ def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
     """
     _check(folder, close)
     _check_above(folder)
-    for inner in _folders_in(folder):
-        if inner.name not in _OWN_FOLDERS:
-            _check_owner(inner)
+    for inner_folder in _folders_in(folder):
+        if inner_folder.name not in _OWN_FOLDERS:
+            _check_owner(inner_folder)
             continue
-        _check(inner, close)
-        for innermost in _inner_folders(inner):
-            _check(innermost, close)
+        _check(inner_folder, close)
+        for nested_folder in _inner_folders(inner_folder):
+            _check(nested_folder, close)
 
 
 def _can_close(folder: Path) -> bool:
@@ -217,20 +222,21 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
     Links are resolved, because a class-data archive is valid only for the paths of jars with which it was made.
     """
     sections = [section for name, section in read_lock(version=version).items() if name in names]
-    unknown = set(names).difference(s.name for s in sections)
-    if unknown:
-        raise LocalBrokerError(f"jars.lock has no section {', '.join(sorted(unknown))}")
+    unknown_names = set(names).difference(s.name for s in sections)
+    if unknown_names:
+        raise LocalBrokerError(f"jars.lock has no section {', '.join(sorted(unknown_names))}")
     cache = cache_folder()
     if _unusable_jars(cache, sections):
         with (
             writing_to(cache),
             file_locked(cache / "jars" / "lock", lambda: _print(quiet, "Waiting for another download")),
         ):
-            for abandoned in (cache / "jars").glob("fetch-*"):  # a killed process left it: a running one has the lock
-                shutil.rmtree(abandoned, ignore_errors=True)
-            unusable = _unusable_jars(cache, sections)
-            if unusable:
-                _download(cache, unusable, quiet, version)
+            # Killed processes left these folders, because a running process would have the lock.
+            for abandoned_folder in (cache / "jars").glob("fetch-*"):
+                shutil.rmtree(abandoned_folder, ignore_errors=True)
+            unusable_jars = _unusable_jars(cache, sections)
+            if unusable_jars:
+                _download(cache, unusable_jars, quiet, version)
     jars = (cache / "jars").resolve()
     return [jars / s.key / jar.file_name for s in sections for jar in s.jars]
 
@@ -241,9 +247,9 @@ def writing_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        inside = e.filename is None or Path(os.fsdecode(e.filename)).is_relative_to(folder)
+        is_inside = e.filename is None or Path(os.fsdecode(e.filename)).is_relative_to(folder)
         raise LocalBrokerError(
-            f"Could not write to {folder if inside else e.filename}: {e.strerror or e}",
+            f"Could not write to {folder if is_inside else e.filename}: {e.strerror or e}",
             remedy=f"Free some space, or name another folder ({CACHE_VARIABLE} for the cache, data= for the data)",
         ) from e
 
@@ -252,28 +258,33 @@ def writing_to(folder: Path) -> Iterator[None]:
 def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
     folders.make_folders(path.parent, folders.READABLE)
-    with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as f:
-        if not folders.try_lock(f):
+    with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as file:
+        if not folders.try_lock(file):
             on_wait()
-            fcntl.flock(f, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
         owner = os.getpid()
         try:
             yield
         finally:
             # A forked child has the file open, too. So the owner unlocks it explicitly, and the child must not.
             if os.getpid() == owner:
-                fcntl.flock(f, fcntl.LOCK_UN)
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _unusable_jars(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Jar]]:
     jars = [(section, jar) for section in sections for jar in section.jars]
     with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter lock
-        are_usable = pool.map(lambda w: _is_usable(cache / "jars" / w[0].key / w[1].file_name, w[1]), jars)
-        return [w for w, ok in zip(jars, are_usable, strict=True) if not ok]
+        usable_flags = pool.map(
+            lambda section_and_jar: _is_usable(
+                cache / "jars" / section_and_jar[0].key / section_and_jar[1].file_name, section_and_jar[1]
+            ),
+            jars,
+        )
+        return [section_and_jar for section_and_jar, is_usable in zip(jars, usable_flags, strict=True) if not is_usable]
 
 
 def _is_usable(path: Path, jar: Jar) -> bool:
-    """Whether the jar is sound, and no other user can change it. A jar to which others may write is replaced by a copy first,
+    """Whether the jar is sound, and no other user can change it. If others may write to the jar, it is replaced by a copy first,
     because others may have the file open.
     """
     try:
@@ -291,31 +302,31 @@ def is_sound(path: Path, jar: Jar) -> bool:
     try:
         if path.stat().st_size != jar.size:
             return False
-        with path.open("rb") as f:
-            return hashlib.file_digest(f, "sha256").hexdigest() == jar.sha256
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == jar.sha256
     except OSError:
         return False
 
 
-def _download(cache: Path, unusable: Sequence[tuple[Section, Jar]], quiet: bool, version: str) -> None:
+def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: bool, version: str) -> None:
     """Download into a separate folder, verify, then rename each file to its target, so that no process sees a part of a jar."""
-    jars = [jar for _, jar in unusable]
+    jars = [jar for _, jar in unusable_jars]
     download_folder = Path(tempfile.mkdtemp(prefix="fetch-", dir=cache / "jars"))
     try:
         title = f"Fetching RocketMQ {version}: {len(jars)} jars"
         with _progress(title, sum(jar.size for jar in jars), quiet) as progress:
             sizes = {jar.coordinate: jar.size for jar in jars}
             files = maven.download(list(sizes), download_folder, progress, sizes)
-        mismatched = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
-        if mismatched:
+        mismatched_jars = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
+        if mismatched_jars:
             raise LocalBrokerError(
-                f"{mismatched[0].coordinate} does not match its hash in jars.lock, and was discarded",
+                f"{mismatched_jars[0].coordinate} does not match its hash in jars.lock, and was discarded",
                 remedy="Check the mirror, or the proxy that changes downloads",
             )
-        for section, jar in unusable:
+        for section, jar in unusable_jars:
             target = cache / "jars" / section.key / jar.file_name
             folders.make_folders(target.parent, folders.READABLE)
-            # Whatever the umask is, and before others can open the file.
+            # The mode does not depend on the umask, and is set before others can open the file.
             folders.set_mode(files[jar.coordinate], _FILE_MODE)
             os.replace(files[jar.coordinate], target)
     finally:

@@ -28,7 +28,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
 
 MIN_VERSION = 17
-HOW_TO_GET = (
+INSTALL_REMEDY = (
     "Install a Java runtime (Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install "
     "java-21-openjdk-headless; macOS: brew install openjdk@21, then export JAVA_HOME=$(brew --prefix openjdk@21); "
     "conda: conda install -c conda-forge openjdk=21) or set JAVA_HOME to one"
@@ -46,28 +46,30 @@ class Java:
 
 def find_java() -> Java:
     """Return the Java to use. Raises ``LocalBrokerError`` if there is none, or it is too old."""
-    path = _candidate()
+    path = _java_program()
     identity = _release_file(path) or _version_output(path)
-    major = _major(identity)
+    major = _major_version(identity)
     if major is None:
-        raise LocalBrokerError(f"{path} reports no Java version", remedy=HOW_TO_GET)
+        raise LocalBrokerError(f"{path} reports no Java version", remedy=INSTALL_REMEDY)
     if major < MIN_VERSION:
-        raise LocalBrokerError(f"Java {MIN_VERSION} or newer is needed, but {path} is Java {major}", remedy=HOW_TO_GET)
+        raise LocalBrokerError(
+            f"Java {MIN_VERSION} or newer is needed, but {path} is Java {major}", remedy=INSTALL_REMEDY
+        )
     return Java(path, major, f"{path.resolve()}\n{identity}")
 
 
-def _candidate() -> Path:
+def _java_program() -> Path:
     home = os.environ.get("JAVA_HOME")
     if home:
         path = Path(home, "bin", "java")
         if not os.access(path, os.X_OK):
-            raise LocalBrokerError(f"JAVA_HOME is {home}, but there is no bin/java in it", remedy=HOW_TO_GET)
+            raise LocalBrokerError(f"JAVA_HOME is {home}, but there is no bin/java in it", remedy=INSTALL_REMEDY)
         return path
     program = shutil.which("java")
     if program is None:
         raise LocalBrokerError(
             f"Java {MIN_VERSION} or newer is needed, and there is none: no java on PATH, JAVA_HOME is not set",
-            remedy=HOW_TO_GET,
+            remedy=INSTALL_REMEDY,
         )
     return Path(program)
 
@@ -84,22 +86,22 @@ def _version_output(path: Path) -> str:
     try:
         result = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
-        raise LocalBrokerError(f"{path} could not be run", remark=str(e), remedy=HOW_TO_GET) from e
+        raise LocalBrokerError(f"{path} could not be run", remark=str(e), remedy=INSTALL_REMEDY) from e
     return result.stderr + result.stdout
 
 
-def _major(identity: str) -> int | None:
+def _major_version(identity: str) -> int | None:
     """The major version in ``JAVA_VERSION="17.0.15"``, ``version "1.8.0_402"`` or ``version "21"``."""
     match = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', identity)
     return int(match[1]) if match else None
 
 
 _LOG = logging.getLogger(__name__)
-_KEPT_ARCHIVES = 6
+_MAX_ARCHIVES = 6
 # A dump never takes this long, so older temporary files belong to a killed process.
 _STALE_S = 3600
 # Names of archives, and of files that a dump creates beside them. Other files in the folder do not belong to this package.
-_OWN_FILE = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
+_OWN_FILE_NAME = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
 CLASS_LIST = "classes.lst"
 _CLASS_ID = re.compile(r" id: \d+.*$")
 
@@ -113,18 +115,20 @@ def user_cache() -> Path:
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
     configured = os.environ.get("XDG_CACHE_HOME")
-    usable = configured and os.path.isabs(configured) and folders.foreign_file(Path(configured)) is None
-    return Path(configured if configured and usable else folders.home() / ".cache") / "rocketmq-spark"
+    is_usable = configured and os.path.isabs(configured) and folders.foreign_file(Path(configured)) is None
+    return Path(configured if configured and is_usable else folders.home() / ".cache") / "rocketmq-spark"
 
 
-def _is_own(folder: Path) -> bool:
-    """Whether this user or root owns a folder and the one above it, and no other user may write there or replace a folder above
-    them. The folder may be missing.
+def _is_safe_folder(folder: Path) -> bool:
+    """Whether this user or root owns a folder and its parent, and no other user may write to them or replace a folder above them.
+    The folder may be missing.
     """
     try:
         folders_to_check = (folder.parent, folder, folder.resolve().parent)
         return all(
-            folders.is_writable_by_owner_only(place) for place in folders_to_check if place.exists()
+            folders.is_writable_by_owner_only(folder_to_check)
+            for folder_to_check in folders_to_check
+            if folder_to_check.exists()
         ) and not any(folders.exposures(folder))
     except (OSError, RuntimeError):  # the folder cannot be read; a link that leads to itself
         return False
@@ -140,18 +144,19 @@ class Archive:
     def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:
         self._java = java
         self._class_path = os.pathsep.join(map(str, jars))
-        stamps = [f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars]
-        key = hashlib.sha256("\n".join([java.identity, *stamps]).encode()).hexdigest()[:16]
+        jar_stamps = [f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars]
+        key = hashlib.sha256("\n".join([java.identity, *jar_stamps]).encode()).hexdigest()[:16]
         self.path = folder / f"{key}.jsa"
         if not (
-            _is_own(folder) and (not self.path.exists() or self._is_usable() or folder.stat().st_uid == os.geteuid())
+            _is_safe_folder(folder)
+            and (not self.path.exists() or self._is_usable() or folder.stat().st_uid == os.geteuid())
         ):
             self.path = user_cache() / "archives" / self.path.name
         self._dump: subprocess.Popen[bytes] | None = None
-        self._stopped = threading.Event()
+        self._stop_event = threading.Event()
 
     def flags(self, home: Path) -> list[str]:
-        """JVM flags for a server at ``home``: to use the archive, or to record classes for it."""
+        """JVM flags for a server at ``home``. With them, it uses the archive, or records classes for a new archive."""
         if self._is_usable():
             with contextlib.suppress(OSError):
                 os.utime(self.path)
@@ -159,7 +164,7 @@ class Archive:
         return [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
 
     def _is_usable(self) -> bool:
-        return folders.is_writable_by_owner_only(self.path) and _is_own(self.path.parent)
+        return folders.is_writable_by_owner_only(self.path) and _is_safe_folder(self.path.parent)
 
     def discard(self) -> bool:
         """Remove the archive, in case it caused a failed start. Returns whether there was one."""
@@ -169,22 +174,24 @@ class Archive:
             return False
         return True
 
-    def start_dump(self, homes: Sequence[Path], spawn: Spawn) -> None:
+    def start_dump(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
         """Make the archive in the background, unless it exists or another process is making it."""
         if not self._is_usable() and self._dump is None:
-            threading.Thread(target=self._make, args=(homes, spawn), name="class-data archive", daemon=True).start()
+            threading.Thread(
+                target=self._make_archive, args=(server_folders, spawn), name="class-data archive", daemon=True
+            ).start()
 
     def stop(self) -> None:
         """Abort a running dump."""
-        self._stopped.set()
+        self._stop_event.set()
         if self._dump is not None:
             self._dump.kill()
             self._dump.wait()
 
-    def _make(self, homes: Sequence[Path], spawn: Spawn) -> None:
+    def _make_archive(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
         try:
             folders.make_folders(self.path.parent, folders.READABLE)
-            if not _is_own(self.path.parent):
+            if not _is_safe_folder(self.path.parent):
                 raise PermissionError(f"others may write to {self.path.parent}")
             with open(folders.open_private(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
                 if not folders.try_lock(lock):
@@ -192,16 +199,16 @@ class Archive:
                     return
                 os.utime(lock.name)
                 if not self._is_usable():
-                    self._run_dump(homes, spawn)
+                    self._run_dump(server_folders, spawn)
         except (OSError, ValueError) as e:
             _LOG.debug("no class-data archive: %s", e)
 
-    def _run_dump(self, homes: Sequence[Path], spawn: Spawn) -> None:
-        """Make the archive while holding its lock, so it may overwrite files that a killed dump left."""
+    def _run_dump(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
+        """Make the archive. The caller holds the lock of the archive, so files that a killed dump left may be overwritten."""
         part_file, class_list = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part_file, class_list, self.path.with_suffix(".log")):
-            path.unlink(missing_ok=True)  # otherwise writing would follow a link of this name
-        folders.replace_file(class_list, "\n".join(_loaded_classes(homes)) + "\n")
+            path.unlink(missing_ok=True)  # so that writing cannot follow a link of this name
+        folders.replace_file(class_list, "\n".join(_merged_class_lists(server_folders)) + "\n")
         command = [
             *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),
             str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={class_list}",
@@ -209,7 +216,7 @@ class Archive:
         ]  # fmt: skip
         with spawn(command, self.path.with_suffix(".log")) as dump:
             self._dump = dump
-            if self._stopped.is_set():
+            if self._stop_event.is_set():
                 dump.kill()
         if dump.returncode == 0:
             folders.set_mode(part_file, 0o644)  # servers of other users may use a cache of root
@@ -220,25 +227,25 @@ class Archive:
 
     def _prune(self) -> None:
         """Delete superseded archives, and files of dumps whose process was killed."""
-        own_files = [path for path in self.path.parent.iterdir() if _OWN_FILE.fullmatch(path.name)]
+        own_files = [path for path in self.path.parent.iterdir() if _OWN_FILE_NAME.fullmatch(path.name)]
         modified_s = {path: path.stat().st_mtime for path in own_files}
         archives = sorted(
             (path for path in own_files if path.suffix == ".jsa"), key=modified_s.__getitem__, reverse=True
         )
-        kept_keys, stale_before_s = {path.stem for path in archives[:_KEPT_ARCHIVES]}, time.time() - _STALE_S
+        kept_keys, stale_before_s = {path.stem for path in archives[:_MAX_ARCHIVES]}, time.time() - _STALE_S
         for path in own_files:
-            if path in archives[_KEPT_ARCHIVES:] or (path.stem not in kept_keys and modified_s[path] < stale_before_s):
+            if path in archives[_MAX_ARCHIVES:] or (path.stem not in kept_keys and modified_s[path] < stale_before_s):
                 path.unlink(missing_ok=True)
 
 
-def _loaded_classes(homes: Sequence[Path]) -> dict[str, None]:
-    """The lines of all servers' class lists, without repetitions. A list may still be growing, so its last line may be
-    incomplete.
+def _merged_class_lists(server_folders: Sequence[Path]) -> dict[str, None]:
+    """The lines of all servers' class lists, without repetitions. The last line of each list is omitted, because a server may
+    still be writing it.
 
     Newer JVMs number the classes. The numbers differ between lists, and are not needed.
     """
     lines: dict[str, None] = {}
-    for home in homes:
+    for home in server_folders:
         text = (home / CLASS_LIST).read_text(encoding="utf-8", errors="replace")
         lines.update(dict.fromkeys(_CLASS_ID.sub("", line) for line in text.splitlines()[:-1] if line[:1] != "#"))
     return lines

@@ -55,11 +55,11 @@ class Repository(NamedTuple):
             "classifier": classifier[0] if classifier else "",
         }  # fmt: skip
 
-        def optional(part: re.Match[str]) -> str:
+        def expand_optional(part: re.Match[str]) -> str:
             names = re.findall(r"\[(\w+)\]", part[1])
             return part[1] if all(values.get(name) for name in names) else ""
 
-        pattern = re.sub(r"\(([^()]*)\)", optional, self.pattern)
+        pattern = re.sub(r"\(([^()]*)\)", expand_optional, self.pattern)
         return re.sub(r"\[(\w+)\]", lambda word: values.get(word[1], word[0]), pattern)
 
 
@@ -86,58 +86,62 @@ def download(
     sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)
     files = {coordinate: folder / "_".join(coordinate.split(":")) for coordinate in coordinates}
-    repositories, remaining, arrived = _repositories(), list(files), -1
-    while remaining:
+    repositories, remaining_coordinates, arrived_bytes = _repositories(), list(files), -1
+    while remaining_coordinates:
         targets = {
-            coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, MAX_BYTES)) for coordinate in remaining
+            coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, MAX_BYTES))
+            for coordinate in remaining_coordinates
         }
-        failed = _round(repositories, targets, progress)
-        arrived_before, arrived = arrived, sum(file.stat().st_size for file in files.values() if file.exists())
-        for error in failed.values():
+        errors = _try_each(repositories, targets, progress)
+        earlier_bytes, arrived_bytes = (
+            arrived_bytes,
+            sum(file.stat().st_size for file in files.values() if file.exists()),
+        )
+        for error in errors.values():
             if isinstance(error, LocalBrokerError):
                 raise error
-        if failed and arrived <= max(arrived_before, 0):
-            coordinate, error = next(iter(failed.items()))
+        if errors and arrived_bytes <= max(earlier_bytes, 0):
+            coordinate, error = next(iter(errors.items()))
             raise LocalBrokerError(
                 f"Could not download RocketMQ: {_reason(error, coordinate)}", remedy=_REMEDY
             ) from error
-        remaining = list(failed)
+        remaining_coordinates = list(errors)
     return files
 
 
-def _round(
+def _try_each(
     repositories: Sequence[Repository], targets: Mapping[str, DownloadTarget], progress: Callable[[int], None]
 ) -> dict[str, Exception]:
     """Try each file once. Return the errors of failed files by coordinate."""
-    stopped = threading.Event()
+    stop_event = threading.Event()
     pool = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, "rocketmq-jars")
     try:
         futures: dict[str, Future[None]] = {
-            coordinate: pool.submit(_download_from_first, repositories, coordinate, target, stopped)
+            coordinate: pool.submit(_download_from_first, repositories, coordinate, target, stop_event)
             for coordinate, target in targets.items()
         }
-        pending = set(futures.values())
-        while pending:
-            pending = wait(pending, _POLL_S).not_done
+        pending_futures = set(futures.values())
+        while pending_futures:
+            pending_futures = wait(pending_futures, _POLL_S).not_done
             progress(sum(target.file.stat().st_size for target in targets.values() if target.file.exists()))
     finally:
-        stopped.set()  # so that Ctrl-C does not wait for running downloads
+        stop_event.set()  # so that Ctrl-C does not wait for running downloads
         pool.shutdown(wait=False, cancel_futures=True)
-    failed: dict[str, Exception] = {}
+    errors: dict[str, Exception] = {}
     for coordinate, future in futures.items():
         error = future.exception()
         if isinstance(error, Exception):
-            failed[coordinate] = error
-    return failed
+            errors[coordinate] = error
+    return errors
 
 
 def _download_from_first(
-    repositories: Sequence[Repository], coordinate: str, target: DownloadTarget, stopped: threading.Event
+    repositories: Sequence[Repository], coordinate: str, target: DownloadTarget, stop_event: threading.Event
 ) -> None:
     """Download a file from the first repository that has it."""
     for number, repository in enumerate(repositories, 1):
         try:
-            _download_file(repository, coordinate, target, stopped)
+            _download_file(repository, coordinate, target, stop_event)
             return
         except urllib.error.URLError as e:
             if not _is_missing(e) or number == len(repositories):
@@ -150,15 +154,17 @@ def _is_missing(error: urllib.error.URLError) -> bool:
     return isinstance(error.reason, FileNotFoundError)
 
 
-def _download_file(repository: Repository, coordinate: str, target: DownloadTarget, stopped: threading.Event) -> None:
+def _download_file(
+    repository: Repository, coordinate: str, target: DownloadTarget, stop_event: threading.Event
+) -> None:
     file = target.file
     existing_bytes = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
-    handlers: list[urllib.request.BaseHandler] = []  # in addition to the defaults, which use the current proxies
+    handlers: list[urllib.request.BaseHandler] = []  # added to the default handlers, which use the current proxies
     if repository.authorization:  # not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
-        if request.type == "http":  # only this machine is allowed here, and it needs no proxy
+        if request.type == "http":  # the repository is on this machine, and needs no proxy
             handlers.append(urllib.request.ProxyHandler({}))
     if existing_bytes:
         request.add_header("Range", f"bytes={existing_bytes}-")
@@ -174,7 +180,7 @@ def _download_file(repository: Repository, coordinate: str, target: DownloadTarg
     ):
         length = answer.headers.get("Content-Length")
         bytes_left = None if length is None else int(length)
-        while not stopped.is_set() and (chunk := answer.read(_CHUNK_BYTES)):
+        while not stop_event.is_set() and (chunk := answer.read(_CHUNK_BYTES)):
             if out.tell() + len(chunk) > target.max_bytes:
                 raise LocalBrokerError(
                     f"{request.full_url} has more than {target.max_bytes} bytes, the size limit of {coordinate}, and is not used",
@@ -220,33 +226,36 @@ def _ivy_repositories(path: Path) -> list[Repository]:
     values = {"ivy.settings.dir": str(path.parent), "user.home": str(folders.home())}
     values |= {element.get("name", ""): element.get("value", "") for element in root.iter("property")}
 
-    def text(word: str | None) -> str:
+    def expand(word: str | None) -> str:
         return re.sub(r"\$\{([^${}]+)\}", lambda name: values.get(name[1], name[0]), word or "")
 
     credentials = {
-        text(element.get("host")): f"{text(element.get('username'))}:{text(element.get('passwd'))}"
+        expand(element.get("host")): f"{expand(element.get('username'))}:{expand(element.get('passwd'))}"
         for element in root.iter("credentials")
     }
-    head = root.find("settings")
-    default_resolver = "" if head is None else text(head.get("defaultResolver"))
+    settings_element = root.find("settings")
+    default_resolver = "" if settings_element is None else expand(settings_element.get("defaultResolver"))
     resolvers = [
         element
         for element in root.iterfind("resolvers/*")
         if not default_resolver or element.get("name") == default_resolver
     ]
     repositories = []
-    for resolver in (leaf for element in resolvers for leaf in _leaf_resolvers(element)):
-        patterns = [text(element.get("pattern")) for element in resolver.iterfind("artifact")]
+    for resolver in (leaf_resolver for element in resolvers for leaf_resolver in _leaf_resolvers(element)):
+        patterns = [expand(element.get("pattern")) for element in resolver.iterfind("artifact")]
         if resolver.tag == "ibiblio":
-            patterns = [_m2_repository(text(resolver.get("root")) or CENTRAL).pattern]
+            patterns = [_m2_repository(expand(resolver.get("root")) or CENTRAL).pattern]
         elif resolver.tag == "filesystem":
             patterns = [f"file://{pattern}" for pattern in patterns]
         if resolver.get("m2compatible") == "true":
             patterns = [re.sub(r"\[organi[sz]ation\]", "[orgPath]", pattern) for pattern in patterns]
         for pattern in patterns:
-            login = credentials.get(urllib.parse.urlsplit(pattern).hostname or "")
+            user_and_password = credentials.get(urllib.parse.urlsplit(pattern).hostname or "")
             repositories.append(
-                Repository(pattern, f"Basic {base64.b64encode(login.encode()).decode()}" if login else None)
+                Repository(
+                    pattern,
+                    f"Basic {base64.b64encode(user_and_password.encode()).decode()}" if user_and_password else None,
+                )
             )
     if not repositories:
         raise LocalBrokerError(
@@ -266,10 +275,10 @@ def _leaf_resolvers(resolver: ET.Element) -> Iterator[ET.Element]:
 
 
 def _user_settings() -> Path | None:
-    configured = os.environ.get(SETTINGS_VARIABLE) or _spark_default("spark.jars.ivySettings")
-    if not configured:
+    configured_path = os.environ.get(SETTINGS_VARIABLE) or _spark_default("spark.jars.ivySettings")
+    if not configured_path:
         return None
-    path = Path(configured).expanduser()
+    path = Path(configured_path).expanduser()
     if not path.is_file():
         raise LocalBrokerError(f"The Ivy settings file {path} does not exist", remedy=f"Correct {SETTINGS_VARIABLE}")
     return path
@@ -298,8 +307,8 @@ def _maven_mirror(settings: Path) -> str | None:
     except (OSError, ET.ParseError):
         return None
     for mirror in root.iterfind(".//{*}mirror"):
-        mirrored = (mirror.findtext("{*}mirrorOf") or "").replace(" ", "").split(",")
-        if {"*", "central", "external:*"}.intersection(mirrored) and "!central" not in mirrored:
+        mirrored_ids = (mirror.findtext("{*}mirrorOf") or "").replace(" ", "").split(",")
+        if {"*", "central", "external:*"}.intersection(mirrored_ids) and "!central" not in mirrored_ids:
             return mirror.findtext("{*}url")
     return None
 
@@ -311,7 +320,7 @@ def _reason(error: Exception, coordinate: str) -> str:
         return f"the repository lacks some jars ({coordinate}, ...)"
     if isinstance(error, urllib.error.HTTPError):
         return f"the repository answers with HTTP {error.code} ({error.reason}) when it is asked for {coordinate}"
-    for kind, text in (
+    for error_type, text in (
         (socket.gaierror, "the host name of the repository is unknown; is there a network?"),
         (ConnectionRefusedError, "no connection to the repository"),
         (TimeoutError, "the repository did not answer in time"),
@@ -320,6 +329,6 @@ def _reason(error: Exception, coordinate: str) -> str:
             f"Python does not trust the repository's certificate ({cause}); name its authority in SSL_CERT_FILE",
         ),
     ):
-        if isinstance(cause, kind):
+        if isinstance(cause, error_type):
             return text
     return f"{type(error).__name__}: {error}"

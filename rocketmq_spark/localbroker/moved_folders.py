@@ -1,7 +1,7 @@
 """Finds folders that others may have moved to names under which ``LocalBroker`` deletes and replaces files.
 
-A user who may write to a folder can rename each entry in it, also a folder that only its owner may change. So ``LocalBroker``
-rejects a data folder or a cache to which others may write if the folder has entries with such names: the owner checks them first.
+A user who may write to a folder can rename each entry in it, even a folder that only its owner may change. So ``LocalBroker``
+rejects a data folder or a cache to which others may write if it has entries with such names. The owner must check these first.
 """
 
 from __future__ import annotations
@@ -17,57 +17,60 @@ from rocketmq_spark.base import folders
 _REMEDY = "; LocalBroker deletes and replaces files there, so check first that all of them are files of LocalBroker"
 
 
-def close_unless(
-    folder: Path, problem_in: Callable[[bool], str | None], problem_after: Callable[[], str | None] = lambda: None
+def close_if_safe(
+    folder: Path, check_entries: Callable[[bool], str | None], close_entries: Callable[[], str | None] = lambda: None
 ) -> str | None:
-    """Check a folder, take the right to write to it from others, and check it again, because others could change it during the
-    first check. Returns a clause about the problem, and then the folder has its former mode; None if the folder is closed.
+    """Check a folder, revoke the right of others to write to it, and check it again, because others could change it during the
+    first check. Returns None if the folder is closed. Otherwise returns a clause about the problem, and restores the folder's
+    mode.
 
     Args:
         folder: The folder.
-        problem_in: Checks the entries, and returns a clause about a problem. Its argument is whether others could write to the
+        check_entries: Checks the entries, and returns a clause about a problem. Its argument is whether others could write to the
             folder before this call.
-        problem_after: Is called when the folder is closed: closes the entries, checks them, and returns a clause about a problem.
+        close_entries: Called when the folder is closed. Closes the entries, checks them, and returns a clause about a problem.
     """
-    before = folder.stat()
-    was_open = folders.others_may_write(before)
-    if (problem := problem_in(was_open)) is not None:
+    old_status = folder.stat()
+    was_open = folders.others_may_write(old_status)
+    if (problem := check_entries(was_open)) is not None:
         return problem
     if not folders.revoke_write(folder):
         return f"others may write to {folder}"
-    problem = problem_in(was_open) or problem_after()
+    problem = check_entries(was_open) or close_entries()
     if problem is not None:
-        with contextlib.suppress(OSError):  # it has gone, or belongs to root, whose folders keep their mode
-            _restore_mode(folder, before)
+        with contextlib.suppress(OSError):  # the folder is gone, or belongs to root, whose folders keep their mode
+            _restore_mode(folder, old_status)
     return problem
 
 
-def _restore_mode(folder: Path, before: os.stat_result) -> None:
+def _restore_mode(folder: Path, old_status: os.stat_result) -> None:
     with folders.open_subfolder(folder) as descriptor:
-        now = os.fstat(descriptor)
-        if os.path.samestat(now, before) and now.st_mode != before.st_mode:  # another folder may have taken its name
-            os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+        new_status = os.fstat(descriptor)
+        if (
+            os.path.samestat(new_status, old_status) and new_status.st_mode != old_status.st_mode
+        ):  # another folder may have taken its name
+            os.fchmod(descriptor, stat.S_IMODE(old_status.st_mode))
 
 
-def moved_to(entry: Path, was_open: bool, below: Iterable[Path] = ()) -> str | None:
+def moved_folder_problem(entry: Path, was_open: bool, inner_folders: Iterable[Path] = ()) -> str | None:
     """Return a clause that says that others may have moved a folder to ``entry``; None if they cannot have done that.
 
     Args:
         entry: An existing file or folder with a name by which files are deleted.
         was_open: Whether others could write to the folder above.
-        below: Folders in ``entry``. Others must not write to these either. Links among them are not checked.
+        inner_folders: Folders in ``entry``. Others must not write to these either. Links among them are not checked.
     """
     if was_open:
         return f"others may write to it, and may have moved a folder of yours to {entry}{_REMEDY}"
     if _is_open(entry.stat):
         return f"others may write to {entry}, and may have moved a folder of yours there{_REMEDY}"
-    for folder in below:
+    for folder in inner_folders:
         if not folder.is_symlink() and _is_open(folder.lstat):
             return f"others may write to {folder}, and may have moved a folder of yours there{_REMEDY}"
     return None
 
 
-def _is_open(read: Callable[[], os.stat_result]) -> bool:
+def _is_open(read_status: Callable[[], os.stat_result]) -> bool:
     with contextlib.suppress(OSError):  # the folder of a download is removed at its end
-        return folders.others_may_write(read())
+        return folders.others_may_write(read_status())
     return False

@@ -1,12 +1,12 @@
 """One server as a child process: a JVM with little memory that ends with this process, its log in a file, its ports on loopback.
 
-The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` it ends even
-if Python is killed. The kernel ties that to the *thread* that started the child, so one permanent thread starts all children.
+The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` the child ends even
+if Python is killed. The kernel ends the child with the *thread* that started it. So one permanent thread starts all children.
 
-Free ports are chosen below the kernel's range for outgoing connections, so that no connection takes
-one between the choice and the start. Each process chooses from its own blocks of ports, and no port twice, so a server that was
-killed finds its ports free when it is restarted. Without blocks, two processes may choose the same port: then the later
-start fails, and is repeated on other ports.
+Free ports are chosen below the kernel's range for outgoing connections, so that no connection takes a port between the choice and
+the start. Each process chooses from its own blocks of ports, and chooses no port twice. So a server that was killed finds its
+ports free when it is restarted. Without blocks, two processes may choose the same port. Then the later start fails, and is
+repeated on other ports.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ LOCAL_PROXY_PORTS = (*BROKER_PORTS, 2, 3)
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on this port now, on loopback and on all interfaces."""
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as socket_:
+        socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            s.bind(("", port))
+            socket_.bind(("", port))
         except OSError:
             return False
     return True
@@ -62,12 +62,12 @@ def all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
 
 def free_port(distances: Iterable[int] = (0,), avoid: Iterable[int] = ()) -> int:
     """Return a port such that the ports at all ``distances`` from it are free, not in ``avoid``, and not chosen before."""
-    distances, avoided = tuple(distances), set(avoid)
+    distances, avoided_ports = tuple(distances), set(avoid)
     with _blocks.lock:
         for port in _blocks.candidates():
             ports = {port + d for d in distances}
-            if avoided.isdisjoint(ports) and _blocks.chosen.isdisjoint(ports) and all_free(port, distances):
-                _blocks.chosen |= ports
+            if avoided_ports.isdisjoint(ports) and _blocks.chosen_ports.isdisjoint(ports) and all_free(port, distances):
+                _blocks.chosen_ports |= ports
                 return port
     raise LocalBrokerError(
         f"No free ports between {_PORT_RANGE.start} and {_PORT_RANGE.stop}", remedy="Stop some servers"
@@ -79,22 +79,22 @@ class _PortBlocks:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.chosen: set[int] = set()
-        self._own: set[int] = set()
+        self.chosen_ports: set[int] = set()
+        self._own_blocks: set[int] = set()
 
     def candidates(self) -> Iterator[int]:
         """Ports of this process's blocks, then of other free blocks; any ports if locks are impossible."""
         rng = random.SystemRandom()
         starts = list(range(_PORT_RANGE.start, _PORT_RANGE.stop, _BLOCK_SIZE))
-        for start in [*self._own, *rng.sample(starts, len(starts))]:
-            if self._reserves(start):
-                # Without the first and last ports of the block, whose neighbours are in other blocks.
+        for start in [*self._own_blocks, *rng.sample(starts, len(starts))]:
+            if self._reserve_block(start):
+                # The first and last ports of the block are not used, because their neighbours are in other blocks.
                 yield from rng.sample(range(start + 2, start + _BLOCK_SIZE - 1), _BLOCK_SIZE - 3)
         for _ in range(1000):
             yield rng.choice(_PORT_RANGE)
 
-    def _reserves(self, start: int) -> bool:
-        if start in self._own:
+    def _reserve_block(self, start: int) -> bool:
+        if start in self._own_blocks:
             return True
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ class _PortBlocks:
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):
                 if folders.try_lock(lock):
-                    self._own.add(start)
+                    self._own_blocks.add(start)
                     return True
             os.close(lock)
         return False
@@ -119,9 +119,9 @@ def is_listening(port: int) -> bool:
     return False
 
 
-def check_ports_free(requested: Mapping[str, int]) -> None:
+def check_ports_free(requested_ports: Mapping[str, int]) -> None:
     """Raise an error if a requested port (by server name) is in use, before anything is downloaded or started."""
-    for name, port in requested.items():
+    for name, port in requested_ports.items():
         if not is_free(port):
             raise port_in_use_error(name, [port])
 
@@ -136,11 +136,13 @@ def port_in_use_error(name: str, ports: Iterable[int]) -> LocalBrokerError:
 
 
 class PortAssignments:
-    """The ports of the servers of a data folder: the requested port, otherwise the previous port if it is free, or a new one."""
+    """The ports of the servers of a data folder. A server gets the requested port, or its previous port if it is free, or a new
+    port.
+    """
 
-    def __init__(self, path: Path, requested: Mapping[str, int]) -> None:
+    def __init__(self, path: Path, requested_ports: Mapping[str, int]) -> None:
         self._path = path
-        self._requested = dict(requested)
+        self._requested_ports = dict(requested_ports)
         self._lock = threading.Lock()
         self._ports: dict[str, int] = {}
         with contextlib.suppress(OSError, ValueError):
@@ -149,22 +151,22 @@ class PortAssignments:
     def assign(self, name: str, distances: tuple[int, ...]) -> int:
         """Return the port for a server that is about to start."""
         with self._lock:
-            port = self._requested.get(name) or self._ports.get(name)
-            if port is None or (name not in self._requested and not all_free(port, distances)):
+            port = self._requested_ports.get(name) or self._ports.get(name)
+            if port is None or (name not in self._requested_ports and not all_free(port, distances)):
                 # Avoid the requested ports of servers that start later, too.
-                assigned = {**self._ports, **self._requested}.values()
-                port = free_port(distances, avoid=[p + d for p in assigned for d in BROKER_PORTS])
+                assigned_ports = {**self._ports, **self._requested_ports}.values()
+                port = free_port(distances, avoid=[p + d for p in assigned_ports for d in BROKER_PORTS])
             self._ports[name] = port
             folders.replace_file(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port
 
     def may_change(self, name: str) -> bool:
-        return name not in self._requested
+        return name not in self._requested_ports
 
 
 _POLL_S = 0.01
 _TAIL_LINES = 8
-_PORT_TAKEN = "Address already in use"
+_PORT_IN_USE_TEXT = "Address already in use"
 DATA_FLAG = "-Drocketmq.spark.data="
 # Variables that servers do not need. They are removed, because other processes can read a server's environment while it runs.
 _SECRET_VARIABLES = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_NEW_PASSWORD")
@@ -214,7 +216,7 @@ class Server:
             f"{DATA_FLAG}{self._data}", f"-Duser.home={program.home}", *program.flags,
             "-cp", os.pathsep.join(map(str, program.jars)), program.main_class, *program.arguments,
         ]  # fmt: skip
-        spawn(command, program.home / "out.txt", home=program.home, started=self._set_child)
+        spawn(command, program.home / "out.txt", home=program.home, on_started=self._set_child)
 
     def _set_child(self, child: subprocess.Popen[bytes]) -> None:
         self._child = child
@@ -227,11 +229,13 @@ class Server:
     def address(self) -> str:
         return f"127.0.0.1:{self.program.ports[0]}"
 
-    def wait_until(self, ready: Callable[[], bool], deadline: Deadline) -> None:
-        """Return when ``ready`` returns true. Raise an error with the end of the log when the child ends, or at the deadline."""
-        while not ready():
+    def wait_until(self, is_ready: Callable[[], bool], deadline: Deadline) -> None:
+        """Return when ``is_ready`` returns true. Raise an error with the end of the log when the child ends, or at
+        the deadline.
+        """
+        while not is_ready():
             # Do not wait for the exit of a broker that cannot listen: it takes ten seconds.
-            if self.pid is None or _PORT_TAKEN in self.printed():
+            if self.pid is None or _PORT_IN_USE_TEXT in self.output_since_start():
                 raise self._start_error("ended while starting")
             if deadline.expired:
                 raise self._start_error("was not ready in time")
@@ -257,7 +261,7 @@ class Server:
         """The output and logs of the server, oldest lines first in each file."""
         return "".join(_read(path) for path in self._log_files())
 
-    def printed(self) -> str:
+    def output_since_start(self) -> str:
         """The output since the last start."""
         path = self._log_files()[0]
         return _read(path)[self._log_sizes.get(path, 0) :]
@@ -271,31 +275,31 @@ class Server:
                 os.killpg(self._child.pid, number)
 
     def _start_error(self, event: str) -> LocalBrokerError:
-        printed, *logged = (_read(path)[self._log_sizes.get(path, 0) :] for path in self._log_files())
-        return start_error(self.program, event, printed, "".join(logged))
+        output_text, *log_texts = (_read(path)[self._log_sizes.get(path, 0) :] for path in self._log_files())
+        return start_error(self.program, event, output_text, "".join(log_texts))
 
 
 def program_port_error(program: Program) -> LocalBrokerError:
     return port_in_use_error(program.name, program.ports)
 
 
-def start_error(program: Program, event: str, printed: str, logged: str) -> LocalBrokerError:
+def start_error(program: Program, event: str, output_text: str, log_text: str) -> LocalBrokerError:
     """The error for a failed start: one sentence if the cause is known, otherwise the last lines of its output."""
-    name, home, log = program.name, program.home, printed + logged
-    if _PORT_TAKEN in log:
+    name, home, all_text = program.name, program.home, output_text + log_text
+    if _PORT_IN_USE_TEXT in all_text:
         return program_port_error(program)
     for cause in ("No space left on device", "Permission denied", "Read-only file system", "Disk quota exceeded"):
-        if cause in log:
+        if cause in all_text:
             return LocalBrokerError(
                 f"{name} could not write to {home}: {cause}", remedy="Free some space, or choose another folder (data=)"
             )
-    if "MQ already started" in log:
+    if "MQ already started" in all_text:
         return LocalBrokerError(
             f"{name} is already running on {home}", remedy="Stop it, or choose another folder (data=)"
         )
-    if "OutOfMemoryError" in log or "Could not reserve enough space" in log:
+    if "OutOfMemoryError" in all_text or "Could not reserve enough space" in all_text:
         return LocalBrokerError(f"{name} ran out of memory", remedy="Raise heap_mb=, or close other programs")
-    tail = "\n".join(printed.splitlines()[-_TAIL_LINES:] + logged.splitlines()[-_TAIL_LINES:])
+    tail = "\n".join(output_text.splitlines()[-_TAIL_LINES:] + log_text.splitlines()[-_TAIL_LINES:])
     return LocalBrokerError(f"{name} {event}; the end of its output", remark=f"\n{tail}")
 
 
@@ -310,11 +314,11 @@ def spawn(
     command: list[str],
     log: Path,
     home: Path | None = None,
-    started: Callable[[subprocess.Popen[bytes]], None] | None = None,
+    on_started: Callable[[subprocess.Popen[bytes]], None] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` so that it ends with this process; its output is appended to ``log``.
 
-    ``started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end it.
+    ``on_started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end it.
     """
     watchdog = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), str(os.getpid()), *command]
     env = {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES} | {
@@ -329,8 +333,8 @@ def spawn(
                 watchdog, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
                 umask=0o077,  # whatever the umask of this process is, other users may not access files of servers
             )  # fmt: skip
-        if started is not None:
-            started(child)
+        if on_started is not None:
+            on_started(child)
         return child
 
     return _on_spawner(start_child)
@@ -342,12 +346,14 @@ _spawner_lock = threading.Lock()
 
 
 def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``call`` in the thread that starts all children. It never ends; a forked process has its own."""
+    """Run ``call`` in the thread that starts all children. This thread never ends. A forked process has another one."""
     global _spawner
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():
             _spawner = (os.getpid(), queue.SimpleQueue())
-            threading.Thread(target=_run_calls, args=(_spawner[1],), name="localbroker spawner", daemon=True).start()
+            threading.Thread(
+                target=_run_spawn_calls, args=(_spawner[1],), name="localbroker spawner", daemon=True
+            ).start()
     future: Future[subprocess.Popen[bytes]] = Future()
     try:
         _spawner[1].put((call, future))
@@ -358,9 +364,9 @@ def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen
         raise
 
 
-def _run_calls(calls: queue.SimpleQueue[_SpawnCall]) -> None:
+def _run_spawn_calls(spawn_calls: queue.SimpleQueue[_SpawnCall]) -> None:
     while True:
-        call, future = calls.get()
+        call, future = spawn_calls.get()
         if not future.set_running_or_notify_cancel():
             continue
         outcome = capture(call)  # the waiting caller gets any error, and this thread continues

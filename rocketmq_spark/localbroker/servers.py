@@ -39,17 +39,17 @@ def render(name: str, values: Mapping[str, object]) -> str:
     return string.Template(template(name)).substitute(values)
 
 
-def with_lines(text: str, conf: Mapping[str, object]) -> str:
+def replace_lines(text: str, conf: Mapping[str, object]) -> str:
     """Return ``key=value`` text in which the lines of ``conf`` replace or follow the lines of ``text``."""
-    remaining = {key: _conf_value(value) for key, value in conf.items()}
+    unused_lines = {key: _conf_value(value) for key, value in conf.items()}
     lines = []
     for line in text.splitlines():
         key = line.partition("=")[0].strip()
-        lines.append(f"{key}={remaining.pop(key)}" if key in remaining else line)
-    return "\n".join([*lines, *(f"{key}={value}" for key, value in remaining.items())]) + "\n"
+        lines.append(f"{key}={unused_lines.pop(key)}" if key in unused_lines else line)
+    return "\n".join([*lines, *(f"{key}={value}" for key, value in unused_lines.items())]) + "\n"
 
 
-def with_fields(text: str, conf: Mapping[str, object]) -> str:
+def replace_fields(text: str, conf: Mapping[str, object]) -> str:
     """Return a JSON object in which the fields of ``conf`` replace or follow the fields of ``text``."""
     return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
 
@@ -59,8 +59,8 @@ def change_conf(home: Path, name: str, conf: Mapping[str, object]) -> None:
     path = home / name
     if not path.exists():
         raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
-    changed = with_fields if name == PROXY_CONF else with_lines
-    replace_file(path, changed(path.read_text(encoding="utf-8"), conf))
+    replace_settings = replace_fields if name == PROXY_CONF else replace_lines
+    replace_file(path, replace_settings(path.read_text(encoding="utf-8"), conf))
 
 
 def checked_conf(conf: Mapping[str, object], allowed: Container[str] = ()) -> dict[str, object]:
@@ -83,17 +83,17 @@ def _conf_value(value: object) -> str:
 
 def compose_files() -> dict[str, str]:
     """The files of ``conf/`` by name."""
-    common = {"bind": "0.0.0.0", "name_server": "127.0.0.1:9876"}
-    broker = {
+    common_values = {"bind": "0.0.0.0", "name_server": "127.0.0.1:9876"}
+    broker_values = {
         "broker_name": "broker-a",
         "broker_id": 0,
         "role": "ASYNC_MASTER",
         "store": "/home/rocketmq/store",
     }
     return {
-        "namesrv.conf": render("namesrv.conf", {**common, "port": 9876}),
-        "broker.conf": render("broker.conf", {**common, **broker, "port": 10911}),
-        "rmq-proxy.json": render("rmq-proxy.json", {**common, "port": 8080, "grpc_port": 8081}),
+        "namesrv.conf": render("namesrv.conf", {**common_values, "port": 9876}),
+        "broker.conf": render("broker.conf", {**common_values, **broker_values, "port": 10911}),
+        "rmq-proxy.json": render("rmq-proxy.json", {**common_values, "port": 8080, "grpc_port": 8081}),
     }
 
 
@@ -105,15 +105,15 @@ def write_compose_files(folder: Path) -> None:
 
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
-# Modes of a proxy: in its own process, for the brokers of a cluster, or in the process of one broker.
+# Modes of a proxy. ``CLUSTER``: in its own process, for all brokers of a cluster. ``LOCAL``: in the process of one broker.
 CLUSTER, LOCAL = "cluster", "local"
 _PROXY_STARTUP = "org.apache.rocketmq.proxy.ProxyStartup"
 # A name server needs a small heap. A broker's heap contains the messages in flight, of up to 4 MiB each.
 _NAME_SERVER_HEAP_MB = 64
 _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
-# Folder for files that libraries unpack at a start. In the system's folder they would remain after a kill.
-_TEMPORARY = "tmp"
+# Folder for files that libraries unpack at a start. In the system's temporary folder, these files would remain after a kill.
+_TEMPORARY_FOLDER = "tmp"
 # The JVM uses the last of equal flags. With enforced TLS alone, the proxy would use TLS to brokers, too (NettyClientConfig).
 _ENFORCED_TLS_FLAGS = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
 
@@ -148,8 +148,8 @@ def name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Pro
     home = _prepare_home(data, name)
     conf = home / "namesrv.conf"
     replace_file(conf, render(conf.name, {"port": port, "bind": processes.HOST}))
-    main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
-    return Program(name, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
+    main_class, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
+    return Program(name, home, (port,), main_class, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
 
 def broker(
@@ -171,11 +171,11 @@ def broker(
         "name_server": name_server,
         "store": home / "store",
     }
-    replace_file(path, with_lines(render(path.name, values), conf))
-    _note_timers_read(home / "store")
+    replace_file(path, replace_lines(render(path.name, values), conf))
+    _write_timer_checkpoint(home / "store")
     ports = tuple(port + distance for distance in processes.BROKER_PORTS)
-    main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
-    return Program(spec.name, home, ports, main, arguments, jars, _BROKER_HEAP_MB, _flags(home))
+    main_class, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
+    return Program(spec.name, home, ports, main_class, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 
 
 def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf: Mapping[str, object]) -> Program:
@@ -183,12 +183,12 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
     home = _prepare_home(data, PROXY)
     path = home / PROXY_CONF
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
-    tls = TLS_CERT in conf
-    fields = {**({"tlsTestModeEnable": False} if tls else {}), **conf}
-    replace_file(path, with_fields(render(path.name, values), fields))
-    main, arguments = _PROXY_STARTUP, ("-pc", str(path))
-    flags = (*_flags(home), *_ENFORCED_TLS_FLAGS) if tls else _flags(home)
-    return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, flags)
+    has_tls = TLS_CERT in conf
+    fields = {**({"tlsTestModeEnable": False} if has_tls else {}), **conf}
+    replace_file(path, replace_fields(render(path.name, values), fields))
+    main_class, arguments = _PROXY_STARTUP, ("-pc", str(path))
+    flags = (*_flags(home), *_ENFORCED_TLS_FLAGS) if has_tls else _flags(home)
+    return Program(PROXY, home, (port, port + 1), main_class, arguments, jars, _PROXY_HEAP_MB, flags)
 
 
 def proxy_mode(conf: Mapping[str, object]) -> str:
@@ -205,7 +205,7 @@ def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, 
     port = broker.ports[0]
     values = {"port": port + processes.LOCAL_PROXY_PORTS[-2], "grpc_port": port + processes.LOCAL_PROXY_PORTS[-1]}
     path = broker.home / PROXY_CONF
-    replace_file(path, with_fields(render(path.name, {**values, "name_server": name_server}), conf))
+    replace_file(path, replace_fields(render(path.name, {**values, "name_server": name_server}), conf))
     return replace(
         broker,
         ports=tuple(port + distance for distance in processes.LOCAL_PROXY_PORTS),
@@ -217,8 +217,8 @@ def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, 
 
 def _prepare_home(data: Path, name: str) -> Path:
     home = data / name
-    shutil.rmtree(home / _TEMPORARY, ignore_errors=True)
-    make_folders(home / _TEMPORARY)
+    shutil.rmtree(home / _TEMPORARY_FOLDER, ignore_errors=True)
+    make_folders(home / _TEMPORARY_FOLDER)
     replace_file(home / "logback.xml", template("logback.xml"))
     make_folders(home / "conf")
     for server in ("broker", "namesrv"):  # version 4.9 looks only there
@@ -226,11 +226,12 @@ def _prepare_home(data: Path, name: str) -> Path:
     return home
 
 
-def _note_timers_read(store: Path) -> None:
+def _write_timer_checkpoint(store: Path) -> None:
     """Write into a new store that timers were read until now. Otherwise the broker would search each second of the last week for
     timers.
 
-    This writes the first of the eight-byte numbers in TimerCheckpoint's file, in milliseconds; missing ones count as 0.
+    Writes only the first of the eight-byte numbers in TimerCheckpoint's file, a time in ms. The broker reads missing numbers as
+    0.
     """
     if not store.exists():
         path = store / "config" / "timercheck"
@@ -239,8 +240,8 @@ def _note_timers_read(store: Path) -> None:
 
 
 def _flags(home: Path) -> tuple[str, ...]:
-    logging, temporary = (
+    logging_flag, temporary_flag = (
         f"-Drmq.logback.configurationFile={home / 'logback.xml'}",
-        f"-Djava.io.tmpdir={home / _TEMPORARY}",
+        f"-Djava.io.tmpdir={home / _TEMPORARY_FOLDER}",
     )
-    return ("-Dtls.server.mode=disabled", logging, temporary)
+    return ("-Dtls.server.mode=disabled", logging_flag, temporary_flag)

@@ -1,8 +1,8 @@
 """Runs a command so that it cannot outlive the parent process; run as a script, never imported.
 
 Arguments: the process id of the parent, then the command. On Linux this script asks the kernel to kill it when the
-parent's thread ends, and then replaces itself with the command (exec). On other systems it stays, watches the parent, and kills
-the command. It imports very little, because it delays every start.
+parent's thread ends, and then replaces itself with the command (exec). On other systems it keeps running, and kills the command
+when the parent has ended. It imports very little, because each import delays every start.
 """
 
 import os
@@ -19,7 +19,7 @@ def _become(parent: int, command: list[str]) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() == parent:  # otherwise the parent died before the request to the kernel
+    if os.getppid() == parent:  # if not, the parent died before the request to the kernel
         os.execv(command[0], command)
 
 

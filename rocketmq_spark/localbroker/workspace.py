@@ -1,8 +1,8 @@
 """The data folder, ports and child processes of one cluster, and how a child is started.
 
 Here servers are only programs with ports; ``cluster_servers`` knows their relations. A start may fail without a fault of the
-user. So it is repeated on other ports if another process took a port that was chosen at random, and without the class-data
-archive if the first start used one.
+user. If another process took a port that was chosen at random, the start is repeated on other ports. If the start used a
+class-data archive, it is repeated without the archive.
 
 A cluster holds two locks while it runs: one on its record in the cache, one in its data folder. A record whose lock is free
 belongs to a killed Python process. The next start ends the JVMs whose command line contains the record's data folder, and deletes
@@ -33,7 +33,7 @@ from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import processes
 from rocketmq_spark.localbroker.distribution import file_locked
 from rocketmq_spark.localbroker.java import Archive, Java
-from rocketmq_spark.localbroker.moved_folders import close_unless, moved_to
+from rocketmq_spark.localbroker.moved_folders import close_if_safe, moved_folder_problem
 from rocketmq_spark.localbroker.processes import DATA_FLAG, Program, Server, program_port_error, spawn
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
@@ -48,14 +48,14 @@ class Reservation:
     """A data folder that this process has reserved until ``release``."""
 
     data: Path
-    temporary: bool
-    _record: Path
+    is_temporary: bool
+    _record_file: Path
     _locks: tuple[IO[str], ...]
 
     def release(self, delete: bool) -> None:
         if delete:
             shutil.rmtree(self.data, ignore_errors=True)
-        self._record.unlink(missing_ok=True)
+        self._record_file.unlink(missing_ok=True)
         for lock in self._locks:
             if not lock.closed:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough, because forked processes have it open, too
@@ -81,8 +81,9 @@ def reserve(run_folder: Path, data: Path | None, keep: bool) -> Reservation:
 def _check_data_folder(data: Path) -> None:
     """Create a data folder if it is missing. Remove the right of other users to write to it, and to the files of clusters in it.
 
-    Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
-    configuration of the servers, or lead them to other files. Also raises it if others may have moved one of these folders there.
+    Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one, because this user could change
+    the configuration of the servers, or lead the servers to other files. Also raises it if others may have moved one of these
+    folders there.
     """
     folders.make_folders(data)
     problem = _data_folder_problem(data)
@@ -103,35 +104,35 @@ def _data_folder_problem(data: Path) -> str | None:
     status = data.stat()
     if folders.is_shared_folder(status):
         return f"all users may write to it (mode {stat.S_IMODE(status.st_mode):04o}): name a new folder in it"
-    return close_unless(data, lambda was_open: _entries_problem(data, was_open), lambda: _close_entries(data))
+    return close_if_safe(data, lambda was_open: _entries_problem(data, was_open), lambda: _close_entries(data))
 
 
 def _entries_problem(data: Path, was_open: bool) -> str | None:
-    """Return a clause about the first place in a data folder that servers must not use; None if there is none."""
-    for place in _cluster_entries(data):
+    """Return a clause about the first entry of a data folder that servers must not use; None if servers may use all entries."""
+    for entry in _cluster_entries(data):
         if was_open:
-            return moved_to(place, was_open)
-        if (foreign_file := folders.foreign_file(place)) is not None:
+            return moved_folder_problem(entry, was_open)
+        if (foreign_file := folders.foreign_file(entry)) is not None:
             return str(foreign_file)
-        if (problem := folders.irregularity(place)) is not None:
+        if (problem := folders.irregularity(entry)) is not None:
             return f"{problem}, to which servers would write"
-        if (problem := moved_to(place, was_open, folders.subfolders(place))) is not None:
+        if (problem := moved_folder_problem(entry, was_open, folders.subfolders(entry))) is not None:
             return problem
-        if (foreign := folders.foreign_file_in(place)) is not None:
+        if (foreign := folders.foreign_file_in(entry)) is not None:
             return str(foreign)
-        if (problem := folders.irregularity_in(place, _TEMPORARY_FOLDERS)) is not None:
+        if (problem := folders.irregularity_in(entry, _TEMPORARY_FOLDERS)) is not None:
             return f"{problem}, to which servers would write"
     return None
 
 
 def _close_entries(data: Path) -> str | None:
     """Close the files of clusters in a closed data folder, and return a clause about the first problem that remains."""
-    for place in _cluster_entries(data):
-        folders.revoke_write_all(place)
+    for entry in _cluster_entries(data):
+        folders.revoke_write_all(entry)
     if (problem := _entries_problem(data, False)) is not None:
         return problem
-    for place in _cluster_entries(data):
-        if (exposure := next(folders.exposures_in(place, (), os.geteuid()), None)) is not None:
+    for entry in _cluster_entries(data):
+        if (exposure := next(folders.exposures_in(entry, (), os.geteuid()), None)) is not None:
             return f"{exposure.who} may write to {exposure.path}"
     return None
 
@@ -173,23 +174,23 @@ def _clean_up(record: Path) -> None:
     """
     if folders.foreign_file(record) is not None:
         return
-    with contextlib.suppress(OSError, ValueError), open(folders.open_regular(record, os.O_RDWR), "r+") as f:
-        if folders.others_may_write(os.fstat(f.fileno())):
+    with contextlib.suppress(OSError, ValueError), open(folders.open_regular(record, os.O_RDWR), "r+") as record_file:
+        if folders.others_may_write(os.fstat(record_file.fileno())):
             record.unlink()
             return
-        if not folders.try_lock(f):
+        if not folders.try_lock(record_file):
             return
-        content = json.load(f)
-        data = Path(content["data"])
+        reservation = json.load(record_file)
+        data = Path(reservation["data"])
         # Another user may have created a folder of this name after it was removed.
         is_own = folders.foreign_file(data) is None
         was_reserved = folders.foreign_file(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
-        # Another process with another cache may use the folder now: then its servers belong to that process.
+        # Another process with another cache may use the folder now. In this case, the servers belong to that process.
         with _locked_if_unused(data) if is_own else contextlib.nullcontext():
             for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if is_own and was_reserved and content["delete"] and data.name.startswith(TEMPORARY_PREFIX):
+            if is_own and was_reserved and reservation["delete"] and data.name.startswith(TEMPORARY_PREFIX):
                 shutil.rmtree(data, ignore_errors=True)
         record.unlink()
 
@@ -207,8 +208,8 @@ def _locked_if_unused(data: Path) -> Iterator[None]:
 
 
 def _server_pids(data: Path) -> list[int]:
-    mark = f"{DATA_FLAG}{data}"
-    return [pid for pid, command in _command_lines() if mark in command]
+    data_argument = f"{DATA_FLAG}{data}"
+    return [pid for pid, command in _command_lines() if data_argument in command]
 
 
 def _command_lines() -> Iterator[tuple[int, list[str]]]:
@@ -247,17 +248,17 @@ class Workspace:
         self,
         name: str,
         distances: tuple[int, ...],
-        make: Callable[[int], Program],
-        ready: Callable[[Server], bool],
+        make_program: Callable[[int], Program],
+        is_ready: Callable[[Server], bool],
         deadline: Deadline,
     ) -> Server:
-        """Start the server that ``make`` describes for a port, and return when it is ready."""
+        """Start the server that ``make_program`` describes for a port, and return when it is ready."""
         port = self._ports.assign(name, distances)
         for attempts_left in reversed(range(_START_ATTEMPTS)):
-            program = make(port)
+            program = make_program(port)
             server = self.servers[name] = Server(program, self._java, self._archive(program.jars), self.data)
             try:
-                self._start(server, ready, deadline)
+                self._start(server, is_ready, deadline)
                 return server
             except LocalBrokerError as e:
                 del self.servers[name]
@@ -274,16 +275,16 @@ class Workspace:
             return self._ports.may_change(name)
         return failure.remark is not None and self._archive(program.jars).discard()
 
-    def restart(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
+    def restart(self, server: Server, is_ready: Callable[[Server], bool], deadline: Deadline) -> None:
         """Start a server that has ended, on its old ports, because clients use them."""
-        self._start(server, ready, deadline)
+        self._start(server, is_ready, deadline)
 
-    def _start(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
+    def _start(self, server: Server, is_ready: Callable[[Server], bool], deadline: Deadline) -> None:
         if not all(map(processes.is_free, server.program.ports)):
             raise program_port_error(server.program)
         server.start()
         try:
-            server.wait_until(lambda: ready(server), deadline)
+            server.wait_until(lambda: is_ready(server), deadline)
         except BaseException:
             server.kill()
             raise
@@ -291,16 +292,16 @@ class Workspace:
     def make_archives(self) -> None:
         """Make class-data archives in the background, for later starts."""
         for jars, archive in self._archives_by_jars.items():
-            homes = [s.program.home for s in self.servers.values() if s.program.jars == jars]
-            archive.start_dump(homes, spawn)
+            server_folders = [server.program.home for server in self.servers.values() if server.program.jars == jars]
+            archive.start_dump(server_folders, spawn)
 
-    def stop(self, servers: Iterable[Server], gently: bool) -> None:
-        """Stop all servers at once: ``gently`` they flush their memory to disk, otherwise they are killed."""
-        servers, deadline = list(servers), Deadline.after(_STOP_TIMEOUT_S if gently else 0.0)
+    def stop(self, servers: Iterable[Server], is_clean: bool) -> None:
+        """Stop all servers at once: ``is_clean`` they flush their memory to disk, otherwise they are killed."""
+        servers, deadline = list(servers), Deadline.after(_STOP_TIMEOUT_S if is_clean else 0.0)
         try:
-            for server in servers if gently else ():
+            for server in servers if is_clean else ():
                 server.ask_to_stop()
-            for server in servers if gently else ():
+            for server in servers if is_clean else ():
                 server.wait_stopped(deadline)
         finally:  # also after a second Ctrl-C
             for server in servers:
@@ -312,7 +313,7 @@ class Workspace:
             stack.callback(self._reservation.release, delete=not keep)
             for archive in self._archives_by_jars.values():
                 stack.callback(archive.stop)
-            self.stop(self.servers.values(), gently=keep)
+            self.stop(self.servers.values(), is_clean=keep)
 
     def _archive(self, jars: tuple[Path, ...]) -> Archive:
         return self._archives_by_jars.setdefault(jars, Archive(self._archive_folder, self._java, jars))

@@ -344,8 +344,8 @@ class BatchingClient:
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
     def is_batchable(self, prepared: Prepared, how: How) -> bool:
-        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority may not. A message
-        without a key for a compaction topic may not either: its broker rejects the message, but would acknowledge a batch and
+        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority may not. Nor may
+        a message without a key for a compaction topic, because its broker rejects the message, but would acknowledge a batch and
         drop the message.
         """
         message = prepared.message

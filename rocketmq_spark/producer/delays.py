@@ -160,7 +160,7 @@ class DelayRouter:
         """The envelope of a message, with the message in its body. Raises ``MessageRefused`` if no group consumes envelopes."""
         self._check_consumer(deadline)
         message = prepared.message
-        body = envelope(message, prepared.properties, due_ms, self._wall_ms(), queue)
+        body = envelope_bytes(message, prepared.properties, due_ms, self._wall_ms(), queue)
         if len(body) > self._settings.max_message_size:
             raise MessageRefused(
                 f"the message has {len(body)} bytes in the envelope that a delay of this length needs; expected at most "
@@ -220,7 +220,7 @@ def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
     return result._replace(recall_handle=str(handle))
 
 
-def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
+def envelope_bytes(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
     """The bytes of an envelope: ``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
     properties_by_name = {
         name: value for name, value in decode_properties(properties).items() if name not in _TIMER_PROPERTIES

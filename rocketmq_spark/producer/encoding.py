@@ -348,9 +348,9 @@ def with_storage_properties(
     Raises:
         MessageRefused: A message without a key, which a compaction topic would drop.
     """
-    messages = [item.message for item in prepared]
+    messages = [prepared_message.message for prepared_message in prepared]
     if storage.is_compacted and (
-        keyless_numbers := [number for number, item in enumerate(messages) if not has_key(item.keys)]
+        keyless_numbers := [number for number, message in enumerate(messages) if not has_key(message.keys)]
     ):
         topic = messages[0].topic
         raise MessageRefused(f"Message {keyless_numbers[0]} of a batch has {no_key_reason(topic)}", topic=topic)

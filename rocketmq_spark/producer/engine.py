@@ -50,7 +50,7 @@ class Unsent(NamedTuple):
 
 
 class Engine:
-    """Sends requests, and tracks those without an outcome. ``close`` also ends its timer.
+    """Sends requests, and tracks the requests that have no outcome yet. ``close`` also ends its timer.
 
     Without ``faults``, the engine creates its own fault table. ``send_window`` counts submitted requests without an outcome;
     ``waits_for_others`` returns whether some of the given requests wait for requests of other callers.

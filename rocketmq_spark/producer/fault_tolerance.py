@@ -98,7 +98,7 @@ class FaultTable:
     """The latencies and failures of brokers, and the choice of a queue that avoids slow and failing brokers.
 
     Three attributes may be changed at any time. ``enabled``: whether brokers are avoided. ``detecting``: whether failed brokers
-    are probed, so that brokers that answer are preferred. ``tables``: for how long a broker is avoided after which latency.
+    are probed, so that brokers that answer are preferred. ``tables``: the times for which a broker is avoided, by latency.
     """
 
     def __init__(self, tables: FaultTables = CURRENT, enabled: bool = False, detecting: bool = False) -> None:

@@ -174,7 +174,8 @@ class RouteCache:
         return storage
 
     def stored_whole(self, topic: str) -> bool:
-        """Whether batches are stored as one message, according to the last answer; each refresh of routes renews it."""
+        """Whether batches are stored as one message, according to the last answer. Each refresh of routes
+        also fetches the storage again."""
         return (storage := self.storage.get(topic)) is not None and storage.as_one_message
 
     def stored_by_key(self, topic: str) -> bool:

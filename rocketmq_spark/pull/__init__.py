@@ -1,1 +1,3 @@
-"""Offset ranges of one broker as pipelined pulls: in order, complete, within a bound of bytes; nothing of columns."""
+"""Reads offset ranges of one broker with pipelined pulls: in order, completely, and within a limit of bytes. Knows no
+columns.
+"""

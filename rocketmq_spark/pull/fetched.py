@@ -122,22 +122,22 @@ class ReceivedAnswers:
 
     def remove(self, answers: Collection[FetchedAnswer]) -> None:
         """Remove answers that must not be delivered."""
-        removed = set(answers)
-        self.answers = [answer for answer in self.answers if answer not in removed]
+        removed_answers = set(answers)
+        self.answers = [answer for answer in self.answers if answer not in removed_answers]
         self.offset_count -= offset_count(answers)
 
     def give_back(self, answers: Sequence[FetchedAnswer]) -> None:
         """Return answers that the decoder did not use. They are delivered again."""
         self._unused_answers = list(answers)
 
-    def retain(self, rest: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
-        """Keep only ``rest``, which covers ``count`` offsets, and the answers that were given back. The buffer is compacted if
-        it may lack room for as many bytes as were received since the last call.
+    def retain(self, rest_answers: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
+        """Keep only ``rest_answers``, which cover ``count`` offsets, and the answers that were given back. The buffer is
+        compacted if it may lack room for as many bytes as were received since the last call.
         """
         if self._unused_answers:
-            rest, self._unused_answers = self._unused_answers + rest, []
-            count = offset_count(rest)
-        self.answers, self.offset_count, self.delivered_answers = rest, count, []
+            rest_answers, self._unused_answers = self._unused_answers + rest_answers, []
+            count = offset_count(rest_answers)
+        self.answers, self.offset_count, self.delivered_answers = rest_answers, count, []
         if stream.full or stream.free_bytes < stream.filled_bytes - self._new_answers_begin:
             new_begins = stream.compact((answer.begin, answer.end) for answer in self.answers)
             self.answers = [

@@ -69,8 +69,8 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """An operator reset the group to ``offset``. The broker reports it to one pull only. A reader that does not use
-    the group's offsets repeats the pull.
+    """An operator reset the group to ``offset``. The broker reports the reset to one pull only. A reader that does not use the
+    group's offsets repeats the pull.
     """
 
     offset: int
@@ -79,7 +79,7 @@ class Reset:
 Decision = Continue | RepeatPull | Reconnect | Lost | Suspect | Reset
 
 
-# Temporary errors: the broker is busy, starting, or no longer the right one.
+# Temporary errors: the broker is busy, is starting, or no longer has the queue.
 _TEMPORARY = frozenset(
     {
         Response.SYSTEM_BUSY,

@@ -22,7 +22,7 @@ class PullRequests:
     def __init__(self, templates: Sequence[PullTemplate]) -> None:
         self._templates = templates
         self._opaque = 0
-        # The first opaque number of the requests that are signed with the present keys.
+        # The first opaque number of the requests that are signed with the current keys.
         self._first_signed_opaque = 0
         self.sent_count = 0
 
@@ -75,7 +75,7 @@ _SMOOTHING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """Limits of a read. ``depth`` None adapts the number of pulls in flight to the size of the answers. With
+    """Limits of a read. If ``depth`` is None, the number of pulls in flight adapts to the size of the answers. With
     ``follows_resets``, an operator's reset of the group ends the read (``RangeReader.resets``).
     """
 
@@ -143,7 +143,7 @@ class PullPacing:
         """Return how many pulls are in flight at most."""
         if not self._has_answer:
             return 1
-        # The next filtered answer may be full although the last ones were empty.
+        # The next filtered answer may be full although the last answers were empty.
         full_bytes = FILTERED_ANSWER_BYTES if self._settings.has_filter else self._bytes_per_message * self.pull_size
         answer_bytes = max(1.0, self._answer_bytes, full_bytes)
         max_depth = int(self._settings.max_bytes_in_flight / answer_bytes)
@@ -188,5 +188,5 @@ class PullPacing:
 
 
 def _smoothed(estimate: float, value: float) -> float:
-    """Follow larger values at once, because the limit of bytes in flight is a promise, and smaller ones slowly."""
+    """Follow larger values at once, because the limit of bytes in flight must hold, and smaller values slowly."""
     return value if value >= estimate else _SMOOTHING * estimate + (1 - _SMOOTHING) * value

@@ -94,8 +94,8 @@ class ProgressTimeout:
 
     def log_wait(self, waits_for: Callable[[], str]) -> None:
         """Log what the read waits for, if it has waited for ten seconds since the start or since the last such line."""
-        since = self._started_at if self._logged_at is None else self._logged_at
-        if self._clock.now() - since >= _LOG_INTERVAL_S:
+        waiting_since = self._started_at if self._logged_at is None else self._logged_at
+        if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
             last_failure = self._failures.last
             self._log(
                 waits_for, str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer"

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 # Time limit of a connection to another address while the present connection still works.
 RECONNECT_S = 5.0
-# How long a read that ends waits for the answers to its pulls in flight, because one may report a reset.
+# How long a read that ends waits for the answers to its pulls in flight, because an answer may report a reset.
 LAST_ANSWERS_S = 1.0
 
 
@@ -157,19 +157,19 @@ class RangeReader:
         self._stopped = True
 
     def usable_count(self, holes: Sequence[Hole]) -> int:
-        """Return how many of the delivered answers may be used. The others are delivered again.
+        """Return how many of the delivered answers may be used. The other answers are delivered again.
 
         ``holes``, in order, are offsets that answers skipped although every offset of their queue has a message. Holes are
-        requested again, from the master. Those that are not filled during the grace period are lost.
+        requested again, from the master. Holes that are not filled during the grace period are lost.
         """
         answers, now = self._received.delivered_answers, self._clock.now()
         is_reliable = not self._hints.return_to_master()
-        unconfirmed = self._hole_suspicions.unconfirmed(answers, holes, now, is_reliable)
-        for range_number, start, end in confirmed_losses(holes, unconfirmed, answers):
+        unconfirmed_holes = self._hole_suspicions.unconfirmed_holes(answers, holes, now, is_reliable)
+        for range_number, start, end in confirmed_losses(holes, unconfirmed_holes, answers):
             self._on_loss(OffsetRange(self._ranges[range_number].queue, start, end), Cause.TRUNCATED)
-        for answer, time_s in self._hole_suspicions.retries(answers, unconfirmed, now):
-            self._pending.retry_at(_covered(answer), time_s)
-        usable_count, unused_answers = split_at_unconfirmed(answers, unconfirmed)
+        for answer, time_s in self._hole_suspicions.retries(answers, unconfirmed_holes, now):
+            self._pending.retry_at(_covered_range(answer), time_s)
+        usable_count, unused_answers = split_at_unconfirmed(answers, unconfirmed_holes)
         self._received.give_back(unused_answers)
         return usable_count
 
@@ -210,9 +210,9 @@ class RangeReader:
             depth = 0 if self._pending.next_retry_at is not None else 1
         frames: list[bytes] = []
         pending = self._pending
-        while pending.has_unrequested and (free := depth - pending.pulls_in_flight) > 0:
+        while pending.has_unrequested and (free_count := depth - pending.pulls_in_flight) > 0:
             pull_size = self._pacing.next_pull_size()
-            pull_count = min(free, self._pacing.allowed_pulls(pull_size, pending.offsets_in_flight))
+            pull_count = min(free_count, self._pacing.allowed_pulls(pull_size, pending.offsets_in_flight))
             if not pull_count and pending.pulls_in_flight:
                 break
             frames.extend(self.requests.next_frames(pending, self._pacing, max(1, pull_count), pull_size))
@@ -278,7 +278,7 @@ class RangeReader:
             self._retry_later(requested_range)
             return
         if self._settings.has_filter and int(min_offset) > start:  # a filter hides which of the skipped offsets existed
-            self._lose_at_master(requested_range, int(min_offset), Cause.TRUNCATED, from_range_start=True)
+            self._report_loss_at_master(requested_range, int(min_offset), Cause.TRUNCATED, from_range_start=True)
             return
         self._record_progress(requested_range)
         if end > begin and not self._settings.has_filter:
@@ -330,7 +330,7 @@ class RangeReader:
                 raise ConnectionLost("the broker is shutting down", address, remark=answer.remark)
             case Lost(until, cause):
                 # No message is left below the minimum offset, so this is one loss, whichever offset was requested first.
-                self._lose_at_master(requested_range, until, cause, from_range_start=until == answer.min_offset)
+                self._report_loss_at_master(requested_range, until, cause, from_range_start=until == answer.min_offset)
             case Suspect(cause, until):
                 self._suspect(requested_range, until, cause)
 
@@ -344,20 +344,22 @@ class RangeReader:
             return
         # Earlier offsets of the same range are decided first, so that a loss is reported once and as a whole.
         if is_confirmed and not self._pending.has_pending_before(requested_range):
-            self._lose(requested_range, until, cause)
+            self._report_loss(requested_range, until, cause)
             return
         if cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE):
             self._request_route()
         self._retry_later(requested_range)
 
-    def _lose_at_master(self, requested_range: PendingRange, until: int, cause: Cause, from_range_start: bool) -> None:
-        """Report a loss if the master answered; after the answer of a slave, ask the master first."""
+    def _report_loss_at_master(
+        self, requested_range: PendingRange, until: int, cause: Cause, from_range_start: bool
+    ) -> None:
+        """Report a loss if the answer came from the master. After an answer of a slave, ask the master first."""
         if self._hints.return_to_master():
             self._retry_later(requested_range)
         else:
-            self._lose(requested_range, until, cause, from_range_start)
+            self._report_loss(requested_range, until, cause, from_range_start)
 
-    def _lose(
+    def _report_loss(
         self, requested_range: PendingRange, until: int | None, cause: Cause, from_range_start: bool = False
     ) -> None:
         """Report pending offsets as lost: from the start of ``requested_range``, or with ``from_range_start`` of the whole
@@ -407,7 +409,7 @@ class RangeReader:
         self._resets.collect_in_flight(stream, self._pending, self._clock)
         stream.close()
         for answer in self._received.clear():
-            self._pending.add(_covered(answer))
+            self._pending.add(_covered_range(answer))
         self._pending.connection_lost()
         self._pacing.pulls_lost()
 
@@ -418,15 +420,15 @@ class RangeReader:
         than one connection delivers would never end.
         """
         stream, enough_offsets = self._stream, self._settings.offsets_per_fetch
-        reconnects = self._hints.reconnect_needed and not self._pending.pulls_in_flight
-        is_urgent = deliver_all or reconnects or not self._pending or (stream is not None and stream.full)
+        must_reconnect = self._hints.reconnect_needed and not self._pending.pulls_in_flight
+        is_urgent = deliver_all or must_reconnect or not self._pending or (stream is not None and stream.full)
         if stream is None or not (is_urgent or self._received.offset_count >= enough_offsets):
             return
         ready_answers, rest_answers = self._received.split_at(self._pending.first_pending())
         while self._recreated_topics is not None and (
             recreated_answers := self._recreated_topics.find(stream.buffer, ready_answers)
         ):
-            self._lose_recreated(recreated_answers)
+            self._report_recreated(recreated_answers)
             # Fewer offsets are pending now.
             ready_answers, rest_answers = self._received.split_at(self._pending.first_pending())
         rest_count = offset_count(rest_answers)
@@ -438,17 +440,17 @@ class RangeReader:
             self._progress_timeout.restart()
         self._received.retain(rest_answers, rest_count, stream)
 
-    def _lose_recreated(self, answers: Sequence[FetchedAnswer]) -> None:
+    def _report_recreated(self, answers: Sequence[FetchedAnswer]) -> None:
         """Report as lost ``answers``, whose topics were created again, and the pending offsets of their ranges."""
         self._received.remove(answers)
         for answer in answers:
-            self._pending.add(_covered(answer))
+            self._pending.add(_covered_range(answer))
         for range_number in sorted({answer.range_number for answer in answers}):
             whole_range = self._ranges[range_number]
             for part in self._pending.remove(PendingRange(range_number, whole_range.start, whole_range.end)):
                 self._on_loss(OffsetRange(whole_range.queue, part.start, part.end), Cause.WENT_BACK)
 
 
-def _covered(answer: FetchedAnswer) -> PendingRange:
+def _covered_range(answer: FetchedAnswer) -> PendingRange:
     """Return the offsets that an answer covers."""
     return PendingRange(answer.range_number, answer.start, min(answer.next_offset, answer.limit))

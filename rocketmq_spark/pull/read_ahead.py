@@ -72,7 +72,7 @@ class PlainRead:
         """Yield answers until all are read or ``stop`` is called. If an answer is not plain, the read ends before it, and
         ``had_only_plain_answers`` is False.
 
-        Raises permanent errors of a broker, and temporary ones that lasted too long.
+        Raises permanent errors of a broker, and temporary errors that lasted too long.
         """
         with closing(self._reading.fetch()) as fetching:
             for fetched in fetching:
@@ -85,7 +85,7 @@ class PlainRead:
         self._reading.stop()
 
     def _plain_answers(self, fetched: FetchedAnswers) -> list[PlainAnswers]:
-        """Return copies of the answers before the first one that is not plain."""
+        """Return copies of the answers before the first answer that is not plain."""
         plain_answers = []
         view = fetched.buffer.data
         for range_number, range_answers in groupby(fetched.answers, key=_range_number):

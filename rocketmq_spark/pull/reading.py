@@ -7,7 +7,7 @@ messages it has beyond the requested end. ``RangesReading`` decides what these m
 show. First: a broker that searches beyond the requested end sends messages of the next read; if a damaged message shifted the
 index of the queue, only the message *at* the end shows which messages these are. Second: a broker skips index entries whose
 part of the commit log was removed, as if the filter had skipped them. Logs are removed from their front: while the first
-message of a read exists, so do all later ones.
+message of a read exists, all later messages exist, too.
 """
 
 from __future__ import annotations
@@ -131,19 +131,24 @@ class FilteredReadCheck:
             if offset >= self._verified_until[answer.range_number]:
                 self._first_found_offsets.setdefault(answer.range_number, offset)
         if fetched.answers and self._clock.now() - self._checked_at >= _CHECK_INTERVAL_S:
-            last = fetched.answers[-1]
-            self._check([r.end for r in self._ranges[: last.range_number]] + [min(last.limit, last.next_offset)])
+            last_answer = fetched.answers[-1]
+            self._check(
+                [r.end for r in self._ranges[: last_answer.range_number]]
+                + [min(last_answer.limit, last_answer.next_offset)]
+            )
 
     def check_all(self) -> None:
         """Check the whole ranges, at the end of the read."""
         self._check([r.end for r in self._ranges])
 
     def _check(self, searched_ends: Sequence[int]) -> None:
-        """Report the offsets that were lost before they were searched. ``searched_ends``: how far each range was searched."""
-        unverified = [i for i, end in enumerate(searched_ends) if self._verified_until[i] < end]
-        positions = [(self._ranges[i].queue, self._verified_until[i]) for i in unverified]
+        """Report the offsets that were lost before they were searched. ``searched_ends`` are the offsets up to which each range
+        was searched.
+        """
+        unverified_ranges = [i for i, end in enumerate(searched_ends) if self._verified_until[i] < end]
+        positions = [(self._ranges[i].queue, self._verified_until[i]) for i in unverified_ranges]
         stored_offsets = self._single_message_reader(positions) if positions else []
-        for i, offset in zip(unverified, stored_offsets, strict=True):
+        for i, offset in zip(unverified_ranges, stored_offsets, strict=True):
             start, self._verified_until[i] = self._verified_until[i], searched_ends[i]
             first_found = self._first_found_offsets.pop(i, searched_ends[i])
             # A message that was found existed, and so did all later messages.
@@ -167,10 +172,11 @@ def read(
         puller: Opens the read.
         ranges: What to read.
         on_loss: Receives offsets that cannot be read any more. It may raise.
-        filtered: The filter that the brokers apply, the same for all queues; see ``Puller.broker_filter``. In batch topics,
-            brokers filter whole batches by the tags of the batch.
+        broker_filter: The filter that the brokers apply, the same for all queues; see ``Puller.broker_filter``. In batch
+            topics, brokers filter whole batches by the tags of the batch.
         planned_address: The address of the broker when the read was planned.
-        recreated: Finds messages of topics that were created again after the read was planned. These messages count as lost.
+        recreated_topics: Finds messages of topics that were created again after the read was planned. These messages count as
+            lost.
     """
     return RangesReading(puller, ranges, on_loss, broker_filter, planned_address, recreated_topics)
 
@@ -231,10 +237,10 @@ class RangesReading:
         """
         if self._single_message_reader is not None:
             return len(answers)
-        unexpected = [
+        unexpected_holes = [
             hole for hole in holes if not self._is_compacted(self.queues[answers[hole.answer_index].range_number])
         ]
-        return self._reader.usable_count(unexpected) if unexpected else len(answers)
+        return self._reader.usable_count(unexpected_holes) if unexpected_holes else len(answers)
 
     def with_true_ends(self, answers: Sequence[FetchedAnswer]) -> Sequence[FetchedAnswer]:
         """Return answers that went beyond their ends, with ends that match the offsets inside of their messages.

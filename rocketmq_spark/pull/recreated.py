@@ -3,7 +3,7 @@
 The queues of the new topic begin at offset 0, so they may have messages at the planned offsets. The plan of the next batch
 notices the new topic and reads it from its start. So a message that was read in place of an old message would come twice.
 
-Every message of the new topic is younger than all messages of the old one. So an answer is suspicious if its first message is
+Every message of the new topic is younger than all messages of the old topic. So an answer is suspicious if its first message is
 younger than the newest message that the plan saw. Then a request to the broker decides, because after a broker's clock was set
 back, messages of the same topic may be younger, too. For all other answers, the check is one comparison of numbers.
 """
@@ -57,7 +57,7 @@ class RecreatedTopics:
         self._recreated_by_queue: dict[MessageQueue, bool] = {}
 
     def find(self, buffer: Buffer, answers: Sequence[FetchedAnswer]) -> list[FetchedAnswer]:
-        """Return those of ``answers`` that have messages of recreated topics."""
+        """Return the ``answers`` that have messages of recreated topics."""
         if not answers:
             return []
         # By columns, because there may be 30,000 answers in a million messages.

@@ -56,9 +56,9 @@ class ReplicaHints:
 class Replica:
     """Opens streams to a replica of a broker. Follows what brokers suggest if ``read_from`` is "hint".
 
-    ``planned_address`` was the master's when the read was planned; it is tried once. ``at_master`` is None until a route shows
-    whether the address still is the master's. ``spare_bytes`` is how many bytes the user's options let a stream keep besides
-    its buffer.
+    ``planned_address`` was the address of the master when the read was planned. It is tried once. ``at_master`` is None until a
+    route shows whether the address still belongs to the master. ``spare_bytes`` is how many bytes the user's options let a
+    stream keep besides its buffer.
     """
 
     source: PullSource
@@ -68,7 +68,7 @@ class Replica:
     read_from: str = "master"
     planned_address: str | None = None
     spare_bytes: int = 0
-    suggested: int = MASTER_ID
+    suggested_broker: int = MASTER_ID
     is_doubted: bool = False
     at_master: bool | None = False
     has_connected: bool = False
@@ -99,11 +99,11 @@ class Replica:
         whether to connect again.
         """
         if broker_id is None:
-            self.suggested, self.is_doubted = MASTER_ID, True
+            self.suggested_broker, self.is_doubted = MASTER_ID, True
             return not self.at_master
-        if self.read_from != "hint" or broker_id == self.suggested:
+        if self.read_from != "hint" or broker_id == self.suggested_broker:
             return False
-        self.suggested, self.is_doubted = broker_id, False
+        self.suggested_broker, self.is_doubted = broker_id, False
         return True
 
     def _from_route(self, deadline: Deadline) -> tuple[str, bool]:
@@ -114,7 +114,7 @@ class Replica:
             self.at_master = self.at_master is not False  # the topic was deleted: no route contradicts the plan
             raise
         broker_data = route.brokers.get(self.broker_name)
-        address = broker_data.replica(self.read_from, self.suggested) if broker_data is not None else None
+        address = broker_data.replica(self.read_from, self.suggested_broker) if broker_data is not None else None
         if broker_data is None or address is None:
             raise BrokerNotFound(f"no address of broker {self.broker_name!r} is registered", topic=self.topic)
         if self.is_doubted and broker_data.master is not None:

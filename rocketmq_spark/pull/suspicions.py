@@ -16,11 +16,12 @@ Position = tuple[int, int]
 
 
 class LossSuspicion:
-    """Attempts without a message at one position: when they first looked like a loss, and the pauses between them."""
+    """The suspicion that one position is lost: when it first looked lost, and the pauses between attempts."""
 
     def __init__(self, pauses: Iterator[float]) -> None:
         self.pauses = pauses
-        # None: the attempts failed, but nothing looks lost. Infinity: it looks lost, and the time starts with the next answer.
+        # None means that attempts failed, but nothing looks lost. Infinity means that the position looks lost, and that the
+        # time starts with the next answer.
         self.suspected_at: float | None = None
 
     def suspected_for_s(self, now: float) -> float:
@@ -78,10 +79,10 @@ class HoleSuspicions:
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
         self._suspicions = LossSuspicions(grace_s, pauses)
 
-    def unconfirmed(
+    def unconfirmed_holes(
         self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole], now: float, is_reliable: bool
     ) -> list[Hole]:
-        """Return the holes that may still be filled. ``is_reliable`` as in ``LossSuspicions.suspect_loss``."""
+        """Return the holes that may still be filled. ``is_reliable`` means the same as in ``LossSuspicions.suspect_loss``."""
         return [
             hole
             for hole in holes
@@ -95,20 +96,20 @@ class HoleSuspicions:
         self._suspicions.address_changed()
 
     def retries(
-        self, answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole], now: float
+        self, answers: Sequence[FetchedAnswer], unconfirmed_holes: Sequence[Hole], now: float
     ) -> Iterator[tuple[FetchedAnswer, float]]:
         """Yield each answer with unconfirmed holes once, with the time at which to request it again."""
-        for i, hole in {hole.answer_index: hole for hole in reversed(unconfirmed)}.items():
+        for i, hole in {hole.answer_index: hole for hole in reversed(unconfirmed_holes)}.items():
             yield answers[i], self._suspicions.next_retry_at((answers[i].range_number, hole.start), now)
 
 
 def confirmed_losses(
-    holes: Sequence[Hole], unconfirmed: Sequence[Hole], answers: Sequence[FetchedAnswer]
+    holes: Sequence[Hole], unconfirmed_holes: Sequence[Hole], answers: Sequence[FetchedAnswer]
 ) -> list[tuple[int, int, int]]:
     """Return range number, start and end of the confirmed holes before the first answer with an unconfirmed hole. Adjacent
     holes are joined.
     """
-    usable_count = unconfirmed[0].answer_index if unconfirmed else len(answers)
+    usable_count = unconfirmed_holes[0].answer_index if unconfirmed_holes else len(answers)
     losses: list[tuple[int, int, int]] = []
     for hole in holes:
         if hole.answer_index >= usable_count:
@@ -122,10 +123,12 @@ def confirmed_losses(
 
 
 def split_at_unconfirmed(
-    answers: Sequence[FetchedAnswer], unconfirmed: Sequence[Hole]
+    answers: Sequence[FetchedAnswer], unconfirmed_holes: Sequence[Hole]
 ) -> tuple[int, list[FetchedAnswer]]:
-    """Return how many answers precede the first one with an unconfirmed hole, and the later answers without such holes."""
-    answers_with_holes = {hole.answer_index for hole in unconfirmed}
+    """Return how many answers precede the first answer with an unconfirmed hole, and the later answers without unconfirmed
+    holes.
+    """
+    answers_with_holes = {hole.answer_index for hole in unconfirmed_holes}
     usable_count = min(answers_with_holes, default=len(answers))
     return usable_count, [
         answer for i, answer in enumerate(answers[usable_count:], usable_count) if i not in answers_with_holes

@@ -8,8 +8,8 @@ A callable is called as ``strategy(consumer, queues, consumers, **config)``, wit
 function from a consumer to its queues.
 
 ``allocationConfig`` fixes queues by hand. Its value, a Python value or JSON text, is a list of queues (``MessageQueue`` or
-``"topic/broker/0"``), the form of the option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from a consumer to
-one of these two forms.
+``"topic/broker/0"``), the form of the option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from a consumer to a
+value of one of these two forms.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _parsed(config: Any) -> Any:
 
 def _is_assignment(value: Mapping[Any, Any]) -> bool:
     """Whether this is topic -> broker -> ids, rather than consumer -> something."""
-    inner = [v for v in value.values() if isinstance(v, Mapping)]
-    return len(inner) == len(value) and all(not isinstance(ids, Mapping) for v in inner for ids in v.values())
+    mappings = [v for v in value.values() if isinstance(v, Mapping)]
+    return len(mappings) == len(value) and all(not isinstance(ids, Mapping) for v in mappings for ids in v.values())
 
 
 def _queues_from(value: Any, config: Any) -> list[MessageQueue]:
@@ -99,7 +99,7 @@ QueuesOf = Callable[[str], Queues]
 Config = Mapping[str, Any]
 Strategy = Callable[[Queues, list[str], Config], QueuesOf]
 
-# Names that ``**config`` may contain; each strategy uses those that it knows.
+# Names that ``**config`` may contain; each strategy uses the names that it knows.
 CONFIG_NAMES = (
     "allocationConfig", "machineRooms", "virtualNodes", "hash", "inner", "room", "partitionRooms", "environment",
     "environments", "environmentOf", "onWire",
@@ -125,7 +125,8 @@ def allocate(
             ``partitionRooms`` is a mapping here, from client ids of consumers to their rooms.
 
     Returns:
-        The share of ``consumer``; empty if it is not in ``consumers`` and ``strategy="config"`` fixes no queues for it.
+        The share of ``consumer``; empty if the consumer is not in ``consumers`` and ``strategy="config"`` fixes no queues for
+        it.
     """
     return _allocations(strategy, [consumer], queues, consumers, config)[consumer]
 
@@ -166,7 +167,7 @@ def _allocation(
     strategies_by_name = {name.lower(): f for name, f in STRATEGIES.items()}
     queue_list, client_ids = sorted_queues(queues or ()), sorted_texts(consumers or ())
     if isinstance(strategy, str) and strategy.lower() == "config":
-        return _configured(queue_list, client_ids, config)
+        return _by_config(queue_list, client_ids, config)
     if isinstance(strategy, str) and strategy.lower() in strategies_by_name:
         return _checked(strategies_by_name[strategy.lower()], queue_list, client_ids, config)
     if isinstance(strategy, str) and ":" not in strategy:
@@ -195,7 +196,7 @@ def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: C
 
 
 def _averagely(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    """Contiguous blocks, the first ones larger by one (``AllocateMessageQueueAveragely``)."""
+    """Contiguous blocks; the first blocks are larger by one queue (``AllocateMessageQueueAveragely``)."""
     block_size, larger_count = divmod(len(queues), len(consumers))
     positions = _positions(consumers)
 
@@ -208,7 +209,7 @@ def _averagely(queues: Queues, consumers: list[str], config: Config) -> QueuesOf
 
 
 def _by_circle(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    """Dealt out one by one (``AllocateMessageQueueAveragelyByCircle``)."""
+    """Queues are dealt out one by one (``AllocateMessageQueueAveragelyByCircle``)."""
     positions = _positions(consumers)
     return lambda consumer: queues[positions[consumer] :: len(consumers)]
 
@@ -246,7 +247,7 @@ class Ring:
 
 
 def queue_key(queue: MessageQueue) -> str:
-    """The text by which a queue is hashed: that of Java's ``MessageQueue.toString``."""
+    """The text by which a queue is hashed, as Java's ``MessageQueue.toString`` returns it."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
@@ -346,7 +347,7 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Queues
     """The queues of one environment, shared by its consumers; ``queues.environment`` describes the layouts.
 
     If every consumer of the environment had all of its queues, each would read every message. So the strategy ``inner``
-    (averagely by default) shares them. If ``consumers`` lists those of all environments, ``environmentOf`` returns the
+    (averagely by default) shares them. If ``consumers`` are the consumers of all environments, ``environmentOf`` returns the
     environment of a consumer. A retry topic belongs to no environment. All consumers share its queues, because otherwise no
     consumer would read them.
     """
@@ -365,7 +366,7 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Queues
     return lambda consumer: [queue for queues_of in allocations for queue in queues_of(consumer)]
 
 
-def _configured(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
+def _by_config(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """Queues fixed by ``allocationConfig``, for every consumer or by consumer.
 
     ``AllocateMessageQueueByConfig`` returns its list for every topic, whether its queues exist or not. This strategy returns

@@ -46,8 +46,8 @@ def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Sort in the order of ``MessageQueue.compareTo``, which for names in ASCII is Python's order."""
     queues = list(queues)
-    plain = all(queue.topic.isascii() and queue.broker_name.isascii() for queue in queues)
-    return sorted(queues, key=None if plain else queue_order)
+    is_ascii = all(queue.topic.isascii() and queue.broker_name.isascii() for queue in queues)
+    return sorted(queues, key=None if is_ascii else queue_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,34 +121,37 @@ class Environment:
             queues_owned += own_queues
         return queues_owned
 
-    def writable_queues(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
+    def writable_queues(
+        self, readable_queues: Iterable[MessageQueue], writable_queues: Iterable[MessageQueue]
+    ) -> list[MessageQueue]:
         """Return the environment's queues that accept messages now.
 
         Positions are counted among all readable queues, as readers do. So a broker without a master, which is missing from
-        ``writable``, does not shift the environment onto queues of another. If no queue is writable, this raises
-        ``BrokerNotFound`` if a broker of the environment is away, because the broker may return; otherwise ``OptionError``.
+        ``writable_queues``, does not shift the environment onto queues of another environment. If no queue is writable, this
+        raises ``BrokerNotFound`` if a broker of the environment is away, because the broker may return; otherwise
+        ``OptionError``.
         """
-        accepting_queues, readable_queues = set(writable), set(readable)
+        writable_set, readable_set = set(writable_queues), set(readable_queues)
         try:
-            own_queues = self.owned(readable_queues)
+            own_queues = self.owned(readable_set)
         except OptionError as e:
-            if unavailable_brokers := self._named_brokers - {queue.broker_name for queue in readable_queues}:
+            if unavailable_brokers := self._named_brokers - {queue.broker_name for queue in readable_set}:
                 raise _unavailable_error(e.message, unavailable_brokers) from e
             raise
         if not own_queues:
-            queues_text = ", ".join(map(str, sorted(accepting_queues, key=queue_order)))
+            queues_text = ", ".join(map(str, sorted(writable_set, key=queue_order)))
             raise OptionError(
                 f"environment {self.name!r} owns none of {queues_text or 'no queues'}: no environment would read them"
             )
-        writable_queues = [queue for queue in own_queues if queue in accepting_queues]
-        for topic in sorted({queue.topic for queue in own_queues} - {queue.topic for queue in writable_queues}):
+        own_writable_queues = [queue for queue in own_queues if queue in writable_set]
+        for topic in sorted({queue.topic for queue in own_queues} - {queue.topic for queue in own_writable_queues}):
             unwritable_queues = [queue for queue in own_queues if queue.topic == topic]
             text = f"environment {self.name!r} owns {', '.join(map(str, unwritable_queues))}, none of which takes messages now"
             unavailable_brokers = {queue.broker_name for queue in unwritable_queues} - {
-                queue.broker_name for queue in accepting_queues
+                queue.broker_name for queue in writable_set
             }
             raise _unavailable_error(text, unavailable_brokers) if unavailable_brokers else OptionError(text)
-        return writable_queues
+        return own_writable_queues
 
     @property
     def _named_brokers(self) -> set[str]:
@@ -202,7 +205,7 @@ class EnvironmentQueues:
 
     def __init__(self, environment: Environment | None) -> None:
         self._environment = environment
-        self._previous: frozenset[MessageQueue] = frozenset()
+        self._previous_queues: frozenset[MessageQueue] = frozenset()
         self._topics_without_queues: set[str] = set()
 
     def __call__(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
@@ -211,18 +214,18 @@ class EnvironmentQueues:
         """
         if self._environment is None or not queues:
             return queues
-        owned = self._environment.owned(queues, self._previous)
-        self._previous |= frozenset(owned)
+        owned_queues = self._environment.owned(queues, self._previous_queues)
+        self._previous_queues |= frozenset(owned_queues)
         topic = queues[0].topic
-        if not owned and topic not in self._topics_without_queues:
+        if not owned_queues and topic not in self._topics_without_queues:
             logger.warning(
                 "environment %s, a number alone, had %s. Topic %s does not have these queues now, and is not read until "
                 "they are back. If the topic was created again, or has fewer queues now, start again, better with option "
                 "'environments'",
-                self._environment.name, ", ".join(str(q) for q in sorted(self._previous) if q.topic == topic), topic,
+                self._environment.name, ", ".join(str(q) for q in sorted(self._previous_queues) if q.topic == topic), topic,
             )  # fmt: skip
-        (self._topics_without_queues.discard if owned else self._topics_without_queues.add)(topic)
-        return owned
+        (self._topics_without_queues.discard if owned_queues else self._topics_without_queues.add)(topic)
+        return owned_queues
 
 
 def _unavailable_error(what: str, brokers: Iterable[str]) -> BrokerNotFound:
@@ -297,8 +300,8 @@ def suffix_of(options: EnvironmentOptions) -> str:
         raise OptionError("option 'environmentMode' is 'suffix', which needs option 'environment': the name")
     if options.environments is not None:
         raise OptionError(
-            "option 'environments' shares out the queues of a topic; with 'environmentMode' suffix each environment has "
-            "topics of its own: omit 'environments'"
+            "option 'environments' divides the queues of a topic among environments; with 'environmentMode' suffix each "
+            "environment has topics of its own: omit 'environments'"
         )
     # If a suffix contained '_', 'orders' of 'eu_dev' and 'orders_eu' of 'dev' would be the same topic.
     if not re.fullmatch("[a-zA-Z0-9-]+", options.environment):

@@ -51,7 +51,7 @@ class RoundRobin:
         self.counter = self.rng.randrange((1 << 31) - 1)
 
     def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
-        """The next queue that is not on ``last_broker``, or the next one if there is no other broker."""
+        """The next queue that is not on ``last_broker``, or simply the next queue if there is no other broker."""
         queue = self.first(queues, lambda queue: queue.broker_name != last_broker)
         return queues[self.next() % len(queues)] if queue is None else queue
 

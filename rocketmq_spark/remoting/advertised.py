@@ -24,7 +24,7 @@ _BROKER_REMEDY = (
 
 
 def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
-    """Return the remedy if no advertised address can be connected to. ``peer`` is the kind of server that reported them."""
+    """Return the remedy if no advertised address can be connected to. ``peer`` is the kind of server that advertised them."""
     listed_addresses = ", ".join(sorted(addresses)[:_MAX_LISTED])
     more_text = f" and {len(addresses) - _MAX_LISTED} more" if len(addresses) > _MAX_LISTED else ""
     server, remedies = "name server", _BROKER_REMEDY

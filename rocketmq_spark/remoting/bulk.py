@@ -35,12 +35,12 @@ _PREFIX_BYTES = 8
 _NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _MAX_FRAME = 256 << 20
 BUFFER_BYTES = 16 << 20
-# Free bytes after the last body: decoders may read a few words beyond its end.
+# Free bytes after the last body, because decoders may read a few words beyond the end of a body.
 SLACK_BYTES = 64
 _ACCOUNT_CHECK_S = 0.5
 
 _LONG = 1 << 63
-# The header of nearly every answer. Others, such as those with longer numbers, are parsed as JSON.
+# The header of nearly every answer. Other headers, such as those with longer numbers, are parsed as JSON.
 _FOUND_HEADER = re.compile(
     rb'\{"code":0,"extFields":\{"suggestWhichBrokerId":"(\d{1,18})","groupSysFlag":"\d+","nextBeginOffset":"(\d{1,18})",'
     rb'"maxOffset":"(\d+)","minOffset":"(-?\d{1,18})","topicSysFlag":"\d+"\},"flag":1,"language":"JAVA",'
@@ -171,7 +171,9 @@ class BulkStream:
 
     @property
     def full(self) -> bool:
-        """Whether the buffer is full, and ``compact`` must make room. Without memory for it, ``receive`` raises instead."""
+        """Whether the buffer is full, and ``compact`` must make room. False if there is no memory for it: then ``receive``
+        raises.
+        """
         return self.free_bytes == 0 and not self._out_of_memory
 
     @property
@@ -187,7 +189,9 @@ class BulkStream:
                 with self._waiting(timeout_s):
                     self._sock.sendall(memoryview(data)[sent:])
         except OSError as e:
-            raise to_rocketmq_error(e, self.address, "pulls cannot be sent", is_first=self.received_bytes == 0) from e
+            raise to_rocketmq_error(
+                e, self.address, "pulls cannot be sent", is_first_request=self.received_bytes == 0
+            ) from e
 
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
@@ -205,16 +209,18 @@ class BulkStream:
             return False
         except OSError as e:
             raise to_rocketmq_error(
-                e, self.address, "the connection broke while pulling", is_first=self.received_bytes == 0
+                e, self.address, "the connection broke while pulling", is_first_request=self.received_bytes == 0
             ) from e
         if count == 0:
-            raise closed_by_peer(self.address, is_first=self.received_bytes == 0)
+            raise closed_by_peer(self.address, is_first_request=self.received_bytes == 0)
         self._filled_bytes += count
         self.received_bytes += count
         return True
 
     def _try_nonblocking(self, call: Callable[[], int]) -> int | None:
-        """Call without waiting, which is one system call: with a timeout it is three. Returns None if the call would block."""
+        """Call without waiting. This takes one system call; with a timeout, it takes three. Returns None if the call
+        would block.
+        """
         if not self._is_nonblocking:
             return None
         try:
@@ -231,7 +237,7 @@ class BulkStream:
             self._sock.settimeout(None)
 
     def scan(self) -> tuple[list[FoundAnswer], list[tuple[int, EmptyAnswer]]]:
-        """Return the newly completed answers: those with messages, and the others with their request numbers."""
+        """Return the newly completed answers: those with messages, and the other answers with their request numbers."""
         found_answers: list[FoundAnswer] = []
         other_answers: list[tuple[int, EmptyAnswer]] = []
         view, position, filled_bytes = self._view, self._scanned_bytes, self._filled_bytes
@@ -291,7 +297,7 @@ class BulkStream:
         kept_bodies = sorted(keep)
         incomplete_bytes = self._filled_bytes - self._scanned_bytes
         kept_bytes = sum(end - start for start, end in kept_bodies) + incomplete_bytes
-        # The incomplete frame may double.
+        # There is room for the incomplete frame to double.
         size = max(self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2))
         self._growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
         if self._growth_refused:

@@ -1,9 +1,9 @@
 """A connection: one socket, one daemon thread that reads, and one mutex around the ``RemotingProtocol``.
 
-All threads share a connection. Callbacks run outside of the mutex. The socket does not block: the reader and the writers wait
-with ``poll`` and hold the channel's lock only while they read or write, so that TLS, which allows one user at a time, works
-the same way. A writer waits until its own deadline; the reader then sends the remaining bytes, even from the middle of a
-frame. Ctrl-C during a write closes the connection. No module above this one sees an ``OSError``.
+All threads share a connection. Callbacks run outside of the mutex. The socket does not block. The reader and the writers wait
+with ``poll``, and hold the channel's lock only while they read or write, because a TLS socket allows only one user at a time. A
+writer waits until its deadline. After that, the reader sends the remaining bytes, even from the middle of a frame. Ctrl-C during
+a write closes the connection. No module above this one sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ RECEIVE_BYTES = 256 << 10
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
-# While a server reads nothing, answers of this client wait, up to this many bytes; more are dropped. An answer counts
-# ``_ANSWER_BYTES`` besides its body.
+# While a server reads nothing, answers of this client wait. Above ``UNREAD_BYTES``, further answers are dropped. An answer counts
+# as its body and ``_ANSWER_BYTES``.
 UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests of the server
 
@@ -91,9 +91,10 @@ def batch_writes() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A request of a server. Any thread may answer; for a one-way request, no answer is sent.
+    """A request of a server. Any thread may answer. For a one-way request, no answer is sent.
 
-    The handler must call ``answer`` or ``reject`` even for a one-way request: until then its bytes count against the limit.
+    The handler must call ``answer`` or ``reject`` even for a one-way request, because the request's bytes count against the limit
+    until then.
     """
 
     address: str
@@ -140,7 +141,7 @@ class _Waiter:
 
 
 class _ReaderThread(threading.Thread):
-    """The thread of a connection. It never waits for the socket to accept bytes: the server may be waiting for it to read."""
+    """The thread of a connection. It never waits for the socket to accept bytes, because the server may wait until it reads."""
 
 
 class Connection:
@@ -167,15 +168,17 @@ class Connection:
         self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered_policy))
         self._drops_unsent = undelivered_policy.drop_unsent is not DropUnsent.NEVER
-        self._may_have_unsent = False  # whether a request timed out before all its bytes were surely sent
+        self._may_have_unsent = False  # whether a request timed out, so that some of its bytes may not be sent
         self._on_request = on_request
         self._lock = threading.Lock()
-        self._write_lock = threading.RLock()  # reentrant: its owner can be checked
+        self._write_lock = (
+            threading.RLock()
+        )  # reentrant, because only such a lock can tell whether this thread holds it
         account = (receive_budget or ReceiveBudget()).account(address)
         self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
         self._error: RocketMQError | None = None  # why the connection is closed; None while it is open
         self._server_has_answered = False  # whether the server has answered a request
-        # While requests wait: when the server last sent bytes, or when the first of them was sent.
+        # While requests wait: when the server last sent bytes, or when the first of these requests was sent.
         self._silent_since: float | None = None
         self._next_tick_s = 0.0
         self._log_limit = RateLimit(LOG_PAUSE_S)
@@ -297,7 +300,7 @@ class Connection:
                 e,
             )
         except BaseException as e:
-            # Ctrl-C: a part of a frame may have been sent, and the server would read the next bytes as its rest.
+            # Ctrl-C, for example. A part of a frame may have been sent, and the server would read the next bytes as its rest.
             if is_writing:
                 self._fail(ConnectionLost("a write was interrupted", self.address), e)
             raise
@@ -320,7 +323,7 @@ class Connection:
                 if self._await_bytes():
                     count = self._channel.receive(view)
                     if count == 0:
-                        self._fail(closed_by_peer(self.address, is_first=not self._server_has_answered))
+                        self._fail(closed_by_peer(self.address, is_first_request=not self._server_has_answered))
                     elif count > 0:
                         self._handle(view[:count])
                 self._tick()
@@ -408,7 +411,7 @@ class Connection:
         with self._lock:
             drop_events = self._protocol.tick()
         self._dispatch(drop_events)
-        if self._protocol.has_outgoing:  # the writer timed out while another one was writing
+        if self._protocol.has_outgoing:  # a writer timed out while another thread was writing
             self._flush(_NO_WAIT)
         blocked_since = self._channel.blocked_since
         if blocked_since is not None and now - blocked_since > STALL_S:
@@ -427,7 +430,7 @@ class Connection:
         return CallTimeout(message, self.address, remedy=_PROXY_TIMEOUT_REMEDY if self.peer is Peer.PROXY else None)
 
     def _check_silence(self) -> None:
-        """After a request has timed out: close the connection if the server has sent nothing for ``SILENCE_S``."""
+        """Close the connection if the server has sent nothing for ``SILENCE_S``. Called after a request has timed out."""
         silent_since = self._silent_since
         if silent_since is not None and time.monotonic() - silent_since > SILENCE_S:
             self._fail(ConnectionLost(f"the server sent nothing for {SILENCE_S:g} s", self.address))

@@ -31,32 +31,33 @@ from rocketmq_spark.wire.header import Peer
 
 logger = logging.getLogger(__name__)
 
-# Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
+# Servers drop a connection after 120 s without traffic. The pool closes such a connection earlier, because a request that crosses
+# the drop would be lost.
 IDLE_S = 100.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 MAX_CONNECTIONS = 1024
-# A connection that ``get`` returned less than this time ago is not closed for a new one: its caller may not have sent its
+# A connection that ``get`` returned less than this time ago is not closed for a new one, because the caller may not have sent its
 # request yet.
 MIN_IDLE_S = 0.2
 _POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
-# Above ``_MAX_SLOTS``, addresses without a connection are forgotten once they are idle. Above ``_MAX_ADVERTISED``, all
-# advertised addresses are; one route may have half as many.
+# Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED``, all advertised addresses are
+# forgotten; one route may have half as many.
 _MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 32_768
 
 
 @dataclass(slots=True)
 class _Slot:
-    """State of one address; ``connect_lock`` lets one caller connect while the others wait for it."""
+    """The state of one address. The caller that holds ``connect_lock`` connects, and the others wait for this caller."""
 
     connect_lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
     last_used_s: float = 0.0
     attempts: int = 0  # to connect, with and without success
-    failure: RocketMQError | None = None  # of the last attempt; None after a success
-    backoffs: Iterator[float] | None = None  # the pauses after the next failures
+    failure: RocketMQError | None = None  # the error of the last attempt; None after a success
+    backoffs: Iterator[float] | None = None  # yields the pause after each further failure
     backoff_until: float = 0.0
-    was_connected: bool = False  # at any time before
+    was_connected: bool = False  # whether any attempt has succeeded
 
     @property
     def live_connection(self) -> Connection | None:
@@ -84,7 +85,7 @@ class ConnectOptions:
     allow_plain_text: bool = False
     max_pushed_bytes: int = PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
-    # Budgets of this client alone: servers of other clients in the process cannot use them up.
+    # Each client has its own budgets, so that the servers of other clients in the process cannot use them up.
     receive_budget: ReceiveBudget = field(default_factory=ReceiveBudget, compare=False, repr=False)
     waiting_budget: Budget = field(default_factory=lambda: Budget(MAX_WAITING_BYTES), compare=False, repr=False)
 
@@ -106,7 +107,7 @@ class Pool:
         self._advertised_peers: dict[str, Peer] = {}  # addresses in routes, with the kind of their server
         self._reachable_addresses: set[str] = set()  # advertised addresses after ``address_map`` was applied
         self._name_servers: frozenset[str] = frozenset()
-        self._retired_connections: list[Connection] = []  # closed when their last request is answered
+        self._retired_connections: list[Connection] = []  # each is closed when its last request is answered
         self._connecting_count = 0  # connections that are being opened
         self._limit_reported = False  # whether the limit of connections was reached, and logged
         self._idle_checked_s = 0.0  # when idle connections were last looked for
@@ -117,7 +118,8 @@ class Pool:
     def get(self, address: str, deadline: Deadline, wait_for_backoff: bool = True) -> Connection:
         """Return a live connection. Raises ``ConnectionLost`` or ``CallTimeout``, and ``ClosedError`` after ``close``.
 
-        While an address rests, a ``wait_for_backoff`` caller waits; others get the error of the last attempt at once.
+        During the backoff of an address, this method waits if ``wait_for_backoff`` is set. Otherwise it raises the error of the
+        last attempt at once.
         """
         with self._lock:
             self._check_open(address)
@@ -131,7 +133,7 @@ class Pool:
         if connection is not None:
             return connection
         if not wait_for_backoff:
-            slot.raise_during_backoff()  # otherwise this caller would wait for one that holds ``connect_lock`` during its backoff
+            slot.raise_during_backoff()  # before ``connect_lock``, which another caller may hold during the backoff
         if not slot.connect_lock.acquire(timeout=deadline.remaining()):
             raise CallTimeout("the connection was not established in time", address)
         try:
@@ -209,7 +211,9 @@ class Pool:
                 self._connecting_count -= 1
 
     def _reserve(self, address: str, deadline: Deadline) -> None:
-        """Count one more connection. At the limit, close the connection that has been idle for longest, or wait for one."""
+        """Count one more connection. At the limit, close the connection that has been idle for longest, or wait until one is
+        idle.
+        """
         max_connections = self.connect_options.max_connections
         while True:
             with self._lock:
@@ -288,11 +292,13 @@ class Pool:
         raise _closed(address)
 
     def _on_server_request(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
-        """Pass on a request with the advertised address, which may differ from the one that is connected to."""
+        """Pass on a request with the advertised address, which may differ from the address of the connection."""
         return self.may_send_requests(address) and on_request(replace(request, address=address))
 
     def _add_remedy(self, error: RocketMQError, address: str, slot: _Slot) -> None:
-        """Add the remedy for advertised addresses, unless one of them is or this one was connected: then the server is down."""
+        """Add the remedy for advertised addresses that cannot be reached. Not if one of them is connected, or if this one was
+        connected before, because then only this server is down.
+        """
         with self._lock:
             peer = self._advertised_peers.get(address)
             if peer is None or slot.was_connected:
@@ -338,7 +344,7 @@ class Pool:
         because other pools call this.
         """
         if not self._lock.acquire(blocking=False):
-            return  # another thread uses the pool, and closes them
+            return  # another thread uses the pool, and closes idle connections
         try:
             idle_connections = self._remove_idle_locked(time.monotonic())
         finally:

@@ -1,8 +1,8 @@
 """The Remoting protocol on one connection, without sockets, threads or clocks.
 
 ``receive`` turns received bytes into events, and ``send`` turns requests into bytes to write. The flag of a frame, not its
-number, decides whether the frame is an answer: a server numbers its own requests, so its numbers may equal the client's. A
-broken stream or a lost connection fails every waiting request at once, each with its own copy of the error.
+number, decides whether the frame is an answer, because a server numbers its own requests, and may use the client's numbers. A
+broken stream or a lost connection fails every waiting request at once. Each request gets its own copy of the error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
 W = TypeVar("W")
 
 OPAQUE_MASK = 0x7FFFFFFF
-# ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer, a broker only to answers to sends.
+# ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer. A broker adds them only to answers to
+# sends.
 _PROXY_FIELDS = {codes.Property.MSG_REGION, codes.Property.TRACE_ON}
 _SEND_REQUESTS = {
     codes.Request.SEND_MESSAGE,
@@ -37,7 +38,7 @@ _NAME_SERVER_REQUESTS = {
 _NAME_SERVER_ANSWERS = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
 
 # A gRPC server first sends a SETTINGS frame of HTTP/2 with fewer than 256 bytes, on stream 0. These are the bytes before and
-# after the last byte of its length.
+# after the last byte of the frame's length.
 _HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
 _HTTP2_BYTES = 9
 _GRPC_PORT_REMEDY = (
@@ -49,11 +50,11 @@ _GRPC_PORT_REMEDY = (
 # A larger request of a server is rejected without its body, unless messages may be larger (option 'maxMessageSize').
 PUSHED_BYTES = 16 << 20
 _PROPERTIES_BYTES = 256 << 10  # more than a request contains besides the body of a message
-# Estimated memory of a server's request, besides its body: for itself, for each field, and for each character of its header.
+# Estimated memory of a server's request, besides its body: for the object, for each field, and for each character of the header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
-# The header of a larger frame is checked before its body arrives. At least this many bytes of such a frame must arrive in each
-# period of ``QUIET_TICKS`` ticks.
+# If a frame is larger than this, its header is checked before the body arrives. At least this many bytes of such a frame must
+# arrive in each period of ``QUIET_TICKS`` ticks.
 LARGE_BYTES = 1 << 20
 QUIET_TICKS = 150
 SMALL_BODY_BYTES = 16 << 10
@@ -88,14 +89,14 @@ class ResponseDropped(NamedTuple, Generic[W]):
     error: RocketMQError
 
 
-_TOO_LARGE = "it is too large"
-_NO_ROOM = "other arriving frames fill the memory limit"
-_TOO_SLOW = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
+_TOO_LARGE_REASON = "it is too large"
+_NO_ROOM_REASON = "other arriving frames fill the memory limit"
+_TOO_SLOW_REASON = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
 
 
 @dataclass(slots=True)
 class _LargeFrame:
-    """A large frame that is arriving. The last time that ``LARGE_BYTES`` more had arrived, it had ``progress_bytes``."""
+    """A large frame that is arriving. When ``LARGE_BYTES`` more had arrived the last time, the frame had ``progress_bytes``."""
 
     command: Command
     size: int
@@ -170,7 +171,7 @@ class RemotingProtocol(Generic[W]):
             self._first_bytes += bytes(data[: _HTTP2_BYTES - len(self._first_bytes)])
             if is_grpc(self._first_bytes):
                 raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_GRPC_PORT_REMEDY)
-        # Decode all frames before the first event: a malformed frame must fail all waiters.
+        # All frames are decoded before the first event, because a malformed frame must fail all waiters.
         frames = self._splitter.feed(data)
         commands = [header.decode(frame) for frame in frames]
         events: list[ResponseReceived[W] | RequestReceived | ResponseDropped[W]] = []
@@ -192,7 +193,7 @@ class RemotingProtocol(Generic[W]):
                 events.append(
                     _request_event(command, _held_bytes(command, size))
                     if is_small_enough
-                    else _request_event(command, None, _TOO_LARGE)
+                    else _request_event(command, None, _TOO_LARGE_REASON)
                 )
         if frames:
             self._release_large()
@@ -205,7 +206,7 @@ class RemotingProtocol(Generic[W]):
             if (large_frame := self._large_frame) is not None:
                 events += self._drop_too_large(large_frame, large_frame.size - len(large_header))
         if self._large_frame is not None and not self._account.resize(self._splitter.buffered_bytes):
-            events += self._drop_large(self._large_frame, _NO_ROOM)
+            events += self._drop_large(self._large_frame, _NO_ROOM_REASON)
         return events
 
     def tick(self) -> list[RequestReceived | ResponseDropped[W]]:
@@ -220,12 +221,12 @@ class RemotingProtocol(Generic[W]):
         if self._splitter.buffered_bytes - large_frame.progress_bytes >= LARGE_BYTES:
             large_frame.progress_bytes, large_frame.quiet_ticks = self._splitter.buffered_bytes, 0
         if self._account.revoked:
-            return self._drop_large(large_frame, _NO_ROOM)
-        return self._drop_large(large_frame, _TOO_SLOW) if large_frame.quiet_ticks > QUIET_TICKS else []
+            return self._drop_large(large_frame, _NO_ROOM_REASON)
+        return self._drop_large(large_frame, _TOO_SLOW_REASON) if large_frame.quiet_ticks > QUIET_TICKS else []
 
     def _drop_too_large(self, large_frame: _LargeFrame, body_bytes: int) -> list[RequestReceived | ResponseDropped[W]]:
         if large_frame.answered_opaque is None:
-            return self._drop_large(large_frame, _TOO_LARGE) if large_frame.size > self._max_pushed_bytes else []
+            return self._drop_large(large_frame, _TOO_LARGE_REASON) if large_frame.size > self._max_pushed_bytes else []
         max_bytes = self._max_body_bytes.get(large_frame.answered_opaque)
         if max_bytes is None or body_bytes <= max_bytes:
             return []
@@ -287,7 +288,9 @@ class RemotingProtocol(Generic[W]):
         return bool(self._outgoing)
 
     def connection_lost(self, error: RocketMQError) -> list[tuple[W, RocketMQError]]:
-        """Remove and return all waiters, each with its own copy of ``error``: a shared exception would collect all tracebacks."""
+        """Remove and return all waiters. Each gets its own copy of ``error``, because a shared exception would collect
+        tracebacks.
+        """
         lost_waiters = [(waiter, copy_error(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
         self._max_body_bytes.clear()
@@ -307,7 +310,7 @@ def is_grpc(first_bytes: bytes) -> bool:
 
 
 def peer_after(known_peer: Peer, request_code: int, answer: Command) -> Peer:
-    """The kind of server according to this answer and earlier ones. The first answer of a Proxy may not show that it is one."""
+    """The kind of server according to this answer and earlier answers. The first answer of a Proxy may not show its kind."""
     if known_peer is Peer.PROXY or (request_code not in _SEND_REQUESTS and answer.ext.keys() >= _PROXY_FIELDS):
         return Peer.PROXY
     is_name_server = request_code in _NAME_SERVER_REQUESTS and answer.code in _NAME_SERVER_ANSWERS

@@ -36,8 +36,8 @@ CANNOT_CONNECT = "cannot connect"
 
 
 class DropUnsent(enum.Enum):
-    """When the operating system drops the unsent bytes of a closed connection. Otherwise it keeps sending them, however slow the
-    network is.
+    """When the operating system drops the unsent bytes of a closed connection. Otherwise it continues to send these bytes, even
+    over a very slow network.
     """
 
     NEVER = "never"
@@ -57,7 +57,7 @@ DEFAULT_UNDELIVERED = UndeliveredPolicy()
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Which certificates to trust and to present; paths of PEM files."""
+    """Which certificates to trust and to present, as paths of PEM files."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -94,7 +94,8 @@ def parse_address(address: str) -> tuple[str, int]:
         or not (port.isascii() and port.isdecimal() and len(port) <= 5)
         or int(port) > 65535
     ):
-        # Options are checked earlier, so a server reported this address. It may report another one later: the error is retriable.
+        # Options are checked earlier, so a server reported this address. The error is retriable, because the server may report
+        # another address later.
         raise ConnectionLost(
             f"{address!r} is not an address of the form host:port", remedy="Check the address that brokers register"
         )
@@ -106,7 +107,8 @@ def is_loopback(address: str) -> bool:
     return hosts.is_loopback(address.rpartition(":")[0].removeprefix("[").removesuffix("]"))
 
 
-# The same file can have any number of paths, and the context of large files takes several megabytes.
+# The cache is limited, because the same file can have any number of paths, and the context of large files takes several
+# megabytes.
 _MAX_CONTEXTS = 64
 
 
@@ -187,8 +189,8 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
     """Connect to the first address of a host that accepts. Each address gets an equal share of the time that is left until
     ``deadline``, so a host with many addresses takes no longer than a host with one. The lookup of the name is not limited.
 
-    Raises ``ConnectionRefusedError`` only if all addresses that this machine can use refuse: a server that hangs at one of
-    them is not down.
+    Raises ``ConnectionRefusedError`` only if all addresses that this machine can use refuse. If the host hangs at one of these
+    addresses, raises another error, because then the server may not be down.
     """
     addresses = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     failures: list[OSError] = []
@@ -222,7 +224,7 @@ _UNUSABLE_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
 def _significance(failure: OSError) -> int:
-    """2 if the server may listen at the address, 1 if the address refuses, 0 if this machine cannot use the address."""
+    """Return 2 if the server may listen at the address, 1 if the address refuses, 0 if this machine cannot use the address."""
     if failure.errno in _UNUSABLE_ADDRESS:
         return 0
     return 1 if isinstance(failure, ConnectionRefusedError) else 2
@@ -233,9 +235,9 @@ _NAME_MISMATCH = (62, 64)
 
 
 def _remedy_for_name(address: str, deadline: Deadline, tls: TlsSettings) -> str:
-    """Return the remedy for a certificate with another name. OpenSSL checks the name before signatures and dates, so a second
-    handshake without that check shows whether only the name differs. Without ``tlsCaFile``, the remedy does not suggest to
-    disable the check: anybody can get a certificate of a public authority.
+    """Return the remedy for a certificate with another name. OpenSSL checks the name before signatures and dates. So a second
+    handshake without the check of the name shows whether only the name differs. Without ``tlsCaFile``, the remedy does not
+    suggest to disable this check, because anybody can get a certificate of a public authority.
     """
     remedy = "Connect to a name in the certificate (options 'nameServer' and 'addressMap')"
     if tls.ca_file is None:
@@ -251,8 +253,10 @@ def _drop_unsent(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def to_rocketmq_error(error: OSError, address: str, problem: str, is_first: bool = False) -> RocketMQError:
-    """Return the ``RocketMQError`` for an ``OSError``. ``is_first`` says that the connection has not received an answer yet."""
+def to_rocketmq_error(error: OSError, address: str, problem: str, is_first_request: bool = False) -> RocketMQError:
+    """Return the ``RocketMQError`` for an ``OSError``. ``is_first_request`` says that the connection has not received an answer
+    yet.
+    """
     if isinstance(error, TimeoutError):
         return CallTimeout(f"{problem}: no progress in time", address)
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -261,19 +265,23 @@ def to_rocketmq_error(error: OSError, address: str, problem: str, is_first: bool
             address,
             remedy="Name the authority of the certificate with option 'tlsCaFile'",
         )
-    if is_first and isinstance(error, ConnectionResetError | BrokenPipeError):
-        return closed_by_peer(address, is_first)
+    if is_first_request and isinstance(error, ConnectionResetError | BrokenPipeError):
+        return closed_by_peer(address, is_first_request)
     reason = error.strerror or str(error) or type(error).__name__
     return ConnectionLost(f"{problem}: {reason}", address)
 
 
-def closed_by_peer(address: str, is_first: bool) -> ConnectionLost:
-    """The error if the server closes the connection. At the first request, usually only one of the two sides uses TLS."""
-    remedy = "If the server demands TLS or a client certificate, set option 'tls' and its files" if is_first else None
+def closed_by_peer(address: str, is_first_request: bool) -> ConnectionLost:
+    """The error if the server closes the connection. If that happens at the first request, usually only one side uses TLS."""
+    remedy = (
+        "If the server demands TLS or a client certificate, set option 'tls' and its files"
+        if is_first_request
+        else None
+    )
     return ConnectionLost("the server closed the connection without an answer", address, remedy=remedy)
 
 
-# How often expired asynchronous requests, and changes by other threads, are checked for.
+# The interval of checks for expired asynchronous requests, and for changes by other threads.
 TICK_S = 0.1
 
 

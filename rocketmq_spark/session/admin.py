@@ -375,7 +375,7 @@ class BrokerAdmin(AdminBase):
             begin_ms: Only messages stored at or after this time, in ms since 1970.
             end_ms: Only messages stored at or before this time, in ms since 1970. By default, the period is open at both ends.
             limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
-                Without a key, at most this many in all, the oldest ones; 1 to 10,000.
+                Without a key, at most this many messages in all, the oldest; 1 to 10,000.
 
         Raises:
             OptionError: ``limit`` is out of range, or ``end_ms`` is before ``begin_ms``.

@@ -36,7 +36,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment, environment_of, is_by_position, layout_text
 from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import SPOOLS, connection_key, sender
-from rocketmq_spark.spool.database import Database, in_use, is_database
+from rocketmq_spark.spool.database import Database, is_database, is_in_use
 from rocketmq_spark.spool.files import EMPTIED_PREFIX, SPOOL_PREFIXES, WORKER_PREFIX, copy_instruction
 from rocketmq_spark.spool.lanes import BatchPredicate
 from rocketmq_spark.spool.records import LASTING_PREFIX, RECORD, Done, Record, SpoolOwner, area_end
@@ -163,7 +163,7 @@ def _adoptable_spools(folder: Path) -> list[Path]:
             reason = next(folders.exposures_of(folder, ()), None)
         if reason is not None:
             process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
-        elif not in_use(path):
+        elif not is_in_use(path):
             adoptable.append(path)
     return adoptable
 
@@ -297,9 +297,9 @@ def _move_records(store: Store, into: Store, clock_ahead_ms: int) -> Iterator[in
             due_ms = max(0, leased.due.due_ms - clock_ahead_ms)
             records_and_due_times += [
                 (leased.record, due_ms),
-                *((follower.record, due_ms) for follower in leased.batched),
+                *((follower.record, due_ms) for follower in leased.followers),
             ]
-            states += [leased.state, *(follower.state for follower in leased.batched)]
+            states += [leased.state, *(follower.state for follower in leased.followers)]
         into.add(records_and_due_times, notes, states)
         store.settle([(leased, Done()) for leased in page], 0)
         yield len(records_and_due_times)

@@ -1,8 +1,8 @@
-"""The classes of PySpark's data source API, real or stand-ins. Only this module knows which ones a PySpark may lack.
+"""The classes of PySpark's data source API, real or stand-ins. Only this module knows which classes a PySpark may lack.
 
-Vendors add parts of newer versions to older ones, so this module looks for the classes and ignores the version number. A missing
-class has a stand-in, so that the readers and writers can be defined everywhere; a PySpark without the class does not call the
-methods that would use it. ``require`` raises an error for a use that needs a missing class.
+Vendors add parts of newer versions to older versions, so this module looks for the classes and ignores the version number. A
+missing class has a stand-in, so that the readers and writers can be defined everywhere; a PySpark without the class does not call
+the methods that would use it. ``require`` raises an error for a use that needs a missing class.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ def _load_class(name: str) -> type | None:
     return class_
 
 
-_loaded = {name: _load_class(name) for name in CLASSES}
-_stream_writer, _arrow_writer = _loaded["DataSourceStreamWriter"], _loaded["DataSourceArrowWriter"]
-if _loaded["DataSourceStreamArrowWriter"] is None and _stream_writer is not None and _arrow_writer is not None:
+_classes_by_name = {name: _load_class(name) for name in CLASSES}
+_stream_writer, _arrow_writer = _classes_by_name["DataSourceStreamWriter"], _classes_by_name["DataSourceArrowWriter"]
+if _classes_by_name["DataSourceStreamArrowWriter"] is None and _stream_writer is not None and _arrow_writer is not None:
     # PySpark 4.0 lacks this class, but passes Arrow batches to every DataSourceArrowWriter, also to the writer of a stream.
-    _loaded["DataSourceStreamArrowWriter"] = type("DataSourceStreamArrowWriter", (_stream_writer, _arrow_writer), {})
+    _classes_by_name["DataSourceStreamArrowWriter"] = type(
+        "DataSourceStreamArrowWriter", (_stream_writer, _arrow_writer), {}
+    )
 # Stand-ins of limits and predicates have the fields of the real classes, so that the source handles both in the same way.
 _FIELDS = {
     **dict.fromkeys(("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"), ("attribute", "value")),
@@ -82,19 +84,19 @@ def _stand_in(name: str) -> type:
     return make_dataclass(name, _FIELDS[name], frozen=True) if name in _FIELDS else type(name, (), {})
 
 
-globals().update({name: loaded or _stand_in(name) for name, loaded in _loaded.items()})
+globals().update({name: loaded or _stand_in(name) for name, loaded in _classes_by_name.items()})
 
 
 def has(name: str) -> bool:
-    """Whether this PySpark has the class ``name`` of ``CLASSES``, or has other classes that do the same."""
-    return _loaded[name] is not None
+    """Whether this PySpark has the class ``name`` of ``CLASSES``, or other classes with the same effect."""
+    return _classes_by_name[name] is not None
 
 
 def require(use: str, *names: str) -> None:
     """Raises ``OptionError`` if this PySpark lacks one of the classes ``names``, which ``use`` needs."""
-    missing = [f"{CLASSES[name]}.{name}" for name in names if not has(name)]
-    if missing:
+    missing_classes = [f"{CLASSES[name]}.{name}" for name in names if not has(name)]
+    if missing_classes:
         raise OptionError(
-            f"{use} needs {' and '.join(missing)}, which the installed PySpark ({pyspark.__version__}) does not have",
+            f"{use} needs {' and '.join(missing_classes)}, which the installed PySpark ({pyspark.__version__}) does not have",
             remedy="Read with read_rocketmq(spark, ...), and write with foreach_batch_writer or write_rocketmq",
         )

@@ -3,7 +3,7 @@
 docs/performance.md has the effect of each setting.
 
 Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another Python. In a virtual environment that is not
-activated, that Python lacks the package, and Spark reports "Failed to find the data source: rocketmq": the most common
+activated, ``python3`` lacks the package, and Spark reports "Failed to find the data source: rocketmq". This is the most common
 problem of new users.
 """
 
@@ -21,8 +21,9 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a small batch. This one renames
-# through the FileSystem class, so its renames are as atomic as those of the file system. Spark 4.1 moved it to another package.
+# Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a small batch. These managers rename
+# through the FileSystem class, so their renames are as atomic as the renames of the file system. The first name is that of Spark
+# 4.1 and newer.
 _CHECKPOINT_MANAGERS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
     "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
@@ -30,7 +31,7 @@ _CHECKPOINT_MANAGERS = (
 
 _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 # The longest path of a socket, on macOS too, and the bytes that Spark adds to the folder: "/.<uuid>.sock".
-_SOCKET_BYTES, _NAME_BYTES = 103, 43
+_MAX_SOCKET_PATH_BYTES, _SOCKET_NAME_BYTES = 103, 43
 
 # If this environment variable is set, tasks read every batch of a stream: ``source.partition_reader``.
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
@@ -39,9 +40,9 @@ READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
 def low_latency_conf() -> dict[str, Any]:
     """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
-    Set them before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an object
-    store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. This function omits it, too,
-    if it does not find Spark's jars, as with Spark Connect: the name of the class depends on the version of Spark.
+    Give these settings before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an
+    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. This function omits
+    it, too, if it does not find Spark's jars, as with Spark Connect: the name of the class depends on the version of Spark.
 
     Whoever may write to Spark's Unix sockets can run code in the driver. So this function omits them, with a warning, if the
     umask of this process lets other users write to new files. Start executors on other machines with umask 022 or 077, too.
@@ -69,7 +70,7 @@ def private_sockets(folder: Path) -> dict[str, str]:
     """Return settings with which Spark creates its Unix sockets in ``folder``, which only this user may use, and which exists on
     all machines of the session; none if its path is too long for a socket.
     """
-    if len(os.fsencode(folder)) + _NAME_BYTES > _SOCKET_BYTES:
+    if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES > _MAX_SOCKET_PATH_BYTES:
         return {}
     return {_UNIX_SOCKETS: "true", "spark.python.unix.domain.socket.dir": str(folder)}
 
@@ -93,8 +94,8 @@ def _checkpoint_manager() -> str | None:
 
 def _spark_jars(pattern: str) -> list[Path]:
     """Return Spark's jars that match ``pattern``, from the folder that PySpark's launcher uses: SPARK_HOME, or the package."""
-    home = os.environ.get("SPARK_HOME") or _pyspark_folder()
-    return sorted(Path(home, "jars").glob(pattern)) if home is not None else []
+    spark_home = os.environ.get("SPARK_HOME") or _pyspark_folder()
+    return sorted(Path(spark_home, "jars").glob(pattern)) if spark_home is not None else []
 
 
 def has_data_sources() -> bool:
@@ -137,8 +138,8 @@ _WORKER_MODULES = ("pyspark.", "rocketmq_spark.daemon")
 def warn_if_workers_differ(program: str) -> None:
     """Warn once if ``program``, the Python of Spark's workers on this machine, lacks this package or pyarrow.
 
-    A program that does not exist on this machine is not checked, because workers may run on others. This Python is not checked,
-    either.
+    A program that does not exist on this machine is not checked, because workers may run on other machines. The Python of this
+    process is not checked, either.
     """
     if can_import(program):
         return
@@ -167,7 +168,7 @@ def _can_import(path: str) -> bool:
     try:
         return subprocess.run(**call, capture_output=True, timeout=_PROBE_TIMEOUT_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
-        return True  # unknown, so there is no reason for a warning
+        return True  # unknown, which is no reason for a warning
 
 
 def check_workers_with_pyspark() -> None:
@@ -192,8 +193,8 @@ class _PySparkImportHook:
 
 
 def _check_workers() -> None:
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    if not (main and main.name.startswith(_WORKER_MODULES)):
+    main_spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if not (main_spec and main_spec.name.startswith(_WORKER_MODULES)):
         warn_if_workers_differ(program_of_workers())
 
 

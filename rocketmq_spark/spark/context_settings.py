@@ -25,10 +25,10 @@ def encoded_settings(get: Callable[[str], str | None]) -> str:
 
 
 def registered_settings() -> dict[str, str | None] | None:
-    """Return the settings that ``register`` recorded for this process's context; None if it was not called there."""
+    """Return the settings that ``register`` recorded for this process's context; None if ``register`` was not called for it."""
     text = os.environ.get(VARIABLE)
-    seen: dict[str, Any] = json.loads(text) if text else {}
-    return seen["settings"] if seen and seen["context"] == _context_id() else None
+    recorded_values: dict[str, Any] = json.loads(text) if text else {}
+    return recorded_values["settings"] if recorded_values and recorded_values["context"] == _context_id() else None
 
 
 def _context_id() -> str | None:

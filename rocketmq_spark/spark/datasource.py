@@ -3,11 +3,11 @@
 Spark creates the data source in several processes and several times, so the constructor only parses. What depends on the role
 (source or sink, batch or stream) is checked when the reader or writer is created.
 
-``register`` also adds the environment variables that each starting stream would add, for this reason: the function object of a
-Python source has a map of environment variables that all queries of the source share. Each stream that starts puts four entries
-into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
-entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
-5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
+``register`` also adds the environment variables that each starting stream would add, because starting streams may break the map
+of these variables. All queries of a Python source share this map. Each stream that starts puts four entries into the map, on its
+own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, an entry may be lost although
+the map counts it. Then no task of the source can be serialized until the driver ends ("Illegal size 5 of collection, expected
+6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
 ``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.prefetch``), and lets
 the sink check the settings of exactly-once before a query sends anything (see ``sink.exactly_once_checks``).
 """
@@ -41,8 +41,8 @@ class RocketMQDataSource(compat.DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        ours, self._spark_options = spark_options.split(options)
-        self._options = options_table.parse(ours)
+        own_options, self._spark_options = spark_options.split(options)
+        self._options = options_table.parse(own_options)
 
     @classmethod
     def name(cls) -> str:
@@ -67,7 +67,7 @@ class RocketMQDataSource(compat.DataSource):
         # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable without comments.
         may_be_null = ("nullable", "containsNull", "valueContainsNull")
         is_plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
-            f.metadata for f in schema
+            field.metadata for field in schema
         )
         return RocketMQStreamReader(*self._source("stream source", schema), supports_prefetch=is_plain)
 
@@ -122,7 +122,7 @@ def register(spark: SparkSession) -> None:
     context = getattr(spark, "_sc", None)  # Spark Connect has none
     if context is not None:
         warn_if_workers_differ(str(context.pythonExec))
-        # The source that Spark found by itself is this one, and serves all sessions. After another registration, Spark would warn
+        # If Spark has found this source by itself, the source serves all sessions. After another registration, Spark would warn
         # here and at the start of each stream.
         if _try_to_complete_environment(spark):
             return
@@ -146,17 +146,17 @@ def _try_to_complete_environment(spark: SparkSession) -> bool:
     except (Py4JError, PySparkException, AttributeError, TypeError) as e:
         warnings.warn(
             f"streams of format 'rocketmq' that start at once may break each other ({type(e).__name__}: {str(e)[:200]}): "
-            "rocketmq_spark was not tested with this version of Spark. Start one after the other",
+            "rocketmq_spark was not tested with this version of Spark. Start the streams one after the other",
             stacklevel=3,
         )
         return False
 
 
 def _complete_environment(spark: SparkSession) -> bool:
-    sources = spark._jsparkSession.sessionState().dataSourceManager()
-    if not sources.dataSourceExists(RocketMQDataSource.name()):
+    source_manager = spark._jsparkSession.sessionState().dataSourceManager()
+    if not source_manager.dataSourceExists(RocketMQDataSource.name()):
         return False
-    variables = sources.lookupDataSource(RocketMQDataSource.name()).dataSourceCls().envVars()
+    variables = source_manager.lookupDataSource(RocketMQDataSource.name()).dataSourceCls().envVars()
     for name, value in _runner_variables(spark).items():
         if not variables.containsKey(name):
             variables.put(name, value)

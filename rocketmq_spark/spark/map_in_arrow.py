@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 def map_in_arrow(df: DataFrame, function: Callable[..., Any], schema: str, alternative: str) -> DataFrame:
-    """Return ``df.mapInArrow(function, schema)``. PySpark requires pandas for it, without using pandas, and warns about its new
-    versions.
+    """Return ``df.mapInArrow(function, schema)``. PySpark requires pandas for this method, although it does not use pandas there,
+    and warns about new versions of pandas.
 
     Args:
-        function: A function of a module, or a ``partial`` of one, which workers import. Spark would pickle the code of a lambda.
+        function: A function of a module, or a ``partial`` of such a function, which workers import. Spark would pickle the code
+            of a lambda.
         alternative: How to do the same without pandas, for the remedy of the error.
 
     Raises:

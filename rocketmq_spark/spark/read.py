@@ -1,7 +1,7 @@
 """``read_rocketmq``: a batch read as a function, for every PySpark from 3.5 on.
 
-The driver plans the same tasks as ``spark.read.format("rocketmq")``, and pickles each into a row of a DataFrame. The workers read
-the messages of these tasks in ``mapInArrow``.
+The driver plans the same tasks as ``spark.read.format("rocketmq")``, and pickles each task into a row of a DataFrame. The workers
+read the messages of these tasks in ``mapInArrow``.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def read_rocketmq(
         RocketMQError: The brokers did not answer or rejected a request, or a topic, a start or an end does not exist.
     """
     parsed = options_table.parse({"name_server": name_server, "group": group, **options}, keywords=True)
-    checked, columns = check_source(parsed, "batch source"), columns_of(parsed)
+    checked_options, columns = check_source(parsed, "batch source"), columns_of(parsed)
     context = getattr(spark, "_sc", None)
     if context is None:
         raise OptionError(
             "read_rocketmq needs a SparkContext, which this session does not have (Spark Connect, shared clusters)",
             remedy=f"There, {_FORMAT}",
         )
-    planned = RocketMQReader(checked, columns).partitions()
-    pickled = [(bytearray(pickle.dumps(partition)),) for partition in planned]
+    partitions = RocketMQReader(checked_options, columns).partitions()
+    pickled_partitions = [(bytearray(pickle.dumps(partition)),) for partition in partitions]
     # With as many slices as rows, each task has one row. ``createDataFrame`` runs no job, because it gets the schema.
-    rows: Any = context.parallelize(pickled, len(pickled)) if pickled else []
+    rows: Any = context.parallelize(pickled_partitions, len(pickled_partitions)) if pickled_partitions else []
     tasks = spark.createDataFrame(rows, "task binary")
-    return map_in_arrow(tasks, functools.partial(_read, checked, columns), ddl(columns), _FORMAT)
+    return map_in_arrow(tasks, functools.partial(_read, checked_options, columns), ddl(columns), _FORMAT)
 
 
 def _read(options: Options, columns: tuple[Column, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from rocketmq_spark.errors import OptionError
 
 ASYNC_PROGRESS = "asyncProgressTrackingEnabled"
-# The last one lets Spark skip its list of sinks that support asynchronous progress tracking.
+# With the last option, Spark does not look up whether a sink supports asynchronous progress tracking.
 _PROGRESS_OPTIONS = (
     ASYNC_PROGRESS,
     "asyncProgressTrackingCheckpointIntervalMs",
@@ -21,15 +21,15 @@ _NAMES_BY_LOWER = {name.lower(): name for name in ("path", "paths", *_PROGRESS_O
 _METHODS = {"batch source": "load", "stream source": "load", "batch sink": "save", "stream sink": "start"}
 
 
-def split(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the options of this package, and Spark's by their names in its documentation."""
-    ours, spark = {}, {}
-    for name, value in given.items():
+def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options of this package, and Spark's options by their names in Spark's documentation."""
+    own_options, options_of_spark = {}, {}
+    for name, value in options.items():
         if (key := name.lower()) in _NAMES_BY_LOWER:
-            spark[_NAMES_BY_LOWER[key]] = value
+            options_of_spark[_NAMES_BY_LOWER[key]] = value
         else:
-            ours[name] = value
-    return ours, spark
+            own_options[name] = value
+    return own_options, options_of_spark
 
 
 def check(spark: Mapping[str, str], kind: str) -> None:
@@ -48,16 +48,16 @@ def check(spark: Mapping[str, str], kind: str) -> None:
 def _unexpected_path(name: str, value: str, kind: str) -> OptionError:
     method = _METHODS[kind]
     if kind.endswith("source"):
-        option, does = "subscribe", "reads the topics of option 'subscribe', 'subscribePattern' or 'assign'"
+        option, effect = "subscribe", "reads the topics of option 'subscribe', 'subscribePattern' or 'assign'"
     else:
-        option, does = "topic", "writes to the topic of option 'topic' or column 'topic'"
-    shown = repr(value) if name == "path" else value
+        option, effect = "topic", "writes to the topic of option 'topic' or column 'topic'"
+    value_text = repr(value) if name == "path" else value
     return OptionError(
-        f"option {name!r} is {shown} (the argument of {method}); expected none, because a {kind} {does}",
+        f"option {name!r} is {value_text} (the argument of {method}); expected none, because a {kind} {effect}",
         remedy=f"If it is a topic: .option('{option}', ...).{method}()",
     )
 
 
 def tracks_asynchronously(spark: Mapping[str, str]) -> bool:
-    """Whether Spark writes its logs of offsets and commits later than the batches they belong to."""
+    """Whether Spark may write the log entries of a batch (offsets and commits) after it has run the batch."""
     return spark.get(ASYNC_PROGRESS, "false").strip().lower() == "true"

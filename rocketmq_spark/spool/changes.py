@@ -29,7 +29,8 @@ from rocketmq_spark.spool.records import (
     record_key,
 )
 
-_NEW = RecordState(0, 0)  # of a new record in its lane; the record gets a time when it becomes pending
+# The state of a new record in its lane. The record gets a time when it becomes pending.
+_NEW_STATE = RecordState(0, 0)
 
 
 class StoredRecord(NamedTuple):
@@ -43,7 +44,8 @@ class StoredRecord(NamedTuple):
 class AtomicChange:
     """Steps that are written together or not at all.
 
-    ``added_pending`` are the keys of records that become pending, ``removed_pending`` those of records that no longer are.
+    ``added_pending`` are the keys of records that become pending, and ``removed_pending`` the keys of records that are no longer
+    pending.
     ``last_done_due_ms`` is the latest original due time of the records that the change removes by their marks (0 if none).
     """
 
@@ -59,9 +61,9 @@ class AtomicChange:
     def all_puts(self) -> list[tuple[bytes, bytes]]:
         return [*self.puts, (TOTALS, self.totals.encode())]
 
-    def add(self, record: Record, data: bytes, state: RecordState = _NEW) -> int:
-        """Add a new record, encoded as ``data``; returns its sequence. A record that has failed
-        before keeps its ``state`` in its lane, because it may have to wait there.
+    def add(self, record: Record, data: bytes, state: RecordState = _NEW_STATE) -> int:
+        """Add a new record, encoded as ``data``. Returns the sequence of the record. A record that has failed before keeps its
+        ``state`` in its lane, because it may have to wait there.
         """
         totals = self.totals
         sequence = totals.next_sequence
@@ -106,16 +108,18 @@ class AtomicChange:
         if isinstance(record, Record):
             self.mark(record, due)
 
-    def merge_marks(self, stored: StoredRecord, other: Record) -> StoredRecord:
-        """Give a stored record the marks of a repeated one; returns the new form of the stored record."""
-        record = stored.record.with_marks_of(other)
-        if record is stored.record:
-            return stored
+    def merge_marks(self, stored_record: StoredRecord, repeated_record: Record) -> StoredRecord:
+        """Give a stored record the marks of a repeated record. Returns the new form of the stored record."""
+        record = stored_record.record.with_marks_of(repeated_record)
+        if record is stored_record.record:
+            return stored_record
         data = record.encode()
-        self.puts.append((record_key(RECORD, stored.due.sequence), data))
-        self.puts += [(mark_key(*mark), stored.due.mark_value) for mark in record.marks[len(stored.record.marks) :]]
-        self.totals.size += len(data) - stored.size
-        return StoredRecord(stored.due, record, len(data))
+        self.puts.append((record_key(RECORD, stored_record.due.sequence), data))
+        self.puts += [
+            (mark_key(*mark), stored_record.due.mark_value) for mark in record.marks[len(stored_record.record.marks) :]
+        ]
+        self.totals.size += len(data) - stored_record.size
+        return StoredRecord(stored_record.due, record, len(data))
 
     def mark_encoded(self, data: bytes | None, due: Due) -> None:
         """Like ``mark``, for an encoded record. Does nothing if it cannot be decoded."""
@@ -130,11 +134,11 @@ class AtomicChange:
         """Remove a mark from a record, and from its stored form, so that a later ``mark`` does not restore it."""
         self.deletes.append(mark_key(*mark))
         if isinstance(record := decode_record(data), Record):
-            without_mark = dataclasses.replace(
+            data_without_mark = dataclasses.replace(
                 record, marks=tuple(other for other in record.marks if other != mark)
             ).encode()
-            self.puts.append((record_key(RECORD, sequence), without_mark))
-            self.totals.size += len(without_mark) - len(data or b"")
+            self.puts.append((record_key(RECORD, sequence), data_without_mark))
+            self.totals.size += len(data_without_mark) - len(data or b"")
 
     def rewrite(self, sequence: int, record: Record, size: int) -> int:
         """Replace the record of a sequence, which has ``size`` bytes. Returns the new size."""
@@ -144,7 +148,7 @@ class AtomicChange:
         return len(data)
 
     def replace(self, pending: PendingKey, record: Record, size: int, new_key: PendingKey, state: bytes) -> None:
-        """Replace a pending record of ``size`` bytes by another one, which is pending at ``new_key``."""
+        """Replace a pending record of ``size`` bytes by ``record``, which is pending at ``new_key``."""
         self.rewrite(new_key.due.sequence, record, size)
         self.remove_pending(pending)
         self.add_pending(new_key, state)
@@ -157,8 +161,8 @@ class AtomicChange:
         self.totals.size -= size
 
     def add_dead(self, sequence: int, size: int, state: RecordState, is_new: bool = True) -> None:
-        """Give a record up: it keeps its sequence, and is listed as dead. ``is_new`` is False if ``give_ups`` counts it
-        already.
+        """Give a record up: it keeps its sequence, and is listed as dead. ``is_new`` is False if ``give_ups`` already counts the
+        record.
         """
         self.puts.append((record_key(DEAD, sequence), state.encode()))
         totals = self.totals
@@ -167,8 +171,8 @@ class AtomicChange:
         totals.give_ups += is_new
 
     def revive(self, sequence: int, record: Record, size: int, target: str) -> None:
-        """Make a dead record a live one with this target; the caller makes it pending. Its marks are not restored, because they
-        were removed when the record was given up.
+        """Turn a dead record into a live record with this target. The caller makes the record pending. Its marks are not
+        restored, because they were removed when the record was given up.
         """
         self.deletes.append(record_key(DEAD, sequence))
         totals, live_size = self.totals, size
@@ -202,7 +206,7 @@ class AddRequest:
 
 
 class GroupCommit:
-    """Passes requests to ``write`` under ``lock``: one by one, or, if ``batched``, all that wait at the same time."""
+    """Passes requests to ``write`` under ``lock``: one by one, or, if ``batched``, all waiting requests in one call."""
 
     def __init__(
         self, lock: AbstractContextManager[bool], write: Callable[[Sequence[AddRequest]], None], batched: bool
@@ -210,7 +214,7 @@ class GroupCommit:
         self._lock = lock
         self._write = write
         self._batched = batched
-        self._waiting: deque[AddRequest] = deque()
+        self._waiting_requests: deque[AddRequest] = deque()
 
     def submit(self, request: AddRequest) -> None:
         """Returns when the request is written; raises its error."""
@@ -218,19 +222,19 @@ class GroupCommit:
             with self._lock:
                 self._write((request,))
         else:
-            self._waiting.append(request)
+            self._waiting_requests.append(request)
             with self._lock:
                 if not request.is_done:
-                    waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                    requests = [self._waiting_requests.popleft() for _ in range(len(self._waiting_requests))]
                     # The request is missing if another thread had taken it, and Ctrl-C interrupted that thread before it wrote.
-                    self._write_all(waiting if request in waiting else [*waiting, request])
+                    self._write_all(requests if request in requests else [*requests, request])
         if request.error is not None:
             raise request.error
 
     def _write_all(self, requests: Sequence[AddRequest]) -> None:
         try:
             self._write(requests)
-        except BaseException:  # Ctrl-C reaches one thread only; whether the others' requests were written is unknown
+        except BaseException:  # Ctrl-C in this thread: it is unknown whether the requests of other threads were written
             for request in requests:
                 request.error = request.error or SpoolError("the write to the spool was interrupted")
             raise

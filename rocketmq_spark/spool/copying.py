@@ -1,8 +1,8 @@
 """Copies a spool, perhaps of another user, into a new folder of this user.
 
 Files of RocksDB can be crafted so that an iterator and a look-up find different values. So this process does not open the files
-of another user: ``owner_reader`` does, with the rights of the owner, and sends the entries over a pipe. This process does not
-trust the reader more than the files. It checks each entry, writes it once into a new database, and derives the rest from the
+of another user. ``owner_reader`` runs as the owner, opens the files, and sends the entries over a pipe. This process trusts the
+reader no more than the files. It checks each entry, writes it once into a new database, and derives all other data from the
 records. So ``spool show`` and ``spool send`` see the same records in the copy.
 """
 
@@ -65,16 +65,16 @@ logger = logging.getLogger(__name__)
 
 # Longer entries are not copied. The values of entries other than records are much shorter.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
-# Counted for each entry besides its bytes: the memory of ``derive``, and of RocksDB.
+# Counted for each entry in addition to its bytes, for the memory that ``derive`` and RocksDB need.
 ENTRY_BYTES = 512
-# ``derive`` and its write hold lanes, targets and marks several times: measured.
+# Measured: ``derive`` and its write keep several copies of lanes, targets and marks in memory.
 _TEXT_COPIES, _MARK_BYTES = 4, 250
 _MAX_END_BYTES = 1 << 16
 _PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
 _LONGEST_POLL_S = 3600.0  # the system takes 24 days at most
-_ENVIRONMENT = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
+_PASSED_VARIABLES = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
 _KILL_S = 5.0  # time for a killed reader to end: it may hang in a file system of its user
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
@@ -99,7 +99,7 @@ class CopyLimits:
         if self.deadline.expired:
             raise SpoolError(
                 "reading took too long",
-                remedy="Raise --timeout, or copy each spool alone. Its owner can stop the process that reads it",
+                remedy="Raise --timeout, or copy each spool alone. The owner of a spool can stop the process that reads it",
             )
 
     def add_bytes(self, count: int) -> None:
@@ -130,7 +130,7 @@ class CopyResult(NamedTuple):
 
 @contextlib.contextmanager
 def new_folder(copy: Path, source: Path) -> Iterator[Path]:
-    """Yield an empty private folder. At the end of the block it is renamed to ``copy``, or removed if it is still empty.
+    """Yield an empty private folder. At the end of the block, the folder is renamed to ``copy``, or removed if it is empty.
 
     Raises ``SpoolError`` if ``copy`` exists, is in ``source``, or could be replaced by other users.
     """
@@ -141,19 +141,19 @@ def new_folder(copy: Path, source: Path) -> Iterator[Path]:
         raise SpoolError(f"{copy} is in {source}", remedy="Name a folder of yours elsewhere")
     _check_exposure(parent, copy)
     try:
-        new = Path(tempfile.mkdtemp(prefix=".rocketmq-spark-copy-", dir=parent))
+        new_path = Path(tempfile.mkdtemp(prefix=".rocketmq-spark-copy-", dir=parent))
     except OSError as e:
         raise SpoolError(
             f"the folder {copy} cannot be created: {e.strerror}",
-            remedy=f"Name a folder in one that exists, not in {parent}",
+            remedy=f"Name a folder in a folder that exists, not in {parent}",
         ) from e
     try:
-        _check_exposure(new, copy)
-        yield new
-        if new.is_dir() and os.listdir(new):
-            _rename_new(new, copy.absolute())
+        _check_exposure(new_path, copy)
+        yield new_path
+        if new_path.is_dir() and os.listdir(new_path):
+            _rename_new(new_path, copy.absolute())
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(new_path, ignore_errors=True)
 
 
 def _check_exposure(folder: Path, copy: Path) -> None:
@@ -163,9 +163,9 @@ def _check_exposure(folder: Path, copy: Path) -> None:
         )
 
 
-def _rename_new(new: Path, copy: Path) -> None:
+def _rename_new(new_path: Path, copy: Path) -> None:
     try:
-        new.rename(copy)
+        new_path.rename(copy)
     except OSError as e:  # another process created it meanwhile
         raise SpoolError(
             f"the folder {copy} cannot be created: {e.strerror}", remedy="Name a folder that does not exist yet"
@@ -211,15 +211,15 @@ def _copy_entries(path: Path, db: Database, pipe: _Pipe, rules: CopyRules) -> Co
             _write_portion(db, portion, space)
             portion, size = [], 0
     _write_portion(db, portion, space)
-    end, totals_before = pipe.report, Totals(depth=checker.records, give_ups=checker.dead, last_ms=epoch_ms())
-    owner = checker.owner or (UNKNOWN_OWNER if end.is_damaged else SpoolOwner())
+    report, totals_before = pipe.report, Totals(depth=checker.record_count, give_ups=checker.dead, last_ms=epoch_ms())
+    owner = checker.owner or (UNKNOWN_OWNER if report.is_damaged else SpoolOwner())
     db.write([(TOTALS, totals_before.encode()), *((key, owner.encode()) for key in OWNER)])
-    migrate(db, damaged=True)
-    derived = derive(db, SalvageResult(path, totals_are_exact=False) if end.is_damaged else None)
-    checker.count_states_without_record(derived.lost)
+    migrate(db, is_damaged=True)
+    derived = derive(db, SalvageResult(path, totals_are_exact=False) if report.is_damaged else None)
+    checker.count_states_without_record(derived.lost_sequences)
     totals = stored_totals(db) or Totals()
     return CopyResult(
-        totals.depth, totals.dead, dict(checker.left_out), end.is_damaged, end.warnings, checker.notes_left_out
+        totals.depth, totals.dead, dict(checker.left_out), report.is_damaged, report.warnings, checker.notes_left_out
     )
 
 
@@ -248,25 +248,25 @@ class EntryChecker:
 
     Marks are not copied, because ``show`` and ``export`` do not print them, and a wrong mark makes the store drop a record or
     take it for another message. Records of a kind in ``rules`` get the marks that follow from their payloads; other records get
-    none.
+    no marks.
     """
 
     def __init__(self, rules: CopyRules = NO_COPY_RULES) -> None:
         self._rules = rules
         self._record_data = b""  # the last record, in the form to be written
         self.left_out: Counter[str] = Counter()
-        self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
+        self.record_count = self.dead = 0  # the numbers of records in the source, and of dead records that are copied
         self.notes_left_out = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
         # The memory that ``derive`` needs for the last record besides its entry.
         self.derived_bytes = 0
-        self._unreadable: set[int] = set()
+        self._unreadable_sequences: set[int] = set()
         # The sequences of records with a pending state. A record may have only one.
         self._sequences_with_state: set[int] = set()
         self._last_key = b""
 
     def entry_to_copy(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
-        """The entry to write for an entry of the source, or None. The ``value`` is None if it is too long. Sets ``owner``."""
+        """Return the entry to write for an entry of the source, or None. ``value`` is None if it is too long. Sets ``owner``."""
         area = key[:1]
         self.derived_bytes = 0
         if area in DERIVED:
@@ -274,14 +274,14 @@ class EntryChecker:
         reason = self._problem(area, key, value)
         self._last_key = max(self._last_key, key)
         if area == RECORD:
-            self.records += 1
+            self.record_count += 1
         if reason is not None:
             self.left_out[reason] += 1
             if area == RECORD and len(key) == len(record_key(RECORD, 0)):
-                self._unreadable.add(sequence_of(key))
+                self._unreadable_sequences.add(sequence_of(key))
             return None
         if area == NOTE and not key.startswith(NOTE + LASTING_PREFIX):
-            self.notes_left_out += bool(value) and key != NOTE + TARGETING_NOTE  # an empty note is a deleted one
+            self.notes_left_out += bool(value) and key != NOTE + TARGETING_NOTE  # an empty note counts as deleted
             return None
         if area == RECORD:
             return key, self._record_data
@@ -292,7 +292,7 @@ class EntryChecker:
 
     def count_states_without_record(self, sequences: Iterable[int]) -> None:
         """Count states that were left out because their record is missing."""
-        if count := len({*sequences} - self._unreadable):
+        if count := len({*sequences} - self._unreadable_sequences):
             self.left_out[WITHOUT_RECORD] += count
 
     def _problem(self, area: bytes, key: bytes, value: bytes | None) -> str | None:
@@ -360,10 +360,12 @@ def _is_record_key(key: bytes) -> bool:
 
 def _is_pending_key(key: bytes) -> bool:
     if key[:1] == UNINDEXED:
-        well_formed = len(key) == len(Due(0, 0).mark_value)
+        is_well_formed = len(key) == len(Due(0, 0).mark_value)
     else:
-        well_formed = len(key) >= len(PendingKey("", False, Due(0, 0)).encoded) and key == PendingKey.parse(key).encoded
-    return well_formed and max(due_of_key(key)) < MAX_NUMBER
+        is_well_formed = (
+            len(key) >= len(PendingKey("", False, Due(0, 0)).encoded) and key == PendingKey.parse(key).encoded
+        )
+    return is_well_formed and max(due_of_key(key)) < MAX_NUMBER
 
 
 def _without_marks(record: Record) -> Record:
@@ -371,7 +373,7 @@ def _without_marks(record: Record) -> Record:
 
 
 def _is_usable(record: Record) -> bool:
-    """False for a send that cannot be decoded: ``show`` cannot print it, and no process can send it."""
+    """Whether a record can be shown and sent. False for a send that cannot be decoded."""
     if record.kind == SEND_KIND:
         try:
             send_of(record)
@@ -399,16 +401,18 @@ class _ReaderReport(NamedTuple):
 class _Pipe:
     """The frames from a reader, which may send wrong data, too much data, or nothing."""
 
-    def __init__(self, file: int, limits: CopyLimits) -> None:
+    def __init__(self, descriptor: int, limits: CopyLimits) -> None:
         self.report = _ReaderReport(False, [])
-        self._file = file
+        self._descriptor = descriptor
         self.limits = limits
         self._buffer = bytearray()
         self._poll = select.poll()
-        self._poll.register(file, select.POLLIN)
+        self._poll.register(descriptor, select.POLLIN)
 
     def frames(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield keys and values. For an entry that is too long: the begin of its key, and None. Sets ``report`` at the end."""
+        """Yield keys and values. For an entry that is too long, yield the beginning of its key, and None. Sets ``report`` at the
+        end.
+        """
         while True:
             key_bytes, value_bytes = FRAME.unpack(self._read(FRAME.size))
             if key_bytes == END_MARK:
@@ -433,7 +437,7 @@ class _Pipe:
                 return _ReaderReport(bool(values["damaged"]), [str(text) for text in warnings])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise SpoolError("the process that reads it ended with a report that cannot be read") from e
-        # A remark, because the owner may have chosen the words.
+        # The text is a remark of the error, because the owner may have chosen its words.
         raise SpoolError("its reader reports", remark=f"{error}. {remedy}" if remedy else str(error))
 
     def _read(self, count: int) -> bytes:
@@ -455,29 +459,33 @@ class _Pipe:
         self.limits.check_time()
         while not self._poll.poll(1000 * min(self.limits.deadline.remaining(), _LONGEST_POLL_S)):
             self.limits.check_time()
-        if not (more := os.read(self._file, _READ_BYTES)):
+        if not (new_bytes := os.read(self._descriptor, _READ_BYTES)):
             raise SpoolError("the process that reads it ended without a report", remedy="Run the command again")
-        self._buffer += more
+        self._buffer += new_bytes
 
 
 def _reader_call(path: Path) -> PythonCall:
     call = python_call("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
-    # No secrets: the owner of the files may control the process.
+    # The process gets no secrets, because the owner of the files may control it.
     env = {
-        name: value for name, value in call["env"].items() if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
+        name: value
+        for name, value in call["env"].items()
+        if name in _PASSED_VARIABLES or name.startswith(("LC_", "PYTHON"))
     }
     return {**call, "env": env}
 
 
 @contextlib.contextmanager
 def _running_reader(path: Path, reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
-    """Start a reader, and kill it at the end of the block. It gets no terminal, because its user could type commands into it."""
-    none, pipe = subprocess.DEVNULL, subprocess.PIPE
+    """Start a reader, and kill it at the end of the block. The reader has no terminal, because its user could write commands to
+    the terminal.
+    """
+    devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
     with _temporary_folder(path, limits.deadline) as temporary:
-        call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
-        process = subprocess.Popen(**call, stdin=none, stdout=pipe, stderr=none, start_new_session=True)
-        with _killed_at_end(process) as file:
-            yield _Pipe(file, limits)
+        reader_call: PythonCall = {**reader, "env": {**reader["env"], "TMPDIR": str(temporary)}}
+        process = subprocess.Popen(**reader_call, stdin=devnull, stdout=pipe, stderr=devnull, start_new_session=True)
+        with _killed_at_end(process) as descriptor:
+            yield _Pipe(descriptor, limits)
 
 
 @contextlib.contextmanager
@@ -497,18 +505,18 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
 
 
 def _remove_temporary(temporary: folders.Temporary, deadline: Deadline) -> None:
-    """Remove a temporary folder. Its owner may have put any files there, or another folder at its name. So a process with the
-    rights of the owner removes it, and is killed at the deadline.
+    """Remove a temporary folder. Its owner may have put any files there, or another folder at its path. So a process of the owner
+    removes the folder, and is killed at the deadline.
     """
     if temporary.uid == os.geteuid():
         shutil.rmtree(temporary.path, ignore_errors=True)
         return
     gid, groups = folders.groups_of(temporary.uid)
-    none = subprocess.DEVNULL
+    devnull = subprocess.DEVNULL
     with contextlib.suppress(OSError):
         process = subprocess.Popen(
-            ["rm", "-rf", "--", str(temporary.path)], stdin=none, stdout=none, stderr=none, env={"PATH": os.defpath}, cwd="/",
-            start_new_session=True, user=temporary.uid, group=gid, extra_groups=groups,
+            ["rm", "-rf", "--", str(temporary.path)], stdin=devnull, stdout=devnull, stderr=devnull, env={"PATH": os.defpath},
+            cwd="/", start_new_session=True, user=temporary.uid, group=gid, extra_groups=groups,
         )  # fmt: skip
         try:
             process.wait(max(_KILL_S, deadline.remaining()))

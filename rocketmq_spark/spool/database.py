@@ -1,7 +1,7 @@
 """RocksDB for a store: atomic batches of writes, reads in pages, and errors that name the folder and the cause.
 
 This is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's lock while it writes, so it does
-not flush: this module flushes the files of the write-ahead log itself, while other threads run.
+not flush. This module flushes the files of the write-ahead log itself, while other threads run.
 A database belongs to the process that opened it; a forked child neither uses nor closes it.
 """
 
@@ -57,8 +57,9 @@ class Damaged(SpoolError):
 class Database:
     """Keys and values in a folder, which is created. ``damage`` is RocksDB's message if it opened with losses.
 
-    A read-only database takes no lock, shows the state at the time of opening, and omits what cannot be read: ``gaps`` are
-    the ranges of keys that scans skipped. Otherwise, or at the opening unless ``tolerant``, damage raises ``Damaged``.
+    A read-only database takes no lock, shows the state at the time of opening, and omits what cannot be read. ``gaps`` are the
+    ranges of keys that scans skipped. Damage raises ``Damaged`` if the database is not read-only, or if it is opened without
+    ``tolerant``.
     """
 
     def __init__(self, path: Path, read_only: bool = False, tolerant: bool = True) -> None:
@@ -76,7 +77,9 @@ class Database:
                 remedy="Fork before the first spool is opened, or start processes with 'spawn'",
             )
         _RocksThreads.used = True
-        if not read_only and is_used_by_any(path, _writable()):  # RocksDB's own lock only excludes other processes
+        if not read_only and is_used_by_any(
+            path, _writable_databases()
+        ):  # RocksDB's own lock only excludes other processes
             raise _in_use_error(path, "it is open in this process")
         self._write_ahead_log = WriteAheadLog(path)
         if read_only and not is_database(path):
@@ -140,7 +143,7 @@ class Database:
                 position = _next_readable(iterator, gap_start, end)
                 self.gaps.append((gap_start, position or end))
             finally:
-                # Otherwise the traceback of an error would keep the iterator, and with it the folder's lock.
+                # Otherwise the traceback of an error would reference the iterator, and RocksDB would keep the folder's lock.
                 del iterator
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
@@ -166,7 +169,7 @@ class Database:
         if self._pid == os.getpid() and self in _open_databases:
             _open_databases.discard(self)
             self._write_ahead_log.close()
-            db, self._db = self._db, _Closed()
+            db, self._db = self._db, _ClosedDatabase()
             try:
                 db.close()
             except Exception as e:  # noqa: BLE001 - data that did not reach a table are in the log, and the next open reads them
@@ -181,8 +184,8 @@ class Database:
         return self._db
 
     def _open_rocks(self, read_only: bool, tolerant: bool) -> Any:
-        rocks, mode = self._rocks, self._rocks.DBRecoveryMode
-        access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
+        rocks, recovery_modes = self._rocks, self._rocks.DBRecoveryMode
+        access_type = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
         with self._errors("open"):
             if not read_only:
                 make_folder(self.path)
@@ -199,22 +202,22 @@ class Database:
                 self.damage = "its log is gone"
                 if not tolerant:
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)
-            if damaged := damaged_headers(path):
-                name, headers = next(iter(damaged.items()))
-                self.damage = f"{headers.problem} of {name}"
+            if damage_by_file := damaged_headers(path):
+                name, header_damage = next(iter(damage_by_file.items()))
+                self.damage = f"{header_damage.problem} of {name}"
                 # RocksDB would silently omit tables that the manifest no longer names.
                 if not tolerant or any(
-                    damage.lost for name, damage in damaged.items() if not name.endswith(LOG_SUFFIX)
+                    damage.lost_ranges for name, damage in damage_by_file.items() if not name.endswith(LOG_SUFFIX)
                 ):
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)
                 path = self._make_mirror()
-                if not any(damage.lost for damage in damaged.values()):
+                if not any(damage.lost_ranges for damage in damage_by_file.values()):
                     self.damage = None
             if not read_only:
-                # This must precede RocksDB's own lock on the file: closing the file later would release that lock.
+                # Before RocksDB locks the file, because closing the file later would release RocksDB's lock.
                 os.close(open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT))
             try:
-                return self._open_with(path, self._options(mode.absolute_consistency()), access)
+                return self._open_with(path, self._options(recovery_modes.absolute_consistency()), access_type)
             except Exception as e:
                 if not _is_damage(e):
                     raise
@@ -222,7 +225,7 @@ class Database:
                 if read_only and not tolerant:
                     raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY) from e
             with contextlib.suppress(Exception):
-                db = self._open_with(path, self._options(mode.tolerate_corrupted_tail_records()), access)
+                db = self._open_with(path, self._options(recovery_modes.tolerate_corrupted_tail_records()), access_type)
                 logger.warning(
                     "the log of the spool in %s ends within a write: this write and later ones are lost, an unknown number "
                     "of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
@@ -232,15 +235,17 @@ class Database:
             if not read_only:
                 raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY)
             # Not paranoid: RocksDB does not check whole tables at opening, so scans can read their intact blocks one by one.
-            db = self._open_with(path, self._options(mode.skip_any_corrupted_record(), paranoid=False), access)
+            db = self._open_with(
+                path, self._options(recovery_modes.skip_any_corrupted_record(), paranoid=False), access_type
+            )
             self.damage = problem
             return db
 
-    def _open_with(self, path: Path, options: Any, access: Any) -> Any:
+    def _open_with(self, path: Path, options: Any, access_type: Any) -> Any:
         """Open a database. ``options`` are also passed for the column family, because rocksdict otherwise reads options from a
         file in the folder.
         """
-        return self._rocks.Rdict(str(path), options, column_families={"default": options}, access_type=access)
+        return self._rocks.Rdict(str(path), options, column_families={"default": options}, access_type=access_type)
 
     def _make_mirror(self) -> Path:
         """Make a copy of a folder with damaged headers, in which the headers are repaired."""
@@ -278,7 +283,9 @@ class Database:
             raise self._spool_error(action, e) from e
 
     def _spool_error(self, action: str, error: Exception) -> SpoolError:
-        """The ``SpoolError`` for an error of RocksDB (which has no classes) or of the disk."""
+        """Return the ``SpoolError`` for an error of RocksDB or of the disk. RocksDB has no classes of errors, so the text
+        decides.
+        """
         text = str(error)
         if _is_damage(error):
             return Damaged(f"the spool in {self.path} is damaged: {text}", remedy=REPAIR_REMEDY)
@@ -294,7 +301,7 @@ class Database:
         return SpoolError(f"cannot {action} the spool in {self.path}: {text}", remedy="Check its disk")
 
 
-class _Closed:
+class _ClosedDatabase:
     """Replaces a closed database: RocksDB releases its lock only when no object refers to the database."""
 
     def __getattr__(self, name: str) -> Any:
@@ -302,7 +309,7 @@ class _Closed:
 
 
 def rebuild(path: Path) -> None:
-    """Let RocksDB repair a database from its files. It omits a whole table for one bad block."""
+    """Let RocksDB repair a database from its files. For one bad block, RocksDB omits the whole table."""
     with contextlib.suppress(Exception):  # data that it could not repair are missing afterwards
         _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
 
@@ -311,7 +318,9 @@ _MAX_ENTRIES = 1_000_000  # the owner of a folder may put any number of files in
 
 
 def is_database(path: Path) -> bool:
-    """Whether the folder contains a database, open or not, also if one of its files is missing, or this user may not read it."""
+    """Whether the folder contains a database, open or not. True also if files of the database are missing, or if this user may
+    not read the folder.
+    """
     try:
         os.lstat(f"{path}/.")
         with os.scandir(path) as entries:
@@ -323,20 +332,20 @@ def is_database(path: Path) -> bool:
         return False
 
 
-def in_use(path: Path) -> bool:
+def is_in_use(path: Path) -> bool:
     """Whether a running process, perhaps this one, has the database open. Unlike an opening, this changes no files."""
     if _is_used_here(path):
         return True  # do not try the lock: closing the file would release the lock of this process
     try:
-        file = open_lock(path / "LOCK")
+        lock_file = open_lock(path / "LOCK")
     except OSError:
         return False
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
-        os.close(file)
+        os.close(lock_file)
     return False
 
 
@@ -352,10 +361,10 @@ def reserve_folder(user: FolderUser) -> None:
 
 def _is_used_here(path: Path) -> bool:
     """Whether this process uses the folder, open or not, under any name: relative, through a link, or mounted elsewhere."""
-    return is_used_by_any(path, FOLDER_USERS) or is_used_by_any(path, _writable())
+    return is_used_by_any(path, FOLDER_USERS) or is_used_by_any(path, _writable_databases())
 
 
-def _writable() -> list[Database]:
+def _writable_databases() -> list[Database]:
     return [database for database in list(_open_databases) if not database.read_only]
 
 
@@ -371,24 +380,25 @@ _KEY_BYTES = 64
 
 
 def _next_readable(iterator: Any, start: bytes, end: bytes) -> bytes | None:
-    """The first key after ``start`` at which an iterator that found damage can continue; None if there is none before ``end``.
+    """Return the first key after ``start`` at which an iterator that found damage can continue; None if no key before ``end`` is
+    readable.
 
     Keys are compared as numbers of a fixed width. Steps of doubling size find a readable key; a binary search between the last
     two steps finds the first readable key.
     """
-    low, last, step = _as_number(start), _as_number(end) - 1, 1
-    while not _can_read(iterator, _as_key(min(low + step, last))):
-        if low + step >= last:
+    low, last_number, step = _as_number(start), _as_number(end) - 1, 1
+    while not _can_read(iterator, _as_key(min(low + step, last_number))):
+        if low + step >= last_number:
             return None
         step *= 2
-    unreadable, readable = low + step // 2, min(low + step, last)
-    while readable - unreadable > 1:
-        middle = (unreadable + readable) // 2
+    unreadable_number, readable_number = low + step // 2, min(low + step, last_number)
+    while readable_number - unreadable_number > 1:
+        middle = (unreadable_number + readable_number) // 2
         if _can_read(iterator, _as_key(middle)):
-            readable = middle
+            readable_number = middle
         else:
-            unreadable = middle
-    return _as_key(readable)
+            unreadable_number = middle
+    return _as_key(readable_number)
 
 
 def _can_read(iterator: Any, key: bytes) -> bool:
@@ -433,7 +443,9 @@ _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 class _RocksThreads:
-    """RocksDB's threads, which all databases of a process share: ``used`` in this process, ``lost`` in a child forked later."""
+    """RocksDB's threads, which all databases of a process share. ``used``: this process has started them. ``lost``: this process
+    was forked from a process that had started them.
+    """
 
     used = lost = False
 

@@ -29,108 +29,111 @@ logger = logging.getLogger(__name__)
 
 BLOCK = 1 << 15
 _HEADER = struct.Struct("<IHB")  # checksum, length of the payload, type
-# Whole, first, middle and last parts. The types of recycled logs (5 to 8) are not used here.
+# The types of records: whole, or the first, a middle or the last part. RocksDB uses types 5 to 8 in recycled logs only.
 _TYPES = (1, 2, 3, 4)
 
 
 class HeaderDamage(NamedTuple):
-    """The damage to a file: ``repaired`` are the original headers by position, ``lost`` are ranges in which no record was found.
+    """The damage to a file: the original headers by position, and the ranges in which no record was found.
 
-    If only the beginning of a log's last record was written, that is not damage: a killed process leaves such a record.
+    An incomplete last record of a log is not damage, because a killed process leaves such a record.
     """
 
-    repaired: dict[int, bytes]
-    lost: list[tuple[int, int]]
+    original_headers: dict[int, bytes]
+    lost_ranges: list[tuple[int, int]]
 
     @property
     def problem(self) -> str | None:
         """A description of the damage, or None."""
-        positions = sorted([*self.repaired, *(start for start, _ in self.lost)])
+        positions = sorted([*self.original_headers, *(start for start, _ in self.lost_ranges)])
         return f"the header of a record at byte {positions[0]} was damaged" if positions else None
 
     def repair(self, data: bytes) -> bytes:
         """Return the file with its original headers. Lost ranges are filled with zeros, which RocksDB skips."""
-        repaired = bytearray(data)
-        for at, header in self.repaired.items():
-            repaired[at : at + len(header)] = header
-        for start, end in self.lost:
-            repaired[start:end] = bytes(end - start)
-        return bytes(repaired)
+        repaired_data = bytearray(data)
+        for position, header in self.original_headers.items():
+            repaired_data[position : position + len(header)] = header
+        for start, end in self.lost_ranges:
+            repaired_data[start:end] = bytes(end - start)
+        return bytes(repaired_data)
 
 
 def find_header_damage(data: bytes, may_be_torn: bool = True) -> HeaderDamage:
     """Find damage to the headers of a file. An incomplete last record is damage unless the file ``may_be_torn``."""
-    repaired: dict[int, bytes] = {}
-    lost: list[tuple[int, int]] = []
-    at, size = 0, len(data)
+    original_headers: dict[int, bytes] = {}
+    lost_ranges: list[tuple[int, int]] = []
+    position, size = 0, len(data)
     record_starts: list[int] = []  # positions of the records in this block
-    while at < size:
-        block_end = at - at % BLOCK + BLOCK
+    while position < size:
+        block_end = position - position % BLOCK + BLOCK
         limit = min(block_end, size)
-        if not at % BLOCK:
+        if not position % BLOCK:
             record_starts.clear()
-        kind, end = _parse_header(data, at) if at + _HEADER.size <= limit else (0, block_end + 1)
-        if end <= limit and (kind in _TYPES or _checksum_matches(data, at, kind, end)):  # or a type of a newer RocksDB
-            record_starts.append(at)
-            at = end
+        kind, end = _parse_header(data, position) if position + _HEADER.size <= limit else (0, block_end + 1)
+        if end <= limit and (
+            kind in _TYPES or _checksum_matches(data, position, kind, end)
+        ):  # or a type of a newer RocksDB
+            record_starts.append(position)
+            position = end
             continue
-        head = data[at : min(at + _HEADER.size, limit)]
-        if not any(head) and (len(head) == _HEADER.size or limit == block_end):
-            at = block_end  # zeros: the end of a block, or the rest of a write after a power failure
+        header_bytes = data[position : min(position + _HEADER.size, limit)]
+        if not any(header_bytes) and (len(header_bytes) == _HEADER.size or limit == block_end):
+            position = block_end  # zeros: the end of a block, or the rest of a write after a power failure
             continue
         # A changed length leads to a position without a header.
         damaged_at = next(
-            (start for start in record_starts if not _checksum_matches(data, start, *_parse_header(data, start))), at
+            (start for start in record_starts if not _checksum_matches(data, start, *_parse_header(data, start))),
+            position,
         )
         if damaged_at + _HEADER.size <= limit and (header := _original_header(data, damaged_at, limit)) is not None:
             kind, end = header
-            repaired[damaged_at] = data[damaged_at : damaged_at + 4] + struct.pack(
+            original_headers[damaged_at] = data[damaged_at : damaged_at + 4] + struct.pack(
                 "<HB", end - damaged_at - _HEADER.size, kind
             )
             record_starts[:] = [start for start in record_starts if start < damaged_at]
-            at = end
-        elif damaged_at == at and size < end <= block_end + 1 and kind in (0, *_TYPES):
-            lost += [] if may_be_torn else [(at, size)]
+            position = end
+        elif damaged_at == position and size < end <= block_end + 1 and kind in (0, *_TYPES):
+            lost_ranges += [] if may_be_torn else [(position, size)]
             break
         else:
-            lost.append((damaged_at, limit))
-            at = block_end
-    return HeaderDamage(repaired, lost)
+            lost_ranges.append((damaged_at, limit))
+            position = block_end
+    return HeaderDamage(original_headers, lost_ranges)
 
 
-def _parse_header(data: bytes, at: int) -> tuple[int, int]:
+def _parse_header(data: bytes, position: int) -> tuple[int, int]:
     """The type and the end of a record, by its header."""
-    _, length, kind = _HEADER.unpack_from(data, at)
-    return kind, at + _HEADER.size + length
+    _, length, kind = _HEADER.unpack_from(data, position)
+    return kind, position + _HEADER.size + length
 
 
-def _checksum_matches(data: bytes, at: int, kind: int, end: int) -> bool:
-    return _checksum(data, at) == _masked(_crc32c(bytes([kind]) + data[at + _HEADER.size : end]))
+def _checksum_matches(data: bytes, position: int, kind: int, end: int) -> bool:
+    return _checksum(data, position) == _masked(_crc32c(bytes([kind]) + data[position + _HEADER.size : end]))
 
 
-def _original_header(data: bytes, at: int, limit: int) -> tuple[int, int] | None:
-    """The original type and end of the record at ``at``; None if both were changed."""
-    kind, end = _parse_header(data, at)
+def _original_header(data: bytes, position: int, limit: int) -> tuple[int, int] | None:
+    """The original type and end of the record at ``position``; None if both were changed."""
+    kind, end = _parse_header(data, position)
     if (
         end <= limit
         and (
             original_kind := next(
-                (other_kind for other_kind in _TYPES if _checksum_matches(data, at, other_kind, end)), None
+                (other_kind for other_kind in _TYPES if _checksum_matches(data, position, other_kind, end)), None
             )
         )
         is not None
     ):
         return original_kind, end
-    stored_crc, crc = _checksum(data, at), _crc32c(bytes([kind]))
-    for end in range(at + _HEADER.size, limit + 1):
+    stored_crc, crc = _checksum(data, position), _crc32c(bytes([kind]))
+    for end in range(position + _HEADER.size, limit + 1):
         if _masked(crc) == stored_crc:
             return kind, end
         crc = _crc32c(data[end : end + 1], crc)
     return None
 
 
-def _checksum(data: bytes, at: int) -> int:
-    crc: int = _HEADER.unpack_from(data, at)[0]
+def _checksum(data: bytes, position: int) -> int:
+    crc: int = _HEADER.unpack_from(data, position)[0]
     return crc
 
 
@@ -157,15 +160,13 @@ _TABLE = tuple(map(_remainder, range(256)))
 
 
 LOG_SUFFIX = ".log"
-# Prefixes of folders in a ``spoolDir`` that are spools themselves: of a worker of a sink, and of one that is being removed.
+# Prefixes of the folders in a ``spoolDir`` that are spools: the spool of a sink's worker, and a spool that is being removed.
 WORKER_PREFIX, EMPTIED_PREFIX = "worker-", "emptied-"
 SPOOL_PREFIXES = (WORKER_PREFIX, EMPTIED_PREFIX)
-# Space that RocksDB needs itself: it writes a table from its log when it opens, and merges tables while it runs.
+# Space that RocksDB needs: it writes a table from its log when a database is opened, and merges tables while it runs.
 RESERVE_BYTES = 64 << 20
-SPACE_CHECK_S, SPACE_CHECK_BYTES = (
-    0.05,
-    1 << 20,
-)  # how long, and for how many more bytes, the free space of the disk counts as known
+# How long, and for how many more bytes, the free space of the disk counts as known.
+SPACE_CHECK_S, SPACE_CHECK_BYTES = 0.05, 1 << 20
 # Files that a mirror does not copy: RocksDB writes its own LOG there, and needs no LOCK.
 _NOT_MIRRORED = ("LOCK", "LOG")
 # This number grows when RocksDB changes its memtable.
@@ -179,30 +180,32 @@ def damaged_headers(path: Path) -> dict[str, HeaderDamage]:
     A manifest that ends within a record is included, because RocksDB would omit and delete the table that the record names.
     A log that ends within a record is included if another log follows, because its lost writes would be a gap.
     """
-    damaged = {}
-    last_log = None  # the only one that may end within a record
+    damage_by_name = {}
+    last_log = None  # only the last log may end within a record
     for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG_SUFFIX}"), key=_log_number, reverse=True))):
         with contextlib.suppress(FileNotFoundError):  # a running process may delete files meanwhile
             data = folders.read_regular(file)
             if last_log is None and file.suffix == LOG_SUFFIX and data:
                 last_log = file
             if (damage := find_header_damage(data, file == last_log)).problem:
-                damaged[file.name] = damage
-    return damaged
+                damage_by_name[file.name] = damage
+    return damage_by_name
 
 
 def _log_number(log: Path) -> int:
     return int(log.stem) if log.stem.isdecimal() else 0
 
 
-def mirror(path: Path, into: Path, put: Callable[[Path, Path], object]) -> None:
-    """Put the files of a folder into another one with ``put``; files with damaged headers are written with repaired headers."""
-    damaged = damaged_headers(path)
+def mirror(path: Path, mirror_path: Path, place_file: Callable[[Path, Path], object]) -> None:
+    """Put the files of a folder into ``mirror_path`` with ``place_file``. Files with damaged headers are written with repaired
+    headers.
+    """
+    damage_by_name = damaged_headers(path)
     for file in path.iterdir():
-        if file.name in damaged:
-            (into / file.name).write_bytes(damaged[file.name].repair(folders.read_regular(file)))
+        if file.name in damage_by_name:
+            (mirror_path / file.name).write_bytes(damage_by_name[file.name].repair(folders.read_regular(file)))
         elif file.is_file() and file.name not in _NOT_MIRRORED:
-            put(file, into / file.name)
+            place_file(file, mirror_path / file.name)
 
 
 def manifest(path: Path) -> Path | None:
@@ -215,25 +218,25 @@ def manifest(path: Path) -> Path | None:
 
 
 class WriteAheadLog:
-    """The files of the write-ahead log. RocksDB begins a new one with each new memtable."""
+    """The files of the write-ahead log. RocksDB begins a new file with each new memtable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files: dict[str, int] = {}
         self._newest_file = -1
-        self._version: int | None = None
+        self._memtable_version: int | None = None
 
     def sync(self, db: Any) -> None:
-        """Flush all writes so far to the disk. If there is a new file, older ones are flushed too, because recovery stops at a
+        """Flush all writes so far to the disk. If there is a new file, older files are flushed, too, because recovery stops at a
         gap.
         """
         version = db.property_int_value(_MEMTABLE_VERSION)
-        if version != self._version or version is None:
+        if version != self._memtable_version or version is None:
             self._open_new_files()
             for name in sorted(self._files):
                 _sync_file(self._files[name])
             sync_folder(self._path)
-            self._version = version
+            self._memtable_version = version
         else:
             _sync_file(self._newest_file)
 
@@ -267,32 +270,34 @@ class FreeSpace:
         self._free_bytes = 0  # bytes that may be added without a query of the disk, until ``_valid_until``
         self._valid_until = Deadline.after(0)
 
-    def check(self, used: int, more: int) -> SpoolFull | None:
-        """Return None, and count ``more`` bytes as added, or the error if the folder with ``used`` bytes has no room for them."""
-        if self._max_bytes is not None and used + more > self._max_bytes:
+    def check(self, used_bytes: int, added_bytes: int) -> SpoolFull | None:
+        """Return the error if a folder that has ``used_bytes`` has no room for ``added_bytes``. Otherwise count these bytes as
+        added, and return None.
+        """
+        if self._max_bytes is not None and used_bytes + added_bytes > self._max_bytes:
             return SpoolFull(
-                f"the spool in {self._path} holds {used} bytes, and {more} more exceed the {self._max_bytes} of option "
-                "'spoolMaxBytes'",
+                f"the spool in {self._path} holds {used_bytes} bytes, and {added_bytes} more exceed the {self._max_bytes} of "
+                "option 'spoolMaxBytes'",
                 remedy="Raise it, or check why brokers accept nothing; dead letters count, too",
             )
-        if more > self._free_bytes or self._valid_until.expired:
+        if added_bytes > self._free_bytes or self._valid_until.expired:
             try:
-                disk = os.statvfs(self._path)
+                disk_status = os.statvfs(self._path)
             except OSError as e:
                 raise SpoolError(f"cannot write the spool in {self._path}: {e}", remedy="Check its disk") from e
-            free = disk.f_bavail * disk.f_frsize
-            if free - more < RESERVE_BYTES:
+            disk_free_bytes = disk_status.f_bavail * disk_status.f_frsize
+            if disk_free_bytes - added_bytes < RESERVE_BYTES:
                 self._free_bytes = 0
                 return SpoolFull(
-                    f"the disk of the spool in {self._path} has {free} bytes left, and {RESERVE_BYTES} stay free: a spool that "
-                    "has filled its disk could not be opened any more to send its records",
+                    f"the disk of the spool in {self._path} has {disk_free_bytes} bytes left, and {RESERVE_BYTES} stay free: a "
+                    "spool that has filled its disk could not be opened any more to send its records",
                     remedy="Free space on the disk",
                 )
             self._free_bytes, self._valid_until = (
-                min(free - RESERVE_BYTES, more + SPACE_CHECK_BYTES),
+                min(disk_free_bytes - RESERVE_BYTES, added_bytes + SPACE_CHECK_BYTES),
                 Deadline.after(SPACE_CHECK_S),
             )
-        self._free_bytes -= more
+        self._free_bytes -= added_bytes
         return None
 
 
@@ -323,7 +328,7 @@ COPY_TO_SERVE = CopyUse("start the node with the copy", "delay serve --data")
 
 
 def check_owner(path: Path, use: CopyUse = COPY_TO_SEND) -> None:
-    """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it: that user could choose what this
+    """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it. That user could choose what this
     process sends with its rights, and which files it opens. The error recommends a copy, and names the ``use`` of the copy.
     """
     if (foreign := folders.foreign_file_in(path, SPOOL_PREFIXES)) is not None:
@@ -335,19 +340,19 @@ def check_owner(path: Path, use: CopyUse = COPY_TO_SEND) -> None:
 
 
 def copy_instruction(path: Path, use: CopyUse = COPY_TO_SEND) -> str:
-    """Return the instruction for sending the messages of another user. It begins with a small letter, as part of a sentence."""
-    name, copy = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
+    """Return the instruction for sending the messages of another user, as a clause that begins with a small letter."""
+    path_text, copy_text = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
     return (
         f"copy it as root to a new folder, look at the copy and {use.action}, because only root and its owner can open it, its "
         "owner can change it until it is sent, and its messages are sent with the keys of the user who runs the command: "
-        f"rocketmq-spark spool copy {name} {copy} && "
-        f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark {use.command} {copy}"
+        f"rocketmq-spark spool copy {path_text} {copy_text} && "
+        f"rocketmq-spark spool show {copy_text} --records, and then: rocketmq-spark {use.command} {copy_text}"
     )
 
 
 def check_temporary_folder() -> None:
-    """Raise ``SpoolError`` if other users can replace a folder that is created among temporary files: they would read messages
-    there, or choose which ones this process reads.
+    """Raise ``SpoolError`` if other users can replace a folder that is created among temporary files. They would read messages
+    there, or choose which messages this process reads.
 
     For users other than root, the mode of a folder only causes a warning, because it may be a volume of Kubernetes.
     """
@@ -355,14 +360,14 @@ def check_temporary_folder() -> None:
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )
-    if is_root:  # root's processes with the rights of a spool's owner need the folder, too
+    if is_root:  # processes that root runs as the owner of a spool need the folder, too
         remedy = (
             "Set the variable TMPDIR to a folder that only root may change and everyone may enter, as those above it: mode "
             "0755, or with the sticky bit (mode 1777)"
         )
     try:
         exposure = folders.temporary_exposure()
-    except PermissionError as e:  # root chose the folder, and this process now has the rights of the spool's owner
+    except PermissionError as e:  # root chose the folder, but this process now runs as the owner of the spool
         user = folders.user_text(os.geteuid())
         raise SpoolError(f"{user} cannot enter the folder for temporary files, {e.filename}", remedy=remedy) from e
     if exposure is None:
@@ -376,11 +381,11 @@ def check_temporary_folder() -> None:
 def not_readable_error(path: Path) -> SpoolError:
     """Return the error for a folder that this user may not read."""
     try:
-        belongs = f"belongs to uid {folders.owner_uid(path.stat())}"
+        owner_clause = f"belongs to uid {folders.owner_uid(path.stat())}"
     except OSError:  # a link into a folder that this user may not enter
-        belongs = "belongs to an unknown user"
+        owner_clause = "belongs to an unknown user"
     return SpoolError(
-        f"the spool in {path} {belongs}, and uid {os.geteuid()} may not read it",
+        f"the spool in {path} {owner_clause}, and uid {os.geteuid()} may not read it",
         remedy="Run as its owner, or as root",
     )
 

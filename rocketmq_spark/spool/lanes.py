@@ -1,4 +1,4 @@
-"""When records are sent: after a failed attempt, after earlier records of their lane, and when their target answers.
+"""Decides when records are sent: after a failed attempt, after earlier records of their lane, and when their target answers.
 
 The steps of ``Schedule`` are counted from each failure. After the last step, the record is given up.
 
@@ -7,8 +7,8 @@ answers some requests and rejects others must not use up all attempts of a recor
 fails, the next one is delayed by the steps of the schedule. A delayed early retry needs no further answer, because there may be
 no other send.
 
-Records of one lane are handled in the order in which they were stored: only the first is pending. Records that may be sent
-together with the first are handled with it. The next record becomes pending when these are settled.
+Records of one lane are handled in the order in which they were stored, and only the first record is pending. Records that may be
+sent together with the first record are handled with it. The next record becomes pending when all of these are settled.
 
 A mark finds a record by its *space* (a named group of records, such as one queue) and its place in it. ``Marks`` is a driver
 over a ``Database``, under the lock of its store. It caches the first key of a space, because otherwise RocksDB would read
@@ -50,12 +50,12 @@ STEPS_S = (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Pauses in seconds: the first one after the failure that stored the record, each further one after a failed attempt."""
+    """Pauses in seconds: the first pause after the failure that stored the record, each further pause after a failed attempt."""
 
     steps_s: Sequence[float] = STEPS_S
 
     def due_ms(self, tries: int, now_ms: int) -> int | None:
-        """When a record is due again after its ``tries``-th failed attempt, which was now; None: never."""
+        """Return when a record is due again after its ``tries``-th failed attempt, which was now. None if it is given up."""
         if tries >= len(self.steps_s):
             return None
         return now_ms + round(1000 * self.steps_s[tries])
@@ -128,15 +128,15 @@ class UnreachableTargets:
 
     def start_early_retries(self, now_ms: int) -> set[str]:
         """Start an early retry for targets that answered after they failed, unless it is delayed. Returns these targets."""
-        due = {
+        due_targets = {
             target
             for target, outage in self._outages.items()
             if _waits_for_early_retry(outage) and outage.not_before_ms <= now_ms
         }
-        for target in due:
+        for target in due_targets:
             outage = self._outages[target]
             outage.retries_early, outage.early_retries = True, outage.early_retries + 1
-        return due
+        return due_targets
 
     def next_early_retry_ms(self) -> int | None:
         """The time of the next delayed early retry, or None."""
@@ -154,13 +154,13 @@ def _waits_for_early_retry(outage: _Outage) -> bool:
     return outage.answered_ms is not None and not outage.retries_early
 
 
-# Takes the first record of a lane. Returns a function that decides for one record after the other whether the record may be sent
-# with the first one and those accepted before.
+# Called with the first record of a lane. Returns a function that is called with each following record. That function returns
+# whether the record may be sent together with the first record and with the records that it accepted before.
 BatchPredicate = Callable[[Record], Callable[[Record], bool]]
 
 
 class BatchedRecord(NamedTuple):
-    """A record that is sent together with the one before it in its lane. ``size`` counts against ``max_bytes``. ``state`` has
+    """A record that is sent together with the record before it in its lane. ``size`` counts against ``max_bytes``. ``state`` has
     the failures in the store from which the record was moved.
     """
 
@@ -177,7 +177,7 @@ class LeasedRecord(NamedTuple):
     state: RecordState
     record: Record
     size: int
-    batched: tuple[BatchedRecord, ...] = ()
+    followers: tuple[BatchedRecord, ...] = ()
 
     @property
     def due(self) -> Due:
@@ -188,30 +188,35 @@ _UNLIMITED = 1024  # longer than any batch
 
 
 class BatchPolicy:
-    """Decides which records of a lane are sent as one batch: those that ``predicate`` accepts. If a broker permanently rejects
-    a batch, its records are sent one by one, to find the record that brokers reject. After a temporary failure the next batch is
-    half as long, because the batch may have been too long for the timeout of an attempt.
+    """Decides which records of a lane are sent as one batch. ``predicate`` must accept them. If a broker permanently rejects a
+    batch, its records are sent one by one, to find the record that brokers reject. After a temporary failure the next batch is
+    half as long, because the failed batch may have been too long for the timeout of an attempt.
     """
 
     def __init__(self) -> None:
         self.predicate: BatchPredicate = send_alone
         self._single_sends_left: dict[bytes, int] = {}  # by lane: how many more records are sent alone
-        self._max_batch: dict[bytes, int] = {}  # by lane, after a failure: the length of the next batch
+        self._max_batch_lengths: dict[bytes, int] = {}  # by lane, after a failure: the length of the next batch
 
     def limited_predicate(self, first: Record) -> Callable[[Record], bool]:
         """Implements ``BatchPredicate``, with the limits after failures."""
         if first.lane in self._single_sends_left:
             return send_alone(first)
-        fits, rest_of_batch = self.predicate(first), iter(range(self._max_batch.get(first.lane, _UNLIMITED) - 1))
-        return lambda record: next(rest_of_batch, None) is not None and fits(record)
+        accepts, rest_of_batch = (
+            self.predicate(first),
+            iter(range(self._max_batch_lengths.get(first.lane, _UNLIMITED) - 1)),
+        )
+        return lambda record: next(rest_of_batch, None) is not None and accepts(record)
 
     def record_result(self, lane: bytes, count: int, succeeded: bool, is_permanent: bool) -> None:
         """Note the result of ``count`` records that were sent together."""
-        max_batch = self._max_batch.get(lane)
+        max_batch = self._max_batch_lengths.get(lane)
         if succeeded and max_batch is not None and count >= max_batch:
-            self._max_batch[lane] = max_batch + max(1, max_batch // 8)
+            self._max_batch_lengths[lane] = max_batch + max(1, max_batch // 8)
         if count > 1 and not succeeded:
-            (self._single_sends_left if is_permanent else self._max_batch)[lane] = count if is_permanent else count // 2
+            (self._single_sends_left if is_permanent else self._max_batch_lengths)[lane] = (
+                count if is_permanent else count // 2
+            )
         elif count == 1 and lane in self._single_sends_left and (succeeded or is_permanent):
             self._single_sends_left[lane] -= 1
             if not self._single_sends_left[lane]:
@@ -220,7 +225,7 @@ class BatchPolicy:
     def forget(self, lane: bytes) -> None:
         """Forget an empty lane. There may be millions of lanes, one for each argument of a selector."""
         self._single_sends_left.pop(lane, None)
-        self._max_batch.pop(lane, None)
+        self._max_batch_lengths.pop(lane, None)
 
 
 def send_alone(first: Record) -> Callable[[Record], bool]:
@@ -252,18 +257,20 @@ def records_to_batch(
     lane = first.lane
     if not lane or db.get(lane_key(lane, sequence)) is None:
         return ()
-    fits, batched = predicate(first), []
+    accepts, followers = predicate(first), []
     for key, value in db.scan(lane_key(lane, sequence + 1), lane_key(lane, LAST_SEQUENCE)):
         data = db.get(record_key(RECORD, sequence_of(key))) or b""
         record = decode_record(data)
-        if not isinstance(record, Record) or not fits(record):
+        if not isinstance(record, Record) or not accepts(record):
             break
-        batched.append(BatchedRecord(sequence_of(key), record, len(data), RecordState.decode_or_empty(value)))
-    return tuple(batched)
+        followers.append(BatchedRecord(sequence_of(key), record, len(data), RecordState.decode_or_empty(value)))
+    return tuple(followers)
 
 
 def remove_from_lane(db: Database, change: AtomicChange, lane: bytes, sequences: Sequence[int], now_ms: int) -> bool:
-    """Remove the first records of a lane, and make the next one pending, due now. Returns False if the lane is then empty."""
+    """Remove the first records of a lane, and make the next record pending and due now. Returns False if the lane is then
+    empty.
+    """
     if not lane or db.get(lane_key(lane, sequences[0])) is None:
         return True
     change.deletes += [lane_key(lane, sequence) for sequence in sequences]
@@ -277,8 +284,8 @@ def remove_from_lane(db: Database, change: AtomicChange, lane: bytes, sequences:
 
 
 def current_record(db: Database, leased: LeasedRecord) -> tuple[Record, int]:
-    """The stored form and size of a record that was taken. Since then, its marks may have changed, or the whole record, if a
-    write took place although it seemed to fail.
+    """Return the stored form and size of a record that was taken. Meanwhile its marks may have changed. If a write took place
+    although it seemed to fail, the whole record may have changed.
     """
     data = db.get(record_key(RECORD, leased.due.sequence)) or b""
     record = decode_record(data)
@@ -303,7 +310,7 @@ class Marks:
         return None if value is None else Due.parse(value)
 
     def find_record(self, mark: tuple[bytes, bytes]) -> StoredRecord | None:
-        """The record with this mark, or None, also if it cannot be read."""
+        """Return the record with this mark; None if there is no such record, or if it cannot be read."""
         if (due := self.find(*mark)) is None:
             return None
         data = self._db.get(record_key(RECORD, due.sequence))
@@ -326,7 +333,7 @@ class Marks:
     def removal(
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
-        """A change that removes marks, each of a different record. Also returns the marks that do not fit into one write."""
+        """Return a change that removes marks, each of a different record, and the marks that do not fit into one write."""
         self.may_have_changed = True
         change, size = AtomicChange(totals), 0
         for index, mark in enumerate(marks):
@@ -339,7 +346,7 @@ class Marks:
         return change, ()
 
     def update_cache(self, record: Record) -> None:
-        """Update the cache after a record was added, or marks of it."""
+        """Update the cache after a record was added, or has got further marks."""
         self.has_any = True
         for space, place in record.marks:
             first_place = self._first_places.get(space)

@@ -1,8 +1,8 @@
 """The process that reads a spool with the rights of its owner, and writes the entries to its standard output.
 
-``copying`` starts it. Each entry is a frame: the lengths of key and value, the key, the value. The last frame has the length
-``END_MARK`` instead of a key's length, and a value in JSON: whether damage was found, warnings, or the error. The owner of the
-spool may control this process, so ``copying`` trusts none of its output.
+``copying`` starts it. Each entry is a frame: the lengths of key and value, the key, the value. The last frame has ``END_MARK``
+instead of a key's length. Its value is JSON, and says whether damage was found, or which error occurred, with the warnings. The
+owner of the spool may control this process, so ``copying`` trusts none of its output.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rocketmq_spark.spool.spool import SpoolReading
 
 FRAME = struct.Struct(">II")
 END_MARK = 2**32 - 1
-# Areas that ``recovery.derive`` builds from records: they are not read from the spool of another user.
+# Areas that ``recovery.derive`` builds from records. They are not read from the spool of another user.
 DERIVED = (ORDER, MARK, TOTALS)
 
-# Limit of this process: the files of the owner decide how much RocksDB and the checks of logs read at once.
+# Limit of this process, because the owner's files decide how much RocksDB and the checks of logs read at once.
 _MEMORY_BYTES = 4 << 30
 _MAX_WARNINGS, _WARNING_CHARS = 10, 1000
 
@@ -39,12 +39,12 @@ def main(path: str) -> None:
     logging.getLogger().addHandler(warnings)
     out = sys.stdout.buffer
     try:
-        end: dict[str, object] = {"damaged": _write_entries(Path(path), out)}
+        report: dict[str, object] = {"damaged": _write_entries(Path(path), out)}
     except RocketMQError as e:
-        end = {"error": e.message, "remedy": e.remedy}
+        report = {"error": e.message, "remedy": e.remedy}
     except Exception as e:  # noqa: BLE001 - the reader raises it
-        end = {"error": f"the spool in {path} cannot be read: {type(e).__name__}: {e}"}
-    text = json.dumps({**end, "warnings": warnings.texts}).encode()
+        report = {"error": f"the spool in {path} cannot be read: {type(e).__name__}: {e}"}
+    text = json.dumps({**report, "warnings": warnings.texts}).encode()
     out.write(FRAME.pack(END_MARK, len(text)) + text)
     out.flush()
 
@@ -61,7 +61,7 @@ def _write_entries(path: Path, out: BinaryIO) -> bool:
 
 
 def _entries_to_copy(reading: SpoolReading) -> Iterator[tuple[bytes, bytes]]:
-    return ((key, value) for key, value in reading.stored() if not key.startswith(DERIVED))
+    return ((key, value) for key, value in reading.stored_entries() if not key.startswith(DERIVED))
 
 
 def _limit_memory() -> None:

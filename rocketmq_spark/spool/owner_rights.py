@@ -19,7 +19,7 @@ _LAZY_IMPORTS = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
 
 
 def own_spools_first(paths: Sequence[Path]) -> list[Path]:
-    """Sort spools. For root: its own spools first, because ``become_owner`` gives up the rights that they need."""
+    """Sort spools. Root gets its own spools first, because they need rights that ``become_owner`` gives up."""
     return sorted(paths, key=_belongs_to_another) if os.geteuid() == folders.ROOT else [*paths]
 
 
@@ -35,12 +35,12 @@ def become_owner(path: Path) -> None:
     RocksDB writes to a folder even when it only reads, and follows links there. So only root and the owner may open a spool;
     anyone may open a spool of root.
 
-    The owner could place links that lead root to other files. So root takes the rights of the owner for the rest of the
-    process, because files of the spool may stay open. From then on the process must not import modules, because the owner may
-    not be able to read Python's files.
+    The owner could place links that lead root to other files. So root changes to the owner for the rest of the process, because
+    files of the spool may stay open. From then on the process must not import modules, because the owner may not be able to read
+    Python's files.
 
     Raises ``SpoolError`` if the spool belongs to another user and this user is not root, if others may change the spool, if it
-    has links or special files, if root cannot take the rights of the owner, or if root has taken those of another owner.
+    has links or special files, if root cannot change to the owner, or if root has already changed to another owner.
     """
     # ``_check_exposure`` ensures that no other user can replace this folder before it is opened.
     owner = _owner_uid(path)

@@ -4,9 +4,9 @@ The key of a pending record begins with its target, so that the records of an un
 rewritten while others are due. A *group* has the records of a target that wait for an answer of the target, or those that wait
 only for their due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the groups by due time.
 
-``migrate`` replaces keys of earlier releases, which have no target. It writes atomic portions, so that the next process continues
-if one is killed. Earlier releases would not find records with a target in the key; they reject such a store by the version of its
-totals.
+``migrate`` replaces keys of earlier releases, which have no target. It writes atomic portions, so if a process is killed, the
+next process continues. Earlier releases would not find records with a target in the key; they reject such a store by the version
+of its totals.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ logger = logging.getLogger(__name__)
 class PendingIndex:
     """The pending records of one database, without those that are ``leased``. Used under the lock of its store.
 
-    Keeps for each group a due time that is not after that of its first record, because RocksDB would read through all deleted
-    entries before that record. ``_inexact`` groups may have no record at that time.
+    Keeps for each group a due time that is not after the due time of its first record, because RocksDB would read through all
+    deleted entries before that record. Groups in ``_inexact_groups`` may have no record at this due time.
     """
 
-    def __init__(self, db: Database, leased: Collection[int]) -> None:
+    def __init__(self, db: Database, leased_sequences: Collection[int]) -> None:
         self._db = db
-        self._leased = leased
+        self._leased_sequences = leased_sequences
         self._first_due: dict[bytes, Due] = {}
         self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_first_due`` has the same due time
-        self._queued: set[tuple[Due, bytes]] = set()  # the entries of the heap: none is in it twice
-        self._inexact: set[bytes] = set()
+        self._heap_entries: set[tuple[Due, bytes]] = set()  # the entries of the heap, none of which is there twice
+        self._inexact_groups: set[bytes] = set()
         # By group: the next entry, which ``due`` has already read.
-        self._read_ahead: dict[bytes, tuple[Due, bytes] | None] = {}
+        self._entries_read_ahead: dict[bytes, tuple[Due, bytes] | None] = {}
         for key in _group_keys(db):
             pending = PendingKey.parse(key)
             self._set_first_due(pending.group, pending.due)
-            if pending.due.sequence in leased:
-                self._inexact.add(pending.group)
+            if pending.due.sequence in leased_sequences:
+                self._inexact_groups.add(pending.group)
 
     def groups(self) -> list[bytes]:
         """All groups, in the order of their keys."""
@@ -68,63 +68,65 @@ class PendingIndex:
         """Update the index after a write that made records pending (``added``), or no longer pending (``removed``)."""
         for target, waits, due in removed:
             if self._first_due.get(group := group_of(target, waits)) == due:
-                self._inexact.add(group)
+                self._inexact_groups.add(group)
         for target, waits, due in added:
-            first = self._first_due.get(group := group_of(target, waits))
-            self._read_ahead.pop(group, None)  # an open scan of ``due`` does not find this record
-            if first is None or due <= first:
-                self._inexact.discard(group)
-                if due != first:
+            first_due = self._first_due.get(group := group_of(target, waits))
+            self._entries_read_ahead.pop(group, None)  # an open scan of ``due`` does not find this record
+            if first_due is None or due <= first_due:
+                self._inexact_groups.discard(group)
+                if due != first_due:
                     self._set_first_due(group, due)
 
-    def first_due_ms(self, excluded: Collection[str] = ()) -> int | None:
-        """The first due time of all targets, except those in ``excluded``."""
-        skipped = []
+    def first_due_ms(self, excluded_targets: Collection[str] = ()) -> int | None:
+        """Return the first due time of all targets except ``excluded_targets``."""
+        skipped_entries = []
         try:
-            while (top := self._first_entry()) is not None:
-                due, group = top
-                if excluded and target_of(group) in excluded:
-                    skipped.append(heapq.heappop(self._heap))
-                elif group in self._inexact:
-                    self._inexact.discard(group)
-                    self._replace_first(group, next((first for first, _ in self._scan(group, due)), None))
+            while (first_entry := self._first_entry()) is not None:
+                due, group = first_entry
+                if excluded_targets and target_of(group) in excluded_targets:
+                    skipped_entries.append(heapq.heappop(self._heap))
+                elif group in self._inexact_groups:
+                    self._inexact_groups.discard(group)
+                    self._replace_first(
+                        group, next((next_first_due for next_first_due, _ in self._scan(group, due)), None)
+                    )
                 else:
                     return due.due_ms
             return None
         finally:
-            for entry in skipped:
+            for entry in skipped_entries:
                 heapq.heappush(self._heap, entry)
 
     def due(self, now_ms: int, accepts: Callable[[str], bool]) -> Generator[tuple[PendingKey, bytes]]:
         """Yields due records, with their states, by due time. The caller must lease them. Records of targets that ``accepts``
         rejects are not read.
         """
-        targets: dict[bytes, tuple[str, bool]] = {}
+        targets_and_waits: dict[bytes, tuple[str, bool]] = {}
         scans: dict[bytes, Iterator[tuple[Due, bytes]]] = {}
-        skipped = []
+        skipped_entries = []
         try:
-            while (top := self._first_entry()) is not None and top[0][0] <= now_ms:
-                first, group = top
-                if (target_and_waits := targets.get(group)) is None:
-                    target_and_waits = targets[group] = target_of(group), group[-1] != 0
+            while (first_entry := self._first_entry()) is not None and first_entry[0][0] <= now_ms:
+                first_due, group = first_entry
+                if (target_and_waits := targets_and_waits.get(group)) is None:
+                    target_and_waits = targets_and_waits[group] = target_of(group), group[-1] != 0
                 if not accepts(target_and_waits[0]):
-                    skipped.append(heapq.heappop(self._heap))
+                    skipped_entries.append(heapq.heappop(self._heap))
                     continue
-                entry = self._read_ahead.get(group)
-                if entry is None or entry[0] != first:  # no open scan, or a record became pending meanwhile
-                    scans[group] = self._scan(group, first)
+                entry = self._entries_read_ahead.get(group)
+                if entry is None or entry[0] != first_due:  # no open scan, or a record became pending meanwhile
+                    scans[group] = self._scan(group, first_due)
                     entry = next(scans[group], None)
-                    self._inexact.discard(group)
-                if entry is None or entry[0] != first:  # the first due time was that of a deleted record
-                    self._read_ahead[group] = entry
+                    self._inexact_groups.discard(group)
+                if entry is None or entry[0] != first_due:  # the record with the first due time was deleted
+                    self._entries_read_ahead[group] = entry
                     self._replace_first(group, None if entry is None else entry[0])
                     continue
-                next_entry = self._read_ahead[group] = next(scans[group], None)
+                next_entry = self._entries_read_ahead[group] = next(scans[group], None)
                 self._replace_first(group, None if next_entry is None else next_entry[0])
-                yield PendingKey(*target_and_waits, first), entry[1]
+                yield PendingKey(*target_and_waits, first_due), entry[1]
         finally:
-            self._read_ahead.clear()
-            for skipped_entry in skipped:
+            self._entries_read_ahead.clear()
+            for skipped_entry in skipped_entries:
                 heapq.heappush(self._heap, skipped_entry)
 
     def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
@@ -141,25 +143,25 @@ class PendingIndex:
         return next((key for key in keys if self._db.get(key.encoded) is not None), None)
 
     def _is_due(self, group: bytes, now_ms: int) -> bool:
-        first = self._first_due.get(group)
-        if first is not None and first.due_ms <= now_ms and group in self._inexact:
-            first = next((due for due, _ in self._scan(group, first)), None)
-        return first is not None and first.due_ms <= now_ms
+        first_due = self._first_due.get(group)
+        if first_due is not None and first_due.due_ms <= now_ms and group in self._inexact_groups:
+            first_due = next((due for due, _ in self._scan(group, first_due)), None)
+        return first_due is not None and first_due.due_ms <= now_ms
 
-    def _scan(self, group: bytes, first: Due) -> Iterator[tuple[Due, bytes]]:
-        for key, value in self._db.scan(group + first.key_suffix, group_end(group)):
+    def _scan(self, group: bytes, first_due: Due) -> Iterator[tuple[Due, bytes]]:
+        for key, value in self._db.scan(group + first_due.key_suffix, group_end(group)):
             due = due_of_key(key)
-            if due.sequence not in self._leased:
+            if due.sequence not in self._leased_sequences:
                 yield due, value
 
     def _first_entry(self) -> tuple[Due, bytes] | None:
         """The first valid entry."""
         heap = self._heap
         while heap:
-            top = heap[0]
-            if self._first_due.get(top[1]) == top[0]:
-                return top
-            self._queued.discard(heapq.heappop(heap))
+            first_entry = heap[0]
+            if self._first_due.get(first_entry[1]) == first_entry[0]:
+                return first_entry
+            self._heap_entries.discard(heapq.heappop(heap))
         return None
 
     def _set_first_due(self, group: bytes, due: Due) -> None:
@@ -167,19 +169,19 @@ class PendingIndex:
         self._push((due, group))
 
     def _replace_first(self, group: bytes, due: Due | None) -> None:
-        """Remove the first entry of the heap, which is that of ``group``, and add one for ``due``."""
-        self._queued.discard(heapq.heappop(self._heap))
+        """Remove the first entry of the heap, which belongs to ``group``, and add an entry for ``due``."""
+        self._heap_entries.discard(heapq.heappop(self._heap))
         if due is None:
             del self._first_due[group]
         else:
             self._set_first_due(group, due)
 
     def _push(self, entry: tuple[Due, bytes]) -> None:
-        """Add an entry, unless the heap still has it: an entry stays there when an earlier record becomes the first of its
-        group.
+        """Add an entry, unless the heap still has it. An entry stays in the heap when an earlier record becomes the first record
+        of its group.
         """
-        if entry not in self._queued:
-            self._queued.add(entry)
+        if entry not in self._heap_entries:
+            self._heap_entries.add(entry)
             heapq.heappush(self._heap, entry)
 
 
@@ -199,9 +201,9 @@ def all_pending(db: Database) -> Iterator[tuple[bytes, bytes]]:
 
 def first_due_ms(db: Database) -> int | None:
     """The first due time of all pending records."""
-    unindexed = next(db.scan(UNINDEXED, area_end(UNINDEXED)), None)
-    firsts = [*_group_keys(db), *((unindexed[0],) if unindexed is not None else ())]
-    return min((due_of_key(key).due_ms for key in firsts), default=None)
+    first_unindexed = next(db.scan(UNINDEXED, area_end(UNINDEXED)), None)
+    first_keys = [*_group_keys(db), *((first_unindexed[0],) if first_unindexed is not None else ())]
+    return min((due_of_key(key).due_ms for key in first_keys), default=None)
 
 
 PORTION = 1000
@@ -212,21 +214,21 @@ def is_indexed(db: Database) -> bool:
     return next(db.scan(UNINDEXED, area_end(UNINDEXED)), None) is None
 
 
-def migrate(db: Database, damaged: bool = False) -> None:
-    """Add the targets to the keys of pending records of an earlier release. A ``damaged`` store keeps the version of its totals,
-    so that the next process repairs it if this one is killed before the repair.
+def migrate(db: Database, is_damaged: bool = False) -> None:
+    """Add the targets to the keys of pending records of an earlier release. A damaged store keeps the version of its totals. So
+    if this process is killed before the repair, the next process repairs the store.
     """
     if is_indexed(db):
         return
     logger.info("the spool in %s gets an index of its records by target, once", db.path)
-    totals, moved, start = db.get(TOTALS), 0, UNINDEXED
-    version = [] if damaged or totals is None else [(TOTALS, Totals.with_indexed_version(totals))]
+    totals, moved_count, start = db.get(TOTALS), 0, UNINDEXED
+    version = [] if is_damaged or totals is None else [(TOTALS, Totals.with_indexed_version(totals))]
     while portion := list(itertools.islice(db.scan(start, area_end(UNINDEXED)), PORTION)):
         puts = [(_indexed_key(db, key, state).encoded, state) for key, state in portion]
         db.write(puts + version, [key for key, _ in portion])
-        moved += len(portion)
+        moved_count += len(portion)
         start = portion[-1][0] + b"\0"
-    logger.info("the index of the spool in %s has %d records", db.path, moved)
+    logger.info("the index of the spool in %s has %d records", db.path, moved_count)
 
 
 def _indexed_key(db: Database, key: bytes, state: bytes) -> PendingKey:

@@ -4,10 +4,10 @@ A key is one byte for the area, then numbers of fixed width, so that keys sort l
 *sequence*, which never changes. Areas:
 
 * ``r`` records by sequence: kind, payload, target, lane and marks.
-* ``q`` pending by target, due time and sequence: the state of the record.
-* ``p`` pending by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate``.
-* ``o`` order by lane and sequence: the records of a lane, of which only the first is pending.
-* ``d`` dead by sequence: the state of records that were given up.
+* ``q`` pending records by target, due time and sequence: the state of the record.
+* ``p`` pending records by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate``.
+* ``o`` order by lane and sequence: the records of a lane. Only the first record of a lane is pending.
+* ``d`` dead records by sequence: the state of a record that was given up.
 * ``i`` marks by space and place: due time and sequence of the record.
 * ``n`` notes by name: data that the user of the store keeps beside the records.
 * ``m`` the totals, ``e`` and ``z`` the owner of the records.
@@ -39,7 +39,7 @@ MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.
 LASTING_PREFIX = b"environment's "
 # The note with the fingerprint of the rules from which all pending records got their targets. It does not begin with
-# ``LASTING_PREFIX``, so it is missing after damage and in copies: then the targets of all records are compared again.
+# ``LASTING_PREFIX``, so it is missing after damage and in copies. Then the targets of all records are compared again.
 TARGETING_NOTE = b"targeting"
 # Prefix of notes from the time of another owner: the user of a note must check whether the note is still true.
 DOUBTFUL_PREFIX = b"doubtful "
@@ -48,7 +48,7 @@ TOTALS = b"m"
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
-_NUMBERED = struct.Struct(">cQ")
+_AREA_AND_SEQUENCE = struct.Struct(">cQ")
 _LANE = _MARK = _TARGET = struct.Struct(">cH")
 _PLACE = struct.Struct(">QQ")
 _SEQUENCE = struct.Struct(">Q")
@@ -79,7 +79,9 @@ class Due(NamedTuple):
 
 @functools.lru_cache(1024)
 def group_of(target: str, waits: bool) -> bytes:
-    """The first part of the keys of a target's pending records. ``waits``: of those that wait for an answer of the target."""
+    """Return the first part of the keys of a target's pending records: with ``waits``, of the records that wait for an answer of
+    the target, otherwise of its other records.
+    """
     data = target.encode()
     return _TARGET.pack(PENDING, len(data)) + data + (b"\1" if waits else b"\0")
 
@@ -129,17 +131,17 @@ def due_of_key(key: bytes) -> Due:
 
 def record_key(area: bytes, sequence: int) -> bytes:
     """The key of a record in area ``RECORD`` or ``DEAD``."""
-    return _NUMBERED.pack(area, sequence)
+    return _AREA_AND_SEQUENCE.pack(area, sequence)
 
 
 def sequence_of(key: bytes) -> int:
-    """The sequence at the end of a key. Keys of records, pending ones, lanes and dead ones have one."""
-    number: int = _SEQUENCE.unpack(key[-_SEQUENCE.size :])[0]
-    return number
+    """The sequence at the end of the key of a record, a pending record, a lane entry or a dead record."""
+    sequence: int = _SEQUENCE.unpack(key[-_SEQUENCE.size :])[0]
+    return sequence
 
 
 def lane_key(lane: bytes, sequence: int) -> bytes:
-    """The key of a record in its lane. The lane's length comes first, so that no lane is a prefix of another one."""
+    """The key of a record in its lane. The lane's length comes first, so that no lane is a prefix of another lane."""
     return _LANE.pack(ORDER, len(lane)) + lane + _SEQUENCE.pack(sequence)
 
 
@@ -155,10 +157,10 @@ def mark_key(space: bytes, place: bytes = b"") -> bytes:
 
 def space_end(space: bytes) -> bytes:
     """The key at which a space ends."""
-    number = int.from_bytes(space) + 1
-    if number >> 8 * len(space):
+    next_space = int.from_bytes(space) + 1
+    if next_space >> 8 * len(space):
         return _MARK.pack(MARK, len(space) + 1)
-    return _MARK.pack(MARK, len(space)) + number.to_bytes(len(space))
+    return _MARK.pack(MARK, len(space)) + next_space.to_bytes(len(space))
 
 
 def place_of(key: bytes) -> bytes:
@@ -175,8 +177,8 @@ def area_end(area: bytes) -> bytes:
 IDENTITY = b"id"
 VERSION = 1
 # Version of totals with pending records that releases before 0.2 would not find.
-INDEXED = 2
-MARKED = 2  # version of records with marks, which precede the payload
+INDEXED_VERSION = 2
+MARKED_VERSION = 2  # version of records with marks, which precede the payload
 # A producer sends a message at most three times by default, so an envelope may be in three queues. The limit exists because a
 # repair needs memory for each mark.
 MAX_MARKS = 4
@@ -194,7 +196,7 @@ MAX_NUMBER = 1 << 62  # larger than any count or time in a store
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is due later.
+    """Data that is handled later.
 
     Args:
         kind: Name of the handler.
@@ -203,7 +205,7 @@ class Record:
         target: What a failed record waits for, such as a broker's name; empty for nothing in particular.
         lane: Records of a lane are handled one after the other, in the order in which they were stored; empty for none.
         marks: Pairs of a space and a place in it, by which the record is found until it is finished. Of two records with the
-            same first mark, the second one is not stored, and the first one gets its marks in further spaces.
+            same first mark, the second record is not stored, and the first record gets its marks in further spaces.
     """
 
     kind: str
@@ -224,8 +226,9 @@ class Record:
         return PendingKey(self.target, bool(self.target) and (failed or not self.marks), due)
 
     def retargeted_key(self, old_key: PendingKey, due: Due, failed: bool) -> PendingKey:
-        """The key of this record instead of ``old_key``, which has another target. If the record did not wait for an answer of
-        the other target, such as one that was revived before it is due, it does not wait for one of the new target.
+        """Return the key of this record instead of ``old_key``, which has another target. A record that did not wait for an
+        answer of the old target, such as a record that was revived before its due time, does not wait for an answer of the new
+        target.
         """
         waits = old_key.waits if old_key.target else self.pending_key(due, failed).waits
         return PendingKey(self.target, bool(self.target) and waits, due)
@@ -235,18 +238,18 @@ class Record:
         """Like ``pending_key``, for an encoded record. Does not verify the checksum, because it may read a million records."""
         try:
             version, _ = _HEAD.unpack_from(data)
-            _, kind, target, _ = _REST.unpack_from(data, _HEAD.size)
-            start = _HEAD.size + _REST.size + kind
-            name = data[start : start + target].decode()
+            _, kind_bytes, target_bytes, _ = _REST.unpack_from(data, _HEAD.size)
+            start = _HEAD.size + _REST.size + kind_bytes
+            target = data[start : start + target_bytes].decode()
         except (struct.error, UnicodeDecodeError):  # it becomes a dead letter when it is taken
             return PendingKey("", False, due)
-        return PendingKey(name, bool(name) and (failed or version != MARKED), due)
+        return PendingKey(target, bool(target) and (failed or version != MARKED_VERSION), due)
 
     def with_marks_of(self, other: Record) -> Record:
         """This record with the marks of ``other`` in spaces in which it has none, up to ``MAX_MARKS``."""
         spaces = {space for space, _ in self.marks}
-        more = [mark for mark in other.marks if mark[0] not in spaces][: max(0, MAX_MARKS - len(self.marks))]
-        return replace(self, marks=(*self.marks, *more)) if more else self
+        added_marks = [mark for mark in other.marks if mark[0] not in spaces][: max(0, MAX_MARKS - len(self.marks))]
+        return replace(self, marks=(*self.marks, *added_marks)) if added_marks else self
 
     def encode(self) -> bytes:
         kind, target = self.kind.encode(), self.target.encode()
@@ -255,31 +258,31 @@ class Record:
             parts = [_LENGTH.pack(len(part)) + part for mark in self.marks for part in mark]
             rest = b"".join((rest, _LENGTH.pack(len(parts)), *parts))
         crc = zlib.crc32(self.payload, zlib.crc32(rest))
-        return b"".join((_HEAD.pack(MARKED if self.marks else VERSION, crc), rest, self.payload))
+        return b"".join((_HEAD.pack(MARKED_VERSION if self.marks else VERSION, crc), rest, self.payload))
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
         try:
             version, crc = _HEAD.unpack_from(data)
-            if version not in (VERSION, MARKED):
+            if version not in (VERSION, MARKED_VERSION):
                 raise DecodeError(f"a record of version {version}; this release reads version {VERSION}")
             if zlib.crc32(data[_HEAD.size :]) != crc:
                 raise DecodeError("a record does not match its checksum: it was damaged")
             stored_ms, *lengths = _REST.unpack_from(data, _HEAD.size)
-            at, parts = _HEAD.size + _REST.size, []
+            position, parts = _HEAD.size + _REST.size, []
             for length in lengths:
-                parts.append(data[at : at + length])
-                at += length
-            marks: list[bytes] = []
-            if version == MARKED:
-                (count,) = _LENGTH.unpack_from(data, at)
-                at += _LENGTH.size
+                parts.append(data[position : position + length])
+                position += length
+            mark_parts: list[bytes] = []
+            if version == MARKED_VERSION:
+                (count,) = _LENGTH.unpack_from(data, position)
+                position += _LENGTH.size
                 for _ in range(count):
-                    (length,) = _LENGTH.unpack_from(data, at)
-                    at += _LENGTH.size + length
-                    marks.append(data[at - length : at])
-            pairs = tuple(zip(marks[::2], marks[1::2], strict=True))
-            return cls(parts[0].decode(), data[at:], stored_ms, parts[1].decode(), parts[2], pairs)
+                    (length,) = _LENGTH.unpack_from(data, position)
+                    position += _LENGTH.size + length
+                    mark_parts.append(data[position - length : position])
+            marks = tuple(zip(mark_parts[::2], mark_parts[1::2], strict=True))
+            return cls(parts[0].decode(), data[position:], stored_ms, parts[1].decode(), parts[2], marks)
         except (struct.error, ValueError) as e:
             raise DecodeError(f"a record of {len(data)} bytes cannot be read: {e}") from e
 
@@ -346,8 +349,8 @@ class Replaced(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead one. If a dead letter was rejected, ``record`` is kept instead of it: the record
-    that was given up first.
+    """The record is given up, and kept as a dead record. If a dead letter was rejected, ``record`` is kept instead: the record
+    that the dead letter replaced.
     """
 
     reason: str
@@ -359,8 +362,8 @@ Verdict = Done | RetryLater | Replaced | Dead
 
 @dataclass(slots=True)
 class Totals:
-    """Totals of a store: the next sequence, number and bytes of live records and of dead ones, the number of all that were given
-    up so far, and the latest moment that was recorded (ms since 1970).
+    """Totals of a store: the next sequence, the number and bytes of live records and of dead records, the number of records that
+    were given up so far, and the latest moment that was recorded (ms since 1970).
     """
 
     next_sequence: int = 1
@@ -379,7 +382,7 @@ class Totals:
 
     @property
     def is_valid(self) -> bool:
-        """Whether no total is negative. One becomes negative if a record is deleted that the totals had not counted."""
+        """Whether no total is negative. A total becomes negative if a record is deleted that the totals had not counted."""
         return min(self.depth, self.size, self.dead, self.dead_bytes) >= 0
 
     @property
@@ -389,13 +392,13 @@ class Totals:
 
     def encode(self) -> bytes:
         """Encode the totals. A store without records gets the version that earlier releases can open."""
-        return _TOTALS.pack(INDEXED if self.depth else VERSION, self.next_sequence, self.depth, self.size, self.dead,
+        return _TOTALS.pack(INDEXED_VERSION if self.depth else VERSION, self.next_sequence, self.depth, self.size, self.dead,
                             self.dead_bytes, self.give_ups, self.last_ms)  # fmt: skip
 
     @staticmethod
     def with_indexed_version(data: bytes) -> bytes:
         """Encoded totals, with the version of a store that earlier releases must not use."""
-        return bytes((INDEXED,)) + data[1:]
+        return bytes((INDEXED_VERSION,)) + data[1:]
 
     @classmethod
     def decode(cls, data: bytes) -> Totals | None:
@@ -404,14 +407,14 @@ class Totals:
             version, *numbers = _TOTALS.unpack(data)
         except struct.error as e:
             raise DecodeError(f"totals of {len(data)} bytes cannot be read: {e}") from e
-        if version not in (VERSION, INDEXED):
-            raise DecodeError(f"totals of version {version}; this release reads version {INDEXED}")
+        if version not in (VERSION, INDEXED_VERSION):
+            raise DecodeError(f"totals of version {version}; this release reads version {INDEXED_VERSION}")
         return cls(*numbers) if max(numbers) <= MAX_NUMBER else None
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolOwner:
-    """The owner of a store's records: they are never sent to the cluster of another owner.
+    """The owner of a store's records. Records are never sent to the cluster of another owner.
 
     Args:
         servers: Addresses of the cluster's name servers, or of its Proxies; empty if an earlier release wrote the owner.
@@ -460,27 +463,33 @@ class SpoolOwner:
         )
 
     def note_changes(
-        self, notes: Iterable[tuple[bytes, bytes]], previous: SpoolOwner, assigned: bool
+        self, notes: Iterable[tuple[bytes, bytes]], previous: SpoolOwner, is_assigned: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Puts and deletes for the stored ``notes`` that this owner does not trust. If the records were ``assigned`` to this
-        owner, notes about records are kept with ``DOUBTFUL_PREFIX``: they tell whether marks are about this owner's brokers.
+        """Puts and deletes for the stored ``notes`` that this owner does not trust. If the records were assigned to this
+        owner (``is_assigned``), notes about records are kept with ``DOUBTFUL_PREFIX``, because they tell whether marks are about
+        this owner's brokers.
         """
-        untrusted = [(key, value) for key, value in notes if not self.trusts_note(key[len(NOTE) :], previous, assigned)]
-        names = [(key[len(NOTE) :], value) for key, value in untrusted if assigned]
+        untrusted = [
+            (key, value) for key, value in notes if not self.trusts_note(key[len(NOTE) :], previous, is_assigned)
+        ]
+        named_values = [(key[len(NOTE) :], value) for key, value in untrusted if is_assigned]
         about_records = [
-            (name, value) for name, value in names if name != TARGETING_NOTE and not name.startswith(LASTING_PREFIX)
+            (name, value)
+            for name, value in named_values
+            if name != TARGETING_NOTE and not name.startswith(LASTING_PREFIX)
         ]
         puts = [(NOTE + DOUBTFUL_PREFIX + name, value) for name, value in about_records]
         return puts, [key for key, _ in untrusted]
 
-    def trusts_note(self, note: bytes, previous: SpoolOwner, assigned: bool) -> bool:
+    def trusts_note(self, note: bytes, previous: SpoolOwner, is_assigned: bool) -> bool:
         """Whether a note from the time of the owner ``previous`` is true for this owner, who may have other brokers with the same
-        names. The purpose does not matter. If the records were ``assigned`` to this owner, the note about the queues of an
-        environment remains valid if namespace and environment are the same. Notes with ``DOUBTFUL_PREFIX`` stay as they are.
+        names. The purpose does not matter. If the records were assigned to this owner (``is_assigned``), the note about the
+        queues of an environment remains valid if namespace and environment are the same. Notes with ``DOUBTFUL_PREFIX`` stay as
+        they are.
         """
         if note.startswith(DOUBTFUL_PREFIX):
             return True
-        if assigned and note.startswith(LASTING_PREFIX):
+        if is_assigned and note.startswith(LASTING_PREFIX):
             return (self.namespace, self.environment) == (previous.namespace, previous.environment)
         return self.may_use(replace(previous, purpose=self.purpose))
 
@@ -513,7 +522,7 @@ def pending_key(record: Record | DecodeError, due: Due, failed: bool = False) ->
 def decode_record(data: bytes | None) -> Record | DecodeError:
     """The record in stored data, or the error.
 
-    The error has no frames: with them, it would be in a cycle with the variables of callers, which would keep RocksDB open.
+    The error has no traceback. A traceback and the variables of callers would reference each other, and keep RocksDB open.
     """
     if data is None:
         return DecodeError("the record is missing")

@@ -1,9 +1,9 @@
 """Repair of a damaged store: keeps what can be read, and reports the rest. Also queries over all records, for tools.
 
 First the database is repaired: all readable entries are copied to a new one in the same folder, and the damaged files are kept
-next to it. A bad block costs only the entries in it. If RocksDB cannot read a whole table, or cannot open the database, the
+next to it. Only the entries in a bad block are lost. If RocksDB cannot read a whole table, or cannot open the database, the
 missing entries are taken from a copy that RocksDB has rebuilt; such a copy may contain records that were already settled. The
-process may be killed at any point: the next one that opens the folder completes the exchange of the files.
+process may be killed at any point: the next process that opens the folder completes the exchange of the files.
 
 Then the records are repaired: due times, order and totals are derived from them again. No other process uses the ``Database``
 meanwhile.
@@ -53,8 +53,8 @@ from rocketmq_spark.spool.records import (
     lane_of,
     pending_key,
     record_key,
+    sequence_of,
 )
-from rocketmq_spark.spool.records import sequence_of as number
 
 logger = logging.getLogger(__name__)
 
@@ -76,24 +76,26 @@ class SalvageResult(NamedTuple):
 
 
 def salvage(path: Path) -> SalvageResult:
-    """Make a new database of all readable entries. The old one must not be open. Raises ``SpoolError`` if a process uses it."""
+    """Make a new database of all readable entries. The old database must not be open. Raises ``SpoolError`` if a process uses
+    it.
+    """
     with locked(path):
-        new = Database(path / _NEW)
+        new_database = Database(path / _NEW)
         try:
-            gaps, totals_are_exact = _copy_readable(path, new)
-            rebuilt = _copy_rebuilt(path, new, gaps) if gaps else frozenset()
+            gaps, totals_are_exact = _copy_readable(path, new_database)
+            rebuilt_areas = _copy_rebuilt(path, new_database, gaps) if gaps else frozenset()
         finally:
-            new.close()
+            new_database.close()
         (path / _NEW / "LOCK").unlink(missing_ok=True)
         (path / _OLD).mkdir(PRIVATE)
         (path / _NEW).rename(path / COMPLETE)
         sync_folder(path)
-        return SalvageResult(_swap_files(path), totals_are_exact, rebuilt)
+        return SalvageResult(_swap_files(path), totals_are_exact, rebuilt_areas)
 
 
 def database_in(path: Path, names: Container[str]) -> Path | None:
-    """Return the folder that has all files of the database, by the names in ``path``. None: the new files are being moved to
-    ``path``, so that neither folder has all of them.
+    """Return the folder that has all files of the database, by the names in ``path``. None while the new files are moved to
+    ``path``, because then neither folder has all files.
     """
     if COMPLETE not in names:
         return path
@@ -115,7 +117,7 @@ def database_to_read(path: Path) -> Path:
 
 
 def finish_repair(path: Path) -> None:
-    """Complete the repair of a process that died, or remove its files if the old ones are still complete."""
+    """Complete the repair of a process that died, or remove its files if the old files are still complete."""
     try:
         is_unfinished = any((path / name).exists() for name in (_NEW, COMPLETE, _OLD, _COPY))
     except PermissionError as e:
@@ -127,52 +129,52 @@ def finish_repair(path: Path) -> None:
             pass
 
 
-def _copy_readable(path: Path, new: Database) -> tuple[list[tuple[bytes, bytes]], bool]:
+def _copy_readable(path: Path, new_database: Database) -> tuple[list[tuple[bytes, bytes]], bool]:
     """Returns the ranges that could not be read, and whether the totals were read and no log had lost writes."""
     try:
-        old = Database(path, read_only=True)
+        old_database = Database(path, read_only=True)
     except SpoolError:
         return [ALL_KEYS], False
     try:
         has_totals = False
-        for key in _copy_entries(old, new, *ALL_KEYS):
+        for key in _copy_entries(old_database, new_database, *ALL_KEYS):
             has_totals = has_totals or key == TOTALS
-        return old.gaps, has_totals and old.damage is None
+        return old_database.gaps, has_totals and old_database.damage is None
     finally:
-        old.close()
+        old_database.close()
 
 
-def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) -> frozenset[bytes]:
+def _copy_rebuilt(path: Path, new_database: Database, gaps: list[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Returns the areas with entries from the rebuilt copy."""
     areas: set[bytes] = set()
-    copy = path / _COPY
-    copy.mkdir(PRIVATE)
-    mirror(path, copy, copy_regular)
-    rebuild(copy)
-    with contextlib.suppress(Damaged):  # then the copy cannot be read either
-        rebuilt = Database(copy, read_only=True)
+    copy_path = path / _COPY
+    copy_path.mkdir(PRIVATE)
+    mirror(path, copy_path, copy_regular)
+    rebuild(copy_path)
+    with contextlib.suppress(Damaged):  # the copy cannot be read, either
+        rebuilt_database = Database(copy_path, read_only=True)
         try:
             for start, end in gaps:
-                areas.update(key[:1] for key in _copy_entries(rebuilt, new, start, end))
+                areas.update(key[:1] for key in _copy_entries(rebuilt_database, new_database, start, end))
         finally:
-            rebuilt.close()
-    shutil.rmtree(copy)
+            rebuilt_database.close()
+    shutil.rmtree(copy_path)
     return frozenset(areas)
 
 
-def _copy_entries(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[bytes]:
+def _copy_entries(old_database: Database, new_database: Database, start: bytes, end: bytes) -> Iterator[bytes]:
     """Copies entries in portions, and yields their keys. Entries that the new database already has are not changed."""
     portion: list[tuple[bytes, bytes]] = []
     size = 0
-    for key, value in old.scan(start, end):
-        if new.get(key) is None:
+    for key, value in old_database.scan(start, end):
+        if new_database.get(key) is None:
             portion.append((key, value))
             size += len(value)
             yield key
         if len(portion) >= _PORTION or size >= _PORTION_BYTES:
-            new.write(portion)
+            new_database.write(portion)
             portion, size = [], 0
-    new.write(portion, sync=True)
+    new_database.write(portion, sync=True)
 
 
 @contextlib.contextmanager
@@ -195,13 +197,15 @@ def locked(path: Path) -> Iterator[None]:
     except (
         OSError
     ) as e:  # probably a full disk: the old files are still complete, or the next opening completes the swap
-        kind = SpoolFull if e.errno in DISK_FULL_ERRNOS else SpoolError
-        raise kind(f"the damaged spool in {path} could not be put together again: {e}") from e
+        error_class = SpoolFull if e.errno in DISK_FULL_ERRNOS else SpoolError
+        raise error_class(f"the damaged spool in {path} could not be put together again: {e}") from e
 
 
 def _swap_files(path: Path) -> Path:
-    """Replace the old files with the new ones. Returns the folder with the old ones."""
-    damaged_folder = next(folder for n in itertools.count(1) if not (folder := path / f"{DAMAGED}-{n}").exists())
+    """Replace the old files with the new files. Returns the folder with the old files."""
+    damaged_folder = next(
+        folder for number in itertools.count(1) if not (folder := path / f"{DAMAGED}-{number}").exists()
+    )
     if (path / _OLD).exists():
         for file in _files(path):
             file.rename(path / _OLD / file.name)
@@ -223,60 +227,72 @@ _MAX_LOGGED = 20
 
 
 def find_contradiction(db: Database) -> str | None:
-    """Return a clause about entries that cannot all be true, although each can be read; None if there are none.
+    """Return a clause about entries that contradict each other, although each can be read; None if there is no contradiction.
 
     Reads all due times and places in lanes if there are dead letters, and otherwise only the last record.
     """
-    totals, last = stored_totals(db), db.last_key(RECORD, area_end(RECORD))
-    if totals is not None and last is not None and (totals.next_sequence <= number(last) or not totals.all_bytes):
+    totals, last_key = stored_totals(db), db.last_key(RECORD, area_end(RECORD))
+    if (
+        totals is not None
+        and last_key is not None
+        and (totals.next_sequence <= sequence_of(last_key) or not totals.all_bytes)
+    ):
         return "its totals do not count all records"
-    dead = {number(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
-    waiting = (number(key) for area in (PENDING, UNINDEXED, ORDER) for key, _ in db.scan(area, area_end(area)))
-    return "a record is both dead and waiting" if dead and any(sequence in dead for sequence in waiting) else None
+    dead_sequences = {sequence_of(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
+    waiting_sequences = (
+        sequence_of(key) for area in (PENDING, UNINDEXED, ORDER) for key, _ in db.scan(area, area_end(area))
+    )
+    return (
+        "a record is both dead and waiting"
+        if dead_sequences and any(sequence in dead_sequences for sequence in waiting_sequences)
+        else None
+    )
 
 
 class DeriveResult(NamedTuple):
-    """The numbers of present and ``missing`` records, the sequences without a record, and whether the numbers are exact."""
+    """The numbers of present and ``missing_count`` records, the sequences without a record, and whether the numbers are exact."""
 
-    present: int
-    missing: int
-    lost: Sequence[int]
+    present_count: int
+    missing_count: int
+    lost_sequences: Sequence[int]
     is_exact: bool
 
 
-def repair(db: Database, salvaged: SalvageResult | None = None) -> None:
-    """Repair the records of a store that lost data, and log the result; ``salvaged`` is that of the database's repair."""
-    _log_repair(db, derive(db, salvaged), None if salvaged is None else salvaged.folder)
+def repair(db: Database, salvage_result: SalvageResult | None = None) -> None:
+    """Repair the records of a store that lost data, and log the result; ``salvage_result`` is that of the database's repair."""
+    _log_repair(db, derive(db, salvage_result), None if salvage_result is None else salvage_result.folder)
 
 
-def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
+def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveResult:
     """Derive due times, order, marks and totals from the records.
 
-    A record without a due time becomes due at its original one, or now. A record that is pending for another target keeps its due
-    time and its count of failures. Due times and lane entries without a record, or of a dead one, are deleted. A record that does
+    A record without a due time becomes due at its original due time, or now. A record that is pending for another target keeps
+    its due time and its count of failures. Due times and lane entries of missing or dead records are deleted. A record that does
     not match its checksum becomes a dead letter when it is taken. If records are lost, notes without ``LASTING_PREFIX`` are
     deleted, because they may be about lost records.
     """
-    stored = _totals_or_empty(db)
-    dead = {number(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
-    pending, obsolete_keys = _unique_pending_keys(db, dead)
-    lanes = {number(key): lane_of(key) for key, _ in db.scan(ORDER, area_end(ORDER))}
-    states = {
-        number(key): value for key, value in db.scan(ORDER, area_end(ORDER)) if value
+    old_totals = _totals_or_empty(db)
+    dead_sequences = {sequence_of(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
+    pending_by_sequence, obsolete_keys = _unique_pending_keys(db, dead_sequences)
+    lane_by_sequence = {sequence_of(key): lane_of(key) for key, _ in db.scan(ORDER, area_end(ORDER))}
+    state_by_sequence = {
+        sequence_of(key): value for key, value in db.scan(ORDER, area_end(ORDER)) if value
     }  # of records that were moved
-    change = AtomicChange(Totals(give_ups=stored.give_ups, last_ms=stored.last_ms, next_sequence=stored.next_sequence))
-    totals, present, started_lanes = change.totals, set(), set()
+    change = AtomicChange(
+        Totals(give_ups=old_totals.give_ups, last_ms=old_totals.last_ms, next_sequence=old_totals.next_sequence)
+    )
+    totals, present_sequences, started_lanes = change.totals, set(), set()
     for key, data in db.scan(RECORD, area_end(RECORD)):
-        sequence, record = number(key), decode_record(data)
+        sequence, record = sequence_of(key), decode_record(data)
         if sequence >= MAX_NUMBER:
             raise SpoolError(
-                f"record {sequence} of the spool in {db.path} has a number that no store reaches: the file was changed",
+                f"record {sequence} of the spool in {db.path} has a number that no store reaches, so its file was changed",
                 remedy=f"Copy the rest: rocketmq-spark spool copy {shlex.quote(str(db.path))} COPY",
             )
-        present.add(sequence)
-        lane = record.lane if isinstance(record, Record) else lanes.get(sequence, b"")
+        present_sequences.add(sequence)
+        lane = record.lane if isinstance(record, Record) else lane_by_sequence.get(sequence, b"")
         totals.next_sequence = max(totals.next_sequence, sequence + 1)
-        if sequence in dead:
+        if sequence in dead_sequences:
             totals.dead += 1
             totals.dead_bytes += len(data)
             continue
@@ -284,10 +300,10 @@ def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
         totals.size += len(data)
         due_ms = record.original_due_ms if isinstance(record, Record) else None
         due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
-        value, current_key = states.get(sequence, b""), pending.get(sequence)
+        value, current_key = state_by_sequence.get(sequence, b""), pending_by_sequence.get(sequence)
         if current_key is not None and isinstance(record, Record) and current_key.target != record.target:
-            # The target of the record was changed. Either the key or the record is from before the change.
-            change.remove_pending(pending.pop(sequence))
+            # The target was changed: the key or the record is from the time before the change.
+            change.remove_pending(pending_by_sequence.pop(sequence))
             value = db.get(current_key.encoded) or b""
             current_key = record.retargeted_key(
                 current_key, current_key.due, failed=RecordState.decode_or_empty(value).tries > 0
@@ -295,38 +311,47 @@ def derive(db: Database, salvaged: SalvageResult | None = None) -> DeriveResult:
         state = RecordState.decode_or_empty(value)
         current_key = current_key or pending_key(record, due, failed=state.tries > 0)
         change.mark_encoded(data, current_key.due)
-        if lane and sequence not in lanes:
+        if lane and sequence not in lane_by_sequence:
             change.puts.append((lane_key(lane, sequence), b""))
-        if sequence not in pending and (not lane or lane not in started_lanes):
+        if sequence not in pending_by_sequence and (not lane or lane not in started_lanes):
             change.add_pending(current_key, state._replace(since_ms=totals.last_ms).encode())
-        elif sequence in pending and lane in started_lanes:
+        elif sequence in pending_by_sequence and lane in started_lanes:
             change.remove_pending(current_key)  # an earlier record of its lane was recovered, and is sent first
         if lane:
             started_lanes.add(lane)
-    lost = sorted(({*pending, *dead, *lanes}) - present)
-    for sequence in lost:
-        change.deletes += [pending[sequence].encoded] if sequence in pending else []
-        change.deletes += [record_key(DEAD, sequence)] if sequence in dead else []
-        change.deletes += [lane_key(lanes[sequence], sequence)] if sequence in lanes else []
-    change.deletes += [key for key, _ in db.scan(ORDER, area_end(ORDER)) if number(key) in dead]
-    alive = present - dead
-    stale = [key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence not in alive]
+    lost_sequences = sorted(({*pending_by_sequence, *dead_sequences, *lane_by_sequence}) - present_sequences)
+    for sequence in lost_sequences:
+        change.deletes += [pending_by_sequence[sequence].encoded] if sequence in pending_by_sequence else []
+        change.deletes += [record_key(DEAD, sequence)] if sequence in dead_sequences else []
+        change.deletes += [lane_key(lane_by_sequence[sequence], sequence)] if sequence in lane_by_sequence else []
+    change.deletes += [key for key, _ in db.scan(ORDER, area_end(ORDER)) if sequence_of(key) in dead_sequences]
+    live_sequences = present_sequences - dead_sequences
+    stale_keys = [
+        key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence not in live_sequences
+    ]
     # A rebuilt copy may contain settled records. Then neither keys without a record nor earlier totals show how many are lost.
-    rebuilt = frozenset() if salvaged is None else salvaged.rebuilt_areas
-    lost = [] if rebuilt & {PENDING, UNINDEXED, DEAD, ORDER} else lost
-    missing = max(len(lost), 0 if TOTALS in rebuilt else stored.depth + stored.dead - len(present))
-    exact = salvaged is None or (salvaged.totals_are_exact and RECORD not in rebuilt)
-    if missing or not exact:
-        stale += [key for key, _ in db.scan(NOTE, area_end(NOTE)) if not key.startswith(NOTE + LASTING_PREFIX)]
-    db.write(change.all_puts, change.deletes + stale + obsolete_keys, sync=True)
-    return DeriveResult(len(present), missing, lost, exact)
+    rebuilt_areas = frozenset() if salvage_result is None else salvage_result.rebuilt_areas
+    lost_sequences = [] if rebuilt_areas & {PENDING, UNINDEXED, DEAD, ORDER} else lost_sequences
+    missing_count = max(
+        len(lost_sequences),
+        0 if TOTALS in rebuilt_areas else old_totals.depth + old_totals.dead - len(present_sequences),
+    )
+    is_exact = salvage_result is None or (salvage_result.totals_are_exact and RECORD not in rebuilt_areas)
+    if missing_count or not is_exact:
+        stale_keys += [key for key, _ in db.scan(NOTE, area_end(NOTE)) if not key.startswith(NOTE + LASTING_PREFIX)]
+    db.write(change.all_puts, change.deletes + stale_keys + obsolete_keys, sync=True)
+    return DeriveResult(len(present_sequences), missing_count, lost_sequences, is_exact)
 
 
-def _unique_pending_keys(db: Database, dead: Container[int]) -> tuple[dict[int, PendingKey], list[bytes]]:
+def _unique_pending_keys(db: Database, dead_sequences: Container[int]) -> tuple[dict[int, PendingKey], list[bytes]]:
     """The keys of pending records, and obsolete keys, which exist again because the block with their deletion was lost."""
     keys = sorted(_pending_keys(db), key=lambda key: key.due)
-    pending = {key.due.sequence: key for key in reversed(keys)}
-    return pending, [key.encoded for key in keys if pending[key.due.sequence] is not key or key.due.sequence in dead]
+    pending_by_sequence = {key.due.sequence: key for key in reversed(keys)}
+    return pending_by_sequence, [
+        key.encoded
+        for key in keys
+        if pending_by_sequence[key.due.sequence] is not key or key.due.sequence in dead_sequences
+    ]
 
 
 def _pending_keys(db: Database) -> Iterator[PendingKey]:
@@ -334,7 +359,8 @@ def _pending_keys(db: Database) -> Iterator[PendingKey]:
 
 
 def pending_keys_of(db: Database, sequences: Collection[int]) -> dict[int, PendingKey | None]:
-    """The keys of these pending records; None for a missing record, or one that is behind another one of its lane."""
+    """The keys of these pending records; None for a record that is missing, or that is behind another record of its
+    lane."""
     if not sequences:
         return {}
     keys = {key.due.sequence: key for key in _pending_keys(db)}
@@ -353,25 +379,27 @@ def read_owner(db: Database) -> SpoolOwner:
         raise other_release_error(db.path, e) from e
 
 
-def restore_owner(db: Database, known: SpoolOwner | None, salvaged: SalvageResult | None) -> None:
-    """Restore the owner of the records. If it is lost and not ``known``, the owner is ``UNKNOWN_OWNER``."""
+def restore_owner(db: Database, known_owner: SpoolOwner | None, salvage_result: SalvageResult | None) -> None:
+    """Restore the owner of the records. If it is lost and not ``known_owner``, the owner is ``UNKNOWN_OWNER``."""
     if not all(map(db.get, OWNER)):
-        stored = known or SpoolOwner.read(db.get)
-        owner = UNKNOWN_OWNER if salvaged and stored == SpoolOwner() else stored
+        stored_owner = known_owner or SpoolOwner.read(db.get)
+        owner = UNKNOWN_OWNER if salvage_result and stored_owner == SpoolOwner() else stored_owner
         db.write([(key, owner.encode()) for key in OWNER], sync=True)
 
 
 def _log_repair(db: Database, derived: DeriveResult, damaged_files: Path | None) -> None:
-    present, missing, lost, is_exact = derived
-    how_many = str(missing)
+    present_count, missing_count, lost_sequences, is_exact = derived
+    lost_text = str(missing_count)
     if not is_exact:
-        how_many = f"at least {missing}" if missing else "an unknown number, perhaps none,"
+        lost_text = f"at least {missing_count}" if missing_count else "an unknown number, perhaps none,"
     logger.error(
         "the spool in %s was repaired: %d records are there, %s are lost%s%s",
         db.path,
-        present,
-        how_many,
-        f", among them those with the numbers {', '.join(map(str, lost[:_MAX_LOGGED]))}" if lost else "",
+        present_count,
+        lost_text,
+        f", among them those with the numbers {', '.join(map(str, lost_sequences[:_MAX_LOGGED]))}"
+        if lost_sequences
+        else "",
         f"; the damaged files are kept in {damaged_files}" if damaged_files else "",
     )
 
@@ -384,7 +412,7 @@ def mark_keys_of(db: Database, sequence: int) -> list[bytes]:
 def dead_records(db: Database) -> Iterator[tuple[int, Record | DecodeError, int]]:
     """Sequence, record and size of each dead record."""
     for key, _ in db.scan(DEAD, area_end(DEAD)):
-        sequence = number(key)
+        sequence = sequence_of(key)
         data = db.get(record_key(RECORD, sequence))
         yield sequence, decode_record(data), len(data or b"")
 

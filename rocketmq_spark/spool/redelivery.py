@@ -3,8 +3,8 @@
 This is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in flight in
 memory, reads a page at a time, and holds no snapshot. Due times refer to the clock, which may be set; pauses are measured by the
 timer's clock, which never goes back. While attempts for a target fail, one record of the target is in flight at a time, so that
-an outage uses up few attempts and the next attempt shows that the broker is back. Each success doubles that number. Records for
-other targets do not wait meanwhile: see ``turns``.
+an outage uses up few attempts and the next attempt shows that the broker is back. Each success doubles the number of records in
+flight. Meanwhile, records for other targets do not wait (see ``turns``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CROWDED_MS = 50
 FAILURE_PAUSE_S = 1.0
 
 
-# Sends one record, or several records of a lane together. If the send of the first record has another target than the record,
+# Sends a record, or several records of a lane together. If the target of the send is not the stored target of the first record,
 # returns the target of the send, and sends nothing.
 Handler = Callable[[Sequence[Record], Callable[[Resent], None]], str | None]
 
@@ -46,8 +46,8 @@ class DeadLetters(NamedTuple):
 
     Args:
         kind: The kind of dead letters.
-        create: Returns the dead letter of a record that is given up after a result. None if the record gets no dead letter. The
-            record itself if it already is for the topic of dead letters, and waits for that topic.
+        create: Returns the dead letter of a record that is given up after a result; None if the record gets no dead letter.
+            Returns the record itself if it is already a message for the topic of dead letters, which then waits for that topic.
         open: Returns the record that was given up and the reason, from its dead letter.
         describe: Returns a description of the message in a record or dead letter, for the log.
     """
@@ -85,11 +85,11 @@ class Redelivery:
     are sent one by one, because one of them may be the cause.
 
     With ``dead_letters``, a record that is given up is replaced by its dead letter: a record for the topic of dead letters, which
-    is sent like all others. If a broker permanently rejects the dead letter, the record stays as a dead one. A dead letter is
-    not given up after temporary failures: it is tried again after the schedule's last pause.
+    is sent like all other records. If a broker permanently rejects the dead letter, the original record stays as a dead record. A
+    dead letter is not given up after temporary failures. It is sent again after the schedule's last pause.
 
-    A record is sent only if its stored target is the target of its send. If these differ (after an update or with other
-    options), the record is stored again with the target of its send first. With ``targeting``, records do not wait for the wrong
+    A record is sent only if its stored target is the target of its send. After an update or with other options, these may differ.
+    Then the record is first stored again with the target of its send. With ``targeting``, records do not wait for the wrong
     target: if the rules have changed since the store was last used, each turn compares the targets of a page of records.
     """
 
@@ -104,7 +104,7 @@ class Redelivery:
         dead_letters: DeadLetters | None = None,
         targeting: Targeting | None = None,
     ) -> None:
-        self.delivered = 0
+        self.delivered_count = 0
         self.trouble: str | None = None  # the store's error, while it lasts
         self.needs_answers = False  # whether calls of ``on_answer`` can have an effect
         self._store = store
@@ -116,15 +116,14 @@ class Redelivery:
         self.batch_policy = BatchPolicy()
         self._unreachable = UnreachableTargets()
         self._targeting = targeting
-        # The key at which the comparison of targets continues; None if all have been compared.
-        self._compare_from = None if targeting is None or store.has_targets_of(targeting.fingerprint) else b""
-        self._made_due_from: dict[
-            str, bytes | None
-        ] = {}  # targets whose records become due, with the key at which this continues
+        # The key at which the comparison of targets continues; None if all records have been compared.
+        self._next_key_to_compare = None if targeting is None or store.has_targets_of(targeting.fingerprint) else b""
+        # Targets whose records become due, with the next key. The key is None at the first record of a target.
+        self._next_keys_to_make_due: dict[str, bytes | None] = {}
         self._in_flight: dict[int, LeasedRecord] = {}
         self._results: dict[int, RecordResult] = {}  # by sequence
         self._max_in_flight = max_in_flight
-        self._targets = TargetStates(max_in_flight)
+        self._target_states = TargetStates(max_in_flight)
         # With a large ``max_in_flight``, many results arrive at about the same time. One write settles all of them.
         self._min_free_slots, self._gather_s = (
             (1, 0.0) if max_in_flight <= MAX_IN_FLIGHT else (max_in_flight // 8, GATHER_S)
@@ -137,24 +136,23 @@ class Redelivery:
         self._changed = threading.Condition(self._lock)
         self._settle_lock = threading.Lock()  # ``close`` and a turn that still runs may both settle
 
-    def wake(self, in_s: float = 0.0) -> None:
+    def wake(self, delay_s: float = 0.0) -> None:
         """Schedule a turn, after a start or an addition."""
         with self._lock:
             if not self._turn_is_scheduled and not self._closed:
-                self._timer.call_later(in_s, self._turn)
-                self._turn_is_scheduled = (
-                    True  # only now: if ``call_later`` raises or is interrupted, no turn is scheduled
-                )
+                self._timer.call_later(delay_s, self._turn)
+                # Only now, because no turn is scheduled if ``call_later`` raises or is interrupted.
+                self._turn_is_scheduled = True
 
     def set_paused(self, paused: bool) -> None:
         """Stop handing out records, or continue."""
         with self._lock:
-            resumed, self._is_paused = self._is_paused and not paused, paused
-        if resumed:
+            is_resumed, self._is_paused = self._is_paused and not paused, paused
+        if is_resumed:
             self.wake()
 
     def retry_earlier_records(self) -> None:
-        """Send records of an earlier process: they may wait for any target that answers from now on."""
+        """Send the records of an earlier process. They become due when any target answers for which they may wait."""
         with self._lock:
             self._unreachable.assume_all_failed(self._timer.now_ms())
             self.needs_answers = True
@@ -164,18 +162,18 @@ class Redelivery:
         """Note that a record was added because a send to ``target`` failed."""
         with self._lock:
             self._unreachable.record_failure(target, self._timer.now_ms())
-            self._targets.record_other_failure(target)
+            self._target_states.record_other_failure(target)
             self.needs_answers = True
 
     def on_answer(self, targets: Collection[str]) -> None:
         """Note that targets answer: records that wait for them become due."""
         with self._lock:
             now_ms, before_ms = self._timer.now_ms(), self._unreachable.next_early_retry_ms()
-            self._targets.record_answers(targets, now_ms)
-            made_due = self._unreachable.record_answers(targets, now_ms)
-            self._mark_due(made_due)
+            self._target_states.record_answers(targets, now_ms)
+            due_targets = self._unreachable.record_answers(targets, now_ms)
+            self._mark_due(due_targets)
             is_rescheduled = self._unreachable.next_early_retry_ms() != before_ms
-        if made_due or is_rescheduled:
+        if due_targets or is_rescheduled:
             self.wake()
 
     def drain(self, deadline: Deadline) -> bool:
@@ -198,17 +196,15 @@ class Redelivery:
         self._settle()
 
     def _is_busy(self) -> bool:
-        if self._turn_is_scheduled or self._turn_is_running or self._made_due_from or self._in_flight:
+        if self._turn_is_scheduled or self._turn_is_running or self._next_keys_to_make_due or self._in_flight:
             return True
         due_ms = self._store.next_due_ms()
         return due_ms is not None and due_ms <= self._clock()
 
     def _turn(self) -> None:
         with self._lock:
-            self._turn_is_scheduled, self._turn_is_running = (
-                False,
-                True,
-            )  # records that a turn has taken are not in ``_in_flight`` yet
+            # While a turn runs, records that it has taken may not be in ``_in_flight`` yet.
+            self._turn_is_scheduled, self._turn_is_running = False, True
         try:
             pause_s = self._run_turn()
         finally:
@@ -239,7 +235,9 @@ class Redelivery:
             return FAILURE_PAUSE_S
 
     def _schedule_turn(self, pause_s: float) -> None:
-        """Schedule a turn in ``pause_s``, unless an earlier one is scheduled. A later one stays, and finds nothing to do."""
+        """Schedule a turn in ``pause_s`` seconds, unless an earlier turn is scheduled. A later turn stays scheduled, and does
+        nothing.
+        """
         at_ms = self._timer.now_ms() + round(1000 * pause_s)
         with self._lock:
             if self._closed or (self._next_turn_ms is not None and self._next_turn_ms <= at_ms):
@@ -259,14 +257,14 @@ class Redelivery:
         now_ms, steady_ms = self._clock(), self._timer.now_ms()
         with self._lock:
             if self._is_paused:
-                return 0.0 if self._compare_from is not None else None
+                return 0.0 if self._next_key_to_compare is not None else None
             in_flight = [InFlightRecord(leased.record.target, leased.size) for leased in self._in_flight.values()]
-            admission = self._targets.admission(in_flight, steady_ms, MAX_IN_FLIGHT_BYTES)
+            admission = self._target_states.admission(in_flight, steady_ms, MAX_IN_FLIGHT_BYTES)
             crowded_ms = 0
             if admission.free_slots < self._min_free_slots and len(self._in_flight) > len(self._results):
                 crowded_ms = self._last_hand_out_ms + CROWDED_MS - steady_ms
             if self._closed or admission.free_slots <= 0:  # the next result starts a turn
-                return 0.0 if self._made_due_from or self._compare_from is not None else None
+                return 0.0 if self._next_keys_to_make_due or self._next_key_to_compare is not None else None
         if crowded_ms <= 0:
             self._last_hand_out_ms = steady_ms
             admission.choose_failing(lambda targets: self._store.due_targets(targets, now_ms))
@@ -280,19 +278,19 @@ class Redelivery:
             ):
                 self._call_handler(leased)
         with self._lock:
-            if self._made_due_from or self._compare_from is not None or admission.should_repeat:
+            if self._next_keys_to_make_due or self._next_key_to_compare is not None or admission.should_repeat:
                 return 0.0
             if admission.free_slots <= 0:
                 return None
             if crowded_ms > 0:
                 return crowded_ms / 1000
         # A refused target needs no timer: its next result starts a turn.
-        first_ms, wake_times_ms = (
+        first_due_ms, wake_times_ms = (
             self._store.next_due_ms(admission.refused_targets),
             (admission.next_pause_end_ms, self._unreachable.next_early_retry_ms()),
         )
         pauses_ms = [at_ms - steady_ms for at_ms in wake_times_ms if at_ms is not None]
-        pauses_ms += [] if first_ms is None else [first_ms - now_ms]
+        pauses_ms += [] if first_due_ms is None else [first_due_ms - now_ms]
         return max(0.0, min(pauses_ms) / 1000) if pauses_ms else None
 
     def _call_handler(self, leased: LeasedRecord) -> None:
@@ -306,7 +304,7 @@ class Redelivery:
             on_result(Resent(None, f"no handler for records of kind {leased.record.kind!r}"))
             return
         try:
-            target = handler([leased.record, *(follower.record for follower in leased.batched)], on_result)
+            target = handler([leased.record, *(follower.record for follower in leased.followers)], on_result)
         except Exception as e:  # a bug of a handler must neither lose the record nor stop others
             logger.exception("a record of kind %s failed", leased.record.kind)
             on_result(Resent(None, f"{type(e).__name__}: {e}", is_temporary=True))
@@ -331,28 +329,28 @@ class Redelivery:
                 return
             now_ms, steady_ms = self._clock(), self._timer.now_ms()
             verdicts = [(result, self._verdict(result, now_ms)) for result in results]
-            to_log = [
+            verdicts_to_log = [
                 (result.leased, verdict) for result, verdict in verdicts if self._store.awaits_result(result.leased)
             ]
             self._store.settle([(result.leased, verdict) for result, verdict in verdicts], now_ms)
             with self._lock:
                 for result in results:
                     del self._results[result.leased.due.sequence], self._in_flight[result.leased.due.sequence]
-                failing = {leased.record.target for leased in self._in_flight.values()}
+                failing_targets = {leased.record.target for leased in self._in_flight.values()}
                 for result in results:
-                    self._record_result(result, steady_ms, failing)
+                    self._record_result(result, steady_ms, failing_targets)
                 if not len(self._store):
                     self._unreachable.forget()
-                    self._targets.forget_failures()
+                    self._target_states.forget_failures()
                 self.needs_answers = bool(self._unreachable)
-            for leased, verdict in to_log:
+            for leased, verdict in verdicts_to_log:
                 self._log_verdict(leased, verdict)
 
     def _log_verdict(self, leased: LeasedRecord, verdict: Verdict) -> None:
         if isinstance(verdict, Dead):
-            what = "is given up" if verdict.record is None else "stays there as a dead letter"
+            outcome_text = "is given up" if verdict.record is None else "stays there as a dead letter"
         elif isinstance(verdict, Replaced) and verdict.reason is not None:
-            what = "is given up, and becomes a dead letter for another topic"
+            outcome_text = "is given up, and becomes a dead letter for another topic"
         else:
             return
         message = "" if self._dead_letters is None else f" ({self._dead_letters.describe(leased.record)})"
@@ -361,7 +359,7 @@ class Redelivery:
             leased.due.sequence,
             self._store.path,
             message,
-            what,
+            outcome_text,
             verdict.reason,
         )
 
@@ -371,9 +369,9 @@ class Redelivery:
             return Replaced(dataclasses.replace(leased.record, target=result.target))
         if resent.error is None:
             return Done()
-        if not resent.is_temporary and leased.batched:
+        if not resent.is_temporary and leased.followers:
             logger.warning(
-                "%d messages of a failed batch are sent one by one: %s", 1 + len(leased.batched), resent.error
+                "%d messages of a failed batch are sent one by one: %s", 1 + len(leased.followers), resent.error
             )
             return RetryLater(now_ms, resent.error)
         due_ms = self._schedule.due_ms(leased.state.tries + 1, now_ms) if resent.is_temporary else None
@@ -381,81 +379,81 @@ class Redelivery:
             return RetryLater(due_ms, resent.error)
         if dead_letters is None:
             return Dead(resent.error)
-        last_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
+        last_retry_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
         if self._is_dead_letter(leased.record):
             if resent.is_temporary:
-                return RetryLater(last_ms, resent.error)
+                return RetryLater(last_retry_ms, resent.error)
             record, reason = dead_letters.open(leased.record)
             return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
         try:
-            letter = dead_letters.create(leased.record, resent)
+            dead_letter = dead_letters.create(leased.record, resent)
         except Exception:  # as in ``_call_handler``
             logger.exception("record %d has no dead letter", leased.due.sequence)
-            letter = None
-        if letter is leased.record:
-            return RetryLater(last_ms, resent.error)
-        return Dead(resent.error) if letter is None else Replaced(letter, resent.error)
+            dead_letter = None
+        if dead_letter is leased.record:
+            return RetryLater(last_retry_ms, resent.error)
+        return Dead(resent.error) if dead_letter is None else Replaced(dead_letter, resent.error)
 
     def _is_dead_letter(self, record: Record) -> bool:
         return self._dead_letters is not None and record.kind == self._dead_letters.kind
 
-    def _record_result(self, result: RecordResult, now_ms: int, failing: set[str]) -> None:
-        """Note a result. Of attempts for a target that were in flight together, only the last failure counts: ``failing`` are the
-        targets that have attempts in flight, or whose failure was counted. ``now_ms`` is the timer's time.
+    def _record_result(self, result: RecordResult, now_ms: int, failing_targets: set[str]) -> None:
+        """Note a result. Of attempts for a target that were in flight together, only the last failure counts. ``failing_targets``
+        are the targets that have attempts in flight, or whose failure was counted. ``now_ms`` is the timer's time.
         """
         leased, resent = result.leased, result.resent
         if result.target is not None:
             return
         self.batch_policy.record_result(
-            leased.record.lane, 1 + len(leased.batched), resent.error is None, not resent.is_temporary
+            leased.record.lane, 1 + len(leased.followers), resent.error is None, not resent.is_temporary
         )
         if not self._store.holds(leased.record.lane):
             self.batch_policy.forget(leased.record.lane)
         target = leased.record.target
         if resent.error is None:
             if not self._is_dead_letter(leased.record):
-                self.delivered += 1 + len(leased.batched)
-            self._targets.record_success(target, now_ms)
+                self.delivered_count += 1 + len(leased.followers)
+            self._target_states.record_success(target, now_ms)
         elif resent.is_temporary:
-            self._targets.record_failure(target, now_ms, target not in failing)
-            failing.add(target)
+            self._target_states.record_failure(target, now_ms, target not in failing_targets)
+            failing_targets.add(target)
             self._unreachable.record_failure(target, now_ms, result.since_ms)
         else:
-            self._targets.record_answers([target], now_ms)
+            self._target_states.record_answers([target], now_ms)
 
     def _mark_due(self, targets: set[str]) -> None:
         """Mark the records of these targets as due now, and end the pauses of the targets."""
-        self._made_due_from.update(dict.fromkeys(targets))
-        self._targets.end_pauses(targets)
+        self._next_keys_to_make_due.update(dict.fromkeys(targets))
+        self._target_states.end_pauses(targets)
 
     def _make_records_due(self) -> None:
         with self._lock:
             self._mark_due(self._unreachable.start_early_retries(self._timer.now_ms()))
-            targets = list(self._made_due_from)
+            targets = list(self._next_keys_to_make_due)
         for target in targets[:PAGE]:
             with self._lock:
-                start = self._made_due_from.pop(target)
+                start = self._next_keys_to_make_due.pop(target)
             try:
                 next_key = self._store.make_due(target, start, PAGE, self._clock())
             except BaseException:
                 with self._lock:
-                    self._made_due_from.setdefault(target, start)
+                    self._next_keys_to_make_due.setdefault(target, start)
                 raise
             if next_key is not None:
                 with self._lock:
                     # Unless a new answer made all records of the target due.
-                    self._made_due_from.setdefault(target, next_key)
+                    self._next_keys_to_make_due.setdefault(target, next_key)
                 return  # one page per turn, because others wait
 
     def _compare_targets(self) -> None:
         """Compare a page of records with the current rules, and correct their targets."""
-        if self._compare_from is None or self._targeting is None:
+        if self._next_key_to_compare is None or self._targeting is None:
             return
         # A dead letter for a topic that does not answer is due at once if it gets another topic.
         kind = None if self._dead_letters is None else self._dead_letters.kind
         next_key = self._store.retarget(
-            self._targeting.target_of, self._compare_from, COMPARE_PAGE, kind, self._clock()
+            self._targeting.target_of, self._next_key_to_compare, COMPARE_PAGE, kind, self._clock()
         )
         if next_key is None:
             self._store.add([], {TARGETING_NOTE: self._targeting.fingerprint})
-        self._compare_from = next_key
+        self._next_key_to_compare = next_key

@@ -50,7 +50,7 @@ from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
 SEND_VERSION = 1
-_QUEUES = 1 << 31  # the protocol has signed 32-bit numbers
+_QUEUE_ID_LIMIT = 1 << 31  # the protocol has signed 32-bit numbers
 
 _HEAD = struct.Struct(">BI")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -82,12 +82,12 @@ def _head(send: SpooledSend) -> str:
         request.default_topic_queues,
     )
     ids = ",".join([_quoted(msg_id) for msg_id in send.msg_ids])
-    more = ""
+    further_fields = ""
     if send.queue is not None:
-        more = f',"queue":{_encode([send.queue.broker_name, send.queue.queue_id])}'
+        further_fields = f',"queue":{_encode([send.queue.broker_name, send.queue.queue_id])}'
     if send.selector is not None:
-        more += f',"selector":{_quoted(send.selector)},"arg":{_encode(send.arg)}'
-    return f'{{"topic":{_quoted(send.topic)},"msgIds":[{ids}],"request":{request_json}{more}}}'
+        further_fields += f',"selector":{_quoted(send.selector)},"arg":{_encode(send.arg)}'
+    return f'{{"topic":{_quoted(send.topic)},"msgIds":[{ids}],"request":{request_json}{further_fields}}}'
 
 
 def send_of(record: Record) -> SpooledSend:
@@ -97,12 +97,14 @@ def send_of(record: Record) -> SpooledSend:
         version, length = _HEAD.unpack_from(data)
         if version != SEND_VERSION:
             raise DecodeError(f"a send of version {version}; this release reads version {SEND_VERSION}")
-        at = _HEAD.size + length
-        head = json.loads(data[_HEAD.size : at])
+        body_start = _HEAD.size + length
+        head = json.loads(data[_HEAD.size : body_start])
         queue = MessageQueue(head["topic"], *head["queue"]) if "queue" in head else None
-        request = SendRequest(body=data[at:], **head["request"])
+        request = SendRequest(body=data[body_start:], **head["request"])
         selector = head.get("selector")
-        if selector is not None and not is_built_in(selector):  # otherwise a changed file could run code here
+        if selector is not None and not is_built_in(
+            selector
+        ):  # otherwise a changed file could run code in this process
             raise DecodeError(
                 f"selector {selector!r} is none of RocketMQ's, and code that a file names is not executed"
             )
@@ -122,14 +124,14 @@ def _has_types_of_a_send(send: SpooledSend) -> bool:
     """Whether the values, which may come from any JSON file, have the types of a send."""
     request, queue = send.request, send.queue
     texts = (send.topic, request.group, request.properties, *send.msg_ids, *(() if queue is None else queue[:2]))
-    max_reconsume_times, optional = request.max_reconsume_times, () if queue is None else (queue.queue_id,)
+    max_reconsume_times, queue_ids = request.max_reconsume_times, () if queue is None else (queue.queue_id,)
     numbers = (
         request.sys_flag,
         request.flag,
         request.born_timestamp_ms,
         request.reconsume_times,
         request.default_topic_queues,
-        *optional,
+        *queue_ids,
         *(() if max_reconsume_times is None else (max_reconsume_times,)),
     )
     return (
@@ -142,7 +144,7 @@ def _has_types_of_a_send(send: SpooledSend) -> bool:
 def _has_valid_destination(send: SpooledSend) -> bool:
     """Whether the topic, and the queue if one was chosen, can exist."""
     queue = send.queue
-    return bool(send.topic) and (queue is None or (bool(queue.broker_name) and 0 <= queue.queue_id < _QUEUES))
+    return bool(send.topic) and (queue is None or (bool(queue.broker_name) and 0 <= queue.queue_id < _QUEUE_ID_LIMIT))
 
 
 def lane_of(send: SpooledSend) -> bytes:
@@ -217,7 +219,7 @@ class SpoolReading:
         return SpoolOwner.read(self._db.get)
 
     def lasting_notes(self) -> dict[bytes, bytes]:
-        """Notes with ``LASTING_PREFIX`` and a value, by name. They say which queues an environment has, and so decide where
+        """Notes with ``LASTING_PREFIX`` and a value, by name. These notes say which queues an environment has, and so where
         records are sent.
         """
         entries = self._db.scan(NOTE, area_end(NOTE))
@@ -234,26 +236,28 @@ class SpoolReading:
         return first_due_ms(self._db)
 
     def entries(self) -> Iterator[SpoolEntry]:
-        """All records: pending ones by due time; then those behind them, and then dead ones, both in the order of storing."""
-        dead = {sequence_of(key) for key, _ in self._db.scan(DEAD, area_end(DEAD))}
-        places = sorted((due_of_key(key), key) for key, _ in all_pending(self._db))
-        for due, key in places:
-            if due.sequence not in dead:
+        """Yield all records: first pending records by due time, then records behind them, and then dead records, both in the
+        order in which they were stored.
+        """
+        dead_sequences = {sequence_of(key) for key, _ in self._db.scan(DEAD, area_end(DEAD))}
+        due_keys = sorted((due_of_key(key), key) for key, _ in all_pending(self._db))
+        for due, key in due_keys:
+            if due.sequence not in dead_sequences:
                 state = _state(self._db.get(key) or b"")
                 yield SpoolEntry(due.sequence, "pending", due.due_ms, state, self._record(due.sequence))
-        pending = {due.sequence for due, _ in places}
-        # Reads all keys, to find all damage: a repair may recover records that are not shown here.
+        pending_sequences = {due.sequence for due, _ in due_keys}
+        # Reads all keys, to find all damage. A repair may recover records that are not shown here.
         for key, data in self._db.scan(*ALL_KEYS):
             if not key.startswith(RECORD):
                 continue
             sequence = sequence_of(key)
-            if sequence not in pending and sequence not in dead:
+            if sequence not in pending_sequences and sequence not in dead_sequences:
                 yield SpoolEntry(sequence, "behind", None, None, decode_record(data))
-        for sequence in sorted(dead):
+        for sequence in sorted(dead_sequences):
             value = self._db.get(record_key(DEAD, sequence)) or b""
             yield SpoolEntry(sequence, "dead", None, _state(value), self._record(sequence))
 
-    def stored(self) -> Iterator[tuple[bytes, bytes]]:
+    def stored_entries(self) -> Iterator[tuple[bytes, bytes]]:
         """All readable keys with their values, as they are stored."""
         return self._db.scan(*ALL_KEYS)
 
@@ -308,8 +312,8 @@ SEND_POLICY = RedeliveryPolicy({SEND_KIND: send_of})
 
 
 class SendSpool:
-    """Implements ``ports.Spool`` over a ``Store``. Uses a steady clock unless ``clock`` is given. Closes the store and the
-    resender; the store also if the constructor fails.
+    """Implements ``ports.Spool`` over a ``Store``. Uses a steady clock unless ``clock`` is given. ``close`` closes the
+    store and the resender. If the constructor fails, it closes the store.
     """
 
     def __init__(
@@ -371,10 +375,10 @@ class SendSpool:
         due_ms = self._schedule.due_ms(0, now_ms)
         assert due_ms is not None
         notes = None if self._notes is None else self._notes(sends)
-        # A send behind another one of its lane has not been tried.
-        tried = [send for send in sends if not self.has_earlier_record(send)]
+        # A send behind another send of its lane has not been tried.
+        tried_sends = [send for send in sends if not self.has_earlier_record(send)]
         self.store.add([(record_of(send, now_ms), due_ms) for send in sends], notes)
-        for target in {target_of(send) for send in tried}:
+        for target in {target_of(send) for send in tried_sends}:
             self.redelivery.on_send_failed(target)
         self.redelivery.wake()
 
@@ -384,18 +388,18 @@ class SendSpool:
     def metrics(self) -> SpoolMetrics:
         now_ms, trouble = self._clock(), self.redelivery.trouble
         try:
-            first = self.store.next_due_ms()
+            first_due_ms = self.store.next_due_ms()
         except SpoolError as e:
-            first, trouble = None, str(e)
+            first_due_ms, trouble = None, str(e)
         totals = self.store.totals
         return SpoolMetrics(
             depth=totals.depth,
             bytes=totals.size,
-            oldest_due_age_s=None if first is None or first > now_ms else (now_ms - first) / 1000,
+            oldest_due_age_s=None if first_due_ms is None or first_due_ms > now_ms else (now_ms - first_due_ms) / 1000,
             dead=totals.dead,
             dead_bytes=totals.dead_bytes,
             give_ups=totals.give_ups,
-            delivered=self.redelivery.delivered,
+            delivered=self.redelivery.delivered_count,
             trouble=trouble,
         )
 
@@ -416,14 +420,14 @@ class SendSpool:
     def finish(self) -> int:
         """Close without waiting. Returns the number of records that were sent."""
         self.close(Deadline.after(0))
-        return self.redelivery.delivered
+        return self.redelivery.delivered_count
 
     def close(self, deadline: Deadline) -> None:
         try:
-            with contextlib.ExitStack() as rest:
+            with contextlib.ExitStack() as cleanup:
                 # Last, so that sends which it aborts do not count as failed.
-                rest.callback(lambda: self._resender.close(deadline))
-                rest.callback(lambda: self.redelivery.close(deadline))
+                cleanup.callback(lambda: self._resender.close(deadline))
+                cleanup.callback(lambda: self.redelivery.close(deadline))
                 try:
                     self.redelivery.drain(deadline)
                 except BaseException:  # for example an interrupt: the remaining steps must not wait
@@ -435,7 +439,8 @@ class SendSpool:
             self.store.close()
 
     def _batch_predicate(self, first: Record) -> Callable[[Record], bool]:
-        """Decides which records of a lane may be sent with its first one: those that the resender can put into one batch.
+        """Return a function that decides whether the resender can put a record into one batch with ``first``, the first record of
+        its lane.
 
         A record that causes an error is sent alone, so that the error affects no other record.
         """
@@ -443,17 +448,17 @@ class SendSpool:
         if decode is None:
             return lambda record: False
         try:
-            fits = self._resender.batch_predicate(decode(first))
+            accepts = self._resender.batch_predicate(decode(first))
         except (RocketMQError, ValueError):
             return lambda record: False
 
-        def joined(record: Record) -> bool:
+        def may_join(record: Record) -> bool:
             try:
-                return record.kind == first.kind and fits(decode(record))
+                return record.kind == first.kind and accepts(decode(record))
             except (RocketMQError, ValueError):
                 return False
 
-        return joined
+        return may_join
 
     def _handle(
         self, decode: Callable[[Record], SpooledSend], records: Sequence[Record], done: Callable[[Resent], None]

@@ -4,7 +4,7 @@ One lock guards one ``Database``. Every step is one atomic write, so that a proc
 *leases* it: the lease is in memory, so it ends with its process, and the record is still due. Only additions wait for the disk
 (``sync``). If a power cut undoes the write of a result, the record is sent again (at least once).
 
-In a *lane* only the first record is pending. The next one follows after the first is finally settled.
+In a *lane* only the first record is pending. The next record becomes pending when the first record is finally settled.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Store:
     """The records of one folder.
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
-    or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
+    or ``never``. ``max_bytes`` limits all records, dead ones included. ``damage_count`` says how often damage was found.
     Files of another user are an error, which recommends a copy and names the ``use`` of the copy. With ``any_owner`` they are
     permitted; the caller must have called ``owner_rights.become_owner``.
     """
@@ -95,7 +95,7 @@ class Store:
         self._any_owner = any_owner
         self._lock = threading.RLock()
         self._group_commit = GroupCommit(self._lock, self._add, batched=sync == "batch")
-        self._leased: set[int] = set()
+        self._leased_sequences: set[int] = set()
         # By sequence: the key of a leased record after damage was repaired; None if its result must not be stored.
         self._new_keys: dict[int, PendingKey | None] = {}
         self.totals = Totals()
@@ -127,7 +127,8 @@ class Store:
         states: Sequence[RecordState] | None = None,
     ) -> None:
         """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        A record whose first mark belongs to a stored record is not stored; the stored one gets its marks in further spaces.
+        If the first mark of a record belongs to a stored record, the new record is not stored, and the stored record gets its
+        marks in further spaces.
         ``states`` are the states of the records in another store.
 
         Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
@@ -141,15 +142,19 @@ class Store:
             return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, area_end(NOTE))}
 
     def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
-        """The first places in a space of marks, of records that are not finished; from ``start`` on, if given."""
+        """Return the first places in a space of marks, from ``start`` on if it is given. They belong to records that are not
+        finished.
+        """
         with self._opened:
             if start is None:
-                first = self._marks.first_place(space)
-                return [] if first is None else [first]
+                first_place = self._marks.first_place(space)
+                return [] if first_place is None else [first_place]
             return [place for place, _ in itertools.islice(self._marks.scan(space, start), limit)]
 
     def remove_marks(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Remove marks from records, and return how many. The records stay, and are found by their other marks."""
+        """Remove marks from records. Returns the number of removed marks. The records stay, and are found by their other
+        marks.
+        """
         with self._opened:
             count, marks_left = 0, marks
             while marks_left:
@@ -159,8 +164,8 @@ class Store:
             return count
 
     def drop_records(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Drop records by one of their marks, and return how many of them were not leased. A later result of a leased one is
-        ignored. Records with marks have no lane.
+        """Drop records by one of their marks. Returns the number of dropped records that were not leased. A later result of a
+        leased record is ignored. Records with marks have no lane.
         """
         return self._drop_records(marks, lambda record, mark: False)
 
@@ -178,10 +183,10 @@ class Store:
         self, marks: Sequence[tuple[bytes, bytes]], keeps_record: Callable[[Record, tuple[bytes, bytes]], bool]
     ) -> int:
         with self._opened:
-            change, dropped, marks_to_remove = AtomicChange(self.totals), set(), []
+            change, dropped_sequences, marks_to_remove = AtomicChange(self.totals), set(), []
             for mark in marks:
                 due = self._marks.find(*mark)
-                if due is None or due.sequence in dropped:
+                if due is None or due.sequence in dropped_sequences:
                     continue
                 data = self._db.get(record_key(RECORD, due.sequence)) or b""
                 if isinstance(record := decode_record(data), Record):
@@ -197,12 +202,12 @@ class Store:
                 if pending is not None:
                     change.remove_pending(pending)
                 change.finish(due.sequence, len(data))
-                dropped.add(due.sequence)
+                dropped_sequences.add(due.sequence)
             if change.deletes:
                 self._write(change)
             self.remove_marks(marks_to_remove)
-            self._new_keys |= dict.fromkeys(dropped & self._leased)
-            return len(dropped - self._leased)
+            self._new_keys |= dict.fromkeys(dropped_sequences & self._leased_sequences)
+            return len(dropped_sequences - self._leased_sequences)
 
     def take(
         self,
@@ -215,10 +220,10 @@ class Store:
         """Take the first due records that are not leased, of the targets that ``admission`` accepts, at most ``limit`` and
         ``max_bytes``, each with the records that ``predicate`` accepts.
 
-        The caller must settle each of them. A record that cannot be read becomes a dead letter, unchanged, with the reason.
+        The caller must settle each record. A record that cannot be read becomes a dead letter, unchanged, with the reason.
         """
         with self._opened:
-            taken: list[LeasedRecord] = []
+            leased_records: list[LeasedRecord] = []
             size = 0
             accepts = _always if admission is None else admission.accepts
             try:
@@ -226,21 +231,19 @@ class Store:
                     for pending, value in due:
                         if (leased := self._decode(pending, value, now_ms)) is not None:
                             if predicate is not None:
-                                sent_with_it = records_to_batch(
-                                    self._db, pending.due.sequence, leased.record, predicate
-                                )
-                                leased = leased._replace(batched=sent_with_it)
+                                followers = records_to_batch(self._db, pending.due.sequence, leased.record, predicate)
+                                leased = leased._replace(followers=followers)
                             if admission is not None:
                                 admission.add_in_flight(pending.target, leased.size)
-                            taken.append(leased)
+                            leased_records.append(leased)
                             size += leased.size
-                        if size >= max_bytes or len(taken) >= limit:
+                        if size >= max_bytes or len(leased_records) >= limit:
                             break
             except BaseException:
                 self._failed = True  # the index is already behind the records that were taken
                 raise
-            self._leased.update([leased.pending.due.sequence for leased in taken])
-            return taken
+            self._leased_sequences.update([leased.pending.due.sequence for leased in leased_records])
+            return leased_records
 
     def awaits_result(self, leased: LeasedRecord) -> bool:
         """Whether the store still waits for the result of a taken record."""
@@ -287,18 +290,18 @@ class Store:
                     )
                 else:
                     change.finish(sequence, size)
-                settled = [sequence]
-                for follower in leased.batched if isinstance(verdict, Done) else ():
+                settled_sequences = [sequence]
+                for follower in leased.followers if isinstance(verdict, Done) else ():
                     if self._db.get(record_key(RECORD, follower.sequence)) is not None:  # it may be lost by damage
                         change.unmark(follower.record)
                         change.finish(follower.sequence, follower.size)
-                    settled.append(follower.sequence)
-                if not remove_from_lane(self._db, change, leased.record.lane, settled, now_ms):
+                    settled_sequences.append(follower.sequence)
+                if not remove_from_lane(self._db, change, leased.record.lane, settled_sequences, now_ms):
                     emptied_lanes.append(leased.record.lane)
             self._write(change)
             self._lanes.difference_update(emptied_lanes)
             sequences = {leased.pending.due.sequence for leased, _ in verdicts}
-            self._leased -= sequences
+            self._leased_sequences -= sequences
             self._new_keys = {sequence: due for sequence, due in self._new_keys.items() if sequence not in sequences}
 
     def make_due(self, target: str | None, start: bytes | None, limit: int, now_ms: int) -> bytes | None:
@@ -315,7 +318,7 @@ class Store:
                     if count >= limit:
                         next_key = key
                         break
-                    if (sequence := due_of_key(key).sequence) not in self._leased:
+                    if (sequence := due_of_key(key).sequence) not in self._leased_sequences:
                         data = self._db.get(record_key(RECORD, sequence)) if has_marks else None
                         change.make_due(PendingKey.parse(key), now_ms, state, data)
             if change.puts:
@@ -328,8 +331,8 @@ class Store:
         """The pending entries of ``groups`` from ``start`` on that are due after ``now_ms``."""
         for group in groups:
             if start is None or start < group_end(group):
-                first = max(start or b"", group + Due(now_ms + 1, 0).key_suffix)
-                with contextlib.closing(self._db.scan(first, group_end(group))) as entries:
+                start_key = max(start or b"", group + Due(now_ms + 1, 0).key_suffix)
+                with contextlib.closing(self._db.scan(start_key, group_end(group))) as entries:
                     yield from entries
 
     def start_targeting(self, fingerprint: bytes) -> None:
@@ -369,7 +372,7 @@ class Store:
                     key = PendingKey.parse(raw_key)
                     data = self._db.get(record_key(RECORD, key.due.sequence)) or b""
                     record, size = decode_record(data), size + len(data)
-                    if key.due.sequence in self._leased or not isinstance(record, Record):
+                    if key.due.sequence in self._leased_sequences or not isinstance(record, Record):
                         continue
                     if (target := target_of(record)) != record.target:
                         replacement = dataclasses.replace(record, target=target)
@@ -381,22 +384,22 @@ class Store:
                 self._write(change)
             return next_key
 
-    def next_due_ms(self, excluded: Collection[str] = ()) -> int | None:
-        """The first due time of records that are not leased, except those of targets in ``excluded``."""
+    def next_due_ms(self, excluded_targets: Collection[str] = ()) -> int | None:
+        """Return the first due time. Leased records and records of ``excluded_targets`` do not count."""
         with self._opened:
-            return self._pending.first_due_ms(excluded)
+            return self._pending.first_due_ms(excluded_targets)
 
     def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
-        """The ``targets`` that have due records that are not leased."""
+        """Return those of the ``targets`` that have due records. Leased records do not count."""
         with self._opened:
             return self._pending.due_targets(targets, now_ms)
 
     def revive(self, now_ms: int, target_of: Callable[[Record], str] = operator.attrgetter("target")) -> int:
-        """Make readable dead records pending again, with the targets from ``target_of``, all attempts, and no lane. Returns how
-        many.
+        """Make readable dead records pending again, with the targets from ``target_of``, all attempts, and no lane. Returns the
+        number of records.
         """
         with self._opened:
-            before, change = len(self), AtomicChange(self.totals)
+            count_before, change = len(self), AtomicChange(self.totals)
             for sequence, record, size in recovery.dead_records(self._db):
                 if isinstance(record, Record):
                     target = target_of(record)
@@ -407,26 +410,28 @@ class Store:
                     change.add_pending(pending, RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
                 if len(change.puts) >= REVIVE_PAGE or revived_bytes >= REVIVE_PAGE_BYTES:
-                    # Because there may be millions.
+                    # In portions, because there may be millions of dead records.
                     self._write(change)
                     change = AtomicChange(self.totals)
             self._write(change)
-            return len(self) - before
+            return len(self) - count_before
 
     def set_owner(self, owner: SpoolOwner, force: bool = False, keep_owner: bool = False) -> None:
         """Set the owner of the records. Raises ``SpoolError`` if the records belong to another owner, unless ``force``
         reassigns them. With ``keep_owner``, the stored owner is not changed.
         """
         with self._opened:
-            stored = recovery.read_owner(self._db)
-            if self.totals.all_bytes and not force and not owner.may_use(stored):
+            stored_owner = recovery.read_owner(self._db)
+            if self.totals.all_bytes and not force and not owner.may_use(stored_owner):
                 raise SpoolError(
-                    f"the spool in {self.path} holds records of {stored}, not of {owner}",
-                    remedy=_owner_remedy(self.path, owner, stored),
+                    f"the spool in {self.path} holds records of {stored_owner}, not of {owner}",
+                    remedy=_owner_remedy(self.path, owner, stored_owner),
                 )
-            self._owner = owner = stored if keep_owner and self.totals.all_bytes and stored != SpoolOwner() else owner
-            if stored != owner:
-                puts, deletes = owner.note_changes(self._db.scan(NOTE, area_end(NOTE)), stored, force)
+            self._owner = owner = (
+                stored_owner if keep_owner and self.totals.all_bytes and stored_owner != SpoolOwner() else owner
+            )
+            if stored_owner != owner:
+                puts, deletes = owner.note_changes(self._db.scan(NOTE, area_end(NOTE)), stored_owner, force)
                 self._db.write([(key, owner.encode()) for key in OWNER] + puts, deletes, sync=self._sync)
 
     def verify(self) -> None:
@@ -442,7 +447,7 @@ class Store:
                 pass
 
     def close(self) -> None:
-        """Release the folder; leased records are due for its next user."""
+        """Release the folder. The leased records are still due for the next process that opens it."""
         with self._lock:
             self._closed = True
             self._db.close()
@@ -457,7 +462,9 @@ class Store:
         check_owner(self.path, self._use)
         self._open_files()
         try:
-            check_owner(self.path, self._use)  # again: if others may write there, they may have added files meanwhile
+            check_owner(
+                self.path, self._use
+            )  # again, because other users who may write there may have added files meanwhile
         except BaseException:
             self._failed = True
             self._db.close()
@@ -467,34 +474,34 @@ class Store:
 
     def _open_files(self) -> None:
         finish_repair(self.path)
-        salvaged = salvage(self.path) if self._damaged else None
+        salvage_result = salvage(self.path) if self._damaged else None
         try:
-            self._load(salvaged)
+            self._load(salvage_result)
         except Damaged as e:
-            if salvaged is not None:
+            if salvage_result is not None:
                 raise
             logger.error("%s; what can be read is kept", e.message)
             self._load(salvage(self.path))
         self._failed = self._damaged = False
 
-    def _load(self, salvaged: SalvageResult | None) -> None:
+    def _load(self, salvage_result: SalvageResult | None) -> None:
         db = Database(self.path)
         try:
-            damaged = salvaged is not None or recovery.needs_repair(db)
-            migrate(db, damaged)
-            if damaged:
+            is_damaged = salvage_result is not None or recovery.needs_repair(db)
+            migrate(db, is_damaged)
+            if is_damaged:
                 self.damage_count += 1
-                recovery.repair(db, salvaged)
-                recovery.restore_owner(db, self._owner, salvaged)
+                recovery.repair(db, salvage_result)
+                recovery.restore_owner(db, self._owner, salvage_result)
             # After damage, or after a write that took place although RocksDB reported a failure.
-            self._new_keys = recovery.pending_keys_of(db, self._leased)
+            self._new_keys = recovery.pending_keys_of(db, self._leased_sequences)
             next_sequence = self.totals.next_sequence  # never reuse the sequence of a leased record
             self.totals = recovery.stored_totals(db) or Totals()
             self.totals.next_sequence = max(next_sequence, self.totals.next_sequence)
             self.last_done_due_ms = self.last_done_due_ms or self.totals.last_ms
             self._lanes = set(lanes_in(db))
-            self._marks = Marks(db, bool(self._leased))
-            self._pending = PendingIndex(db, self._leased)
+            self._marks = Marks(db, bool(self._leased_sequences))
+            self._pending = PendingIndex(db, self._leased_sequences)
         except BaseException as e:
             db.close()
             if isinstance(e, DecodeError):
@@ -507,7 +514,7 @@ class Store:
             with self._opened:
                 change = AtomicChange(self.totals)
                 lanes = set(self._lanes) if any(request.has_lanes for request in requests) else self._lanes
-                written: dict[tuple[bytes, bytes], StoredRecord] = {}  # by first mark
+                written_records: dict[tuple[bytes, bytes], StoredRecord] = {}  # by first mark
                 for request in requests:
                     used_bytes = change.totals.all_bytes
                     if request.items and (problem := self._space.check(used_bytes, request.size)) is not None:
@@ -515,9 +522,9 @@ class Store:
                         continue
                     change.puts += request.notes
                     for index, (record, due_ms, data) in enumerate(request.items):
-                        if record.marks and (duplicated := self._find_duplicate(record, written)) is not None:
-                            written[record.marks[0]] = merged = change.merge_marks(duplicated, record)
-                            self._marks.update_cache(merged.record)
+                        if record.marks and (duplicate := self._find_duplicate(record, written_records)) is not None:
+                            written_records[record.marks[0]] = merged_record = change.merge_marks(duplicate, record)
+                            self._marks.update_cache(merged_record.record)
                             self._marks.may_have_changed = True
                             continue
                         new_state = RecordState(0, record.stored_ms)
@@ -530,7 +537,7 @@ class Store:
                             lanes.add(record.lane)
                         if record.marks:
                             change.mark(record, Due(due_ms, sequence))
-                            written[record.marks[0]] = StoredRecord(Due(due_ms, sequence), record, len(data))
+                            written_records[record.marks[0]] = StoredRecord(Due(due_ms, sequence), record, len(data))
                             self._marks.update_cache(record)
                 if change.puts:
                     self._write(change, self._sync)
@@ -540,10 +547,10 @@ class Store:
                 request.error = request.error or e
 
     def _find_duplicate(
-        self, record: Record, written: Mapping[tuple[bytes, bytes], StoredRecord]
+        self, record: Record, written_records: Mapping[tuple[bytes, bytes], StoredRecord]
     ) -> StoredRecord | None:
-        """The stored or just ``written`` record that has the same first mark."""
-        return written.get(record.marks[0]) or self._marks.find_record(record.marks[0])
+        """The stored or just ``written_records`` record that has the same first mark."""
+        return written_records.get(record.marks[0]) or self._marks.find_record(record.marks[0])
 
     def _decode(self, pending: PendingKey, value: bytes, now_ms: int) -> LeasedRecord | None:
         due = pending.due
@@ -552,7 +559,7 @@ class Store:
             return LeasedRecord(pending, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
-            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # adoption passes the end of time as ``now_ms``
+            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # ``now_ms`` of an adoption is the end of time
             change = AtomicChange(self.totals)
             change.remove_pending(pending)
             change.add_dead(due.sequence, len(data), RecordState(0, now_ms, f"it cannot be read: {e.message}"))
@@ -568,7 +575,7 @@ class Store:
             if not change.totals.is_valid:
                 self._db.write([], [TOTALS])  # the next call opens the database again, and counts
                 raise SpoolError(
-                    f"the totals of the spool in {self.path} are lower than its records; these are counted again"
+                    f"the totals of the spool in {self.path} are lower than its records, so the records are counted again"
                 )
             self._db.write(change.all_puts, change.deletes, sync)
         except RocketMQError:
@@ -579,16 +586,18 @@ class Store:
         self._pending.update(change.added_pending, change.removed_pending)
 
 
-def _owner_remedy(path: Path, owner: SpoolOwner, stored: SpoolOwner) -> str:
-    """The remedy for a spool whose records belong to ``stored``."""
-    if stored.purpose == owner.purpose or stored == UNKNOWN_OWNER:
+def _owner_remedy(path: Path, owner: SpoolOwner, stored_owner: SpoolOwner) -> str:
+    """The remedy for a spool whose records belong to ``stored_owner``."""
+    if stored_owner.purpose == owner.purpose or stored_owner == UNKNOWN_OWNER:
         return (
-            "Give each cluster, namespace and environment a 'spoolDir' of its own. A cluster whose addresses are others now "
-            "gets its records with: rocketmq-spark spool assign"
+            "Give each cluster, namespace and environment a 'spoolDir' of its own. If the addresses of the cluster have changed, "
+            "assign the records to the new addresses with: rocketmq-spark spool assign"
         )
-    if stored.purpose:
+    if stored_owner.purpose:
         return f"A node of that --group sends them: rocketmq-spark delay serve --data {shlex.quote(str(path))}"
-    return f"Give the node a folder of its own. The records are sent with: rocketmq-spark spool send {shlex.quote(str(path))}"
+    return (
+        f"Give the node a folder of its own. Send the records with: rocketmq-spark spool send {shlex.quote(str(path))}"
+    )
 
 
 def _always(target: str) -> bool:

@@ -1,9 +1,9 @@
 """Decides for which targets records may be handed out now, so that unavailable targets do not block others. Pure.
 
 A target *answers* for a minute after a success, until its next failure. A target that failed and does not answer is
-*failing*, and any other one is *new*. Records in flight occupy *slots*. A new or failing target has one record in flight at a
-time. All new targets share a part of the slots, and all failing ones another part, so that a target that answers finds free
-slots. If more targets fail than there are slots for them, they take turns.
+*failing*, and any other target is *new*. Records in flight occupy *slots*. A new or failing target has one record in flight at a
+time. All new targets share a part of the slots, and all failing targets share another part, so that a target that answers finds
+free slots. If more targets fail than there are slots for them, they take turns.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from typing import NamedTuple
 from rocketmq_spark.spool.lanes import BatchPredicate, send_alone
 from rocketmq_spark.spool.records import Record
 
-# Pauses between the attempts for a target that fails, in ms: from the second failure without a success on, each twice as long.
+# Pauses between the attempts for a target that fails, in ms. The first pause follows the second consecutive failure, and each
+# further pause is twice as long.
 PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
-# The parts of all slots for new targets, and for failing ones.
+# The parts of all slots for new targets, and for failing targets.
 NEW_SHARE, FAILING_SHARE = 3 / 8, 1 / 2
-# How long a target counts as answering after a success: later, it may have become unavailable.
+# How long a target counts as answering after a success. Later, it may have become unavailable.
 ANSWERS_MS = 60_000
-# A target that answers has at most this many times the free slots, so that others find free slots if it stops answering.
+# A target that answers may use at most this many times as many slots as are free, so that other targets find free slots if it
+# stops answering.
 MAX_PER_FREE_SLOT = 7
 
 
 class Window(NamedTuple):
-    """Limits for a target that failed: how many of its records may be in flight, and until when none may be handed out.
+    """Limits for a target that failed: how many of its records may be in flight, and until when no record may be handed out.
     ``failures`` counts the consecutive failures since the last success.
     """
 
@@ -35,7 +37,7 @@ class Window(NamedTuple):
     pause_until_ms: int = 0
 
     def after_failure(self, now_ms: int) -> Window:
-        """The window after a failed attempt, or after several that were in flight together."""
+        """The window after a failed attempt, or after several failed attempts that were in flight together."""
         # Without the limit, a large exponent would make a huge number.
         pause_ms = min(LONGEST_PAUSE_MS, PAUSE_MS << min(self.failures - 1, 10)) if self.failures else 0
         return Window(1, self.failures + 1, now_ms + pause_ms)
@@ -64,7 +66,7 @@ class TargetStates:
             self._windows[target] = Window(2 * window.size)
 
     def record_failure(self, target: str, now_ms: int, is_counted: bool) -> None:
-        """Note a failed attempt. Of attempts that were in flight together, only the last one ``is_counted``."""
+        """Note a failed attempt. Of attempts that were in flight together, only the last attempt ``is_counted``."""
         self._answered_ms.pop(target, None)
         window = self._windows.get(target, Window(1))
         self._windows[target] = window.after_failure(now_ms) if is_counted else window._replace(size=1)
@@ -116,12 +118,12 @@ class Admission:
     def __init__(
         self,
         windows: Mapping[str, Window],
-        answering: Collection[str],
+        answering_targets: Collection[str],
         slots: int,
         now_ms: int,
         max_bytes: int = 1 << 62,
     ) -> None:
-        self._windows, self._answering = windows, answering
+        self._windows, self._answering_targets = windows, answering_targets
         self._now_ms = now_ms
         self._slots, self._max_bytes = slots, max_bytes
         self._slots_left = {
@@ -130,7 +132,7 @@ class Admission:
         }  # by whether a target is failing
         self._in_flight: Counter[str] = Counter()
         self._slots_used: Counter[str] = Counter()  # slots by target
-        self._chosen_failing: Collection[str] | None = None
+        self._chosen_targets: Collection[str] | None = None
         self.free_slots = slots
         self.refused_targets: set[str] = set()
         self.has_passed_over = False
@@ -142,33 +144,33 @@ class Admission:
 
     @property
     def should_repeat(self) -> bool:
-        """Whether a failing target was passed over for others that had no record after all."""
+        """Whether a failing target was passed over for chosen targets that then had no record to hand out."""
         return self.has_passed_over and self.free_slots > 0 and self._slots_left[True] > 0
 
     def choose_failing(self, find_due: Callable[[Collection[str]], Collection[str]]) -> None:
         """If more failing targets are ready than slots are left, choose those that wait for the longest time. ``find_due``
         returns the given targets that have due records.
         """
-        ready = [
+        ready_targets = [
             target
             for target, window in self._windows.items()
-            if target not in self._answering
+            if target not in self._answering_targets
             and window.pause_until_ms <= self._now_ms
             and self._is_below_limit(target, window)
         ]
         slots = max(0, self._slots_left[True])
-        if len(ready) > slots:
-            due = find_due(ready) if slots else ()
-            self._chosen_failing = sorted(due, key=lambda target: self._windows[target].pause_until_ms)[:slots]
+        if len(ready_targets) > slots:
+            due_targets = find_due(ready_targets) if slots else ()
+            self._chosen_targets = sorted(due_targets, key=lambda target: self._windows[target].pause_until_ms)[:slots]
 
     def limited_predicate(self, predicate: BatchPredicate) -> BatchPredicate:
         """``predicate``, except that records of a target with a window of one are sent alone."""
 
-        def joined(first: Record) -> Callable[[Record], bool]:
+        def limited_predicate_of(first: Record) -> Callable[[Record], bool]:
             window = self._windows.get(first.target)
             return (predicate if window is None or window.size > 1 else send_alone)(first)
 
-        return joined
+        return limited_predicate_of
 
     def accepts(self, target: str) -> bool:
         """Whether a record of the target may be handed out."""
@@ -185,7 +187,7 @@ class Admission:
         if window is not None and window.pause_until_ms > self._now_ms:
             self.next_pause_end_ms = min(self.next_pause_end_ms or window.pause_until_ms, window.pause_until_ms)
             return False
-        if window is not None and self._chosen_failing is not None and target not in self._chosen_failing:
+        if window is not None and self._chosen_targets is not None and target not in self._chosen_targets:
             self.has_passed_over = True
             return False
         return self.free_slots > 0 and self._slots_left[window is not None] > 0
@@ -197,7 +199,7 @@ class Admission:
 
     def _answers(self, target: str, window: Window | None) -> bool:
         """Whether the target answers. Records without a target count as answering until they fail."""
-        return target in self._answering or (not target and window is None)
+        return target in self._answering_targets or (not target and window is None)
 
     def add_in_flight(self, target: str, size: int) -> None:
         """Count a record that is in flight, or is handed out."""

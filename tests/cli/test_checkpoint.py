@@ -220,7 +220,7 @@ def client_of(queues: list[MessageQueue], bounds: Callable[..., dict[MessageQueu
     return SimpleNamespace(
         rpc_client=SimpleNamespace(request_timeout_s=1.0),
         routes=SimpleNamespace(
-            get_existing=lambda *asked: SimpleNamespace(readable=lambda: queues),
+            get_existing=lambda *asked: SimpleNamespace(readable_queues=lambda: queues),
             cluster=lambda: {"broker-a": None, "broker-b": None},
         ),
         offset_reader=SimpleNamespace(bounds=bounds),

@@ -163,7 +163,7 @@ def test_queues_keep_order_and_commits_follow_acknowledgements(cluster: Cluster)
 
 def test_unsent_messages_of_revoked_queue_are_left_to_next_owner(cluster: Cluster) -> None:
     copier = cluster.copier(rate=20.0)  # two at a time
-    cluster.now = copier._committed_s = 10.0
+    cluster.now = copier._last_commit_s = 10.0
     send_batch, polled = cluster.send_batch, cluster.polled(*(message(n) for n in range(6)))
 
     def moved(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
@@ -458,7 +458,7 @@ def test_a_source_that_was_created_again_between_two_runs_fails(monkeypatch: pyt
     """A consumer would continue at the end of the queue, and commit that."""
     offsets = {QUEUE: 9}
     brokers = SimpleNamespace(committed=lambda *asked: offsets, bounds=lambda *asked: {QUEUE: QueueBounds(0, 8, 0)})
-    route = SimpleNamespace(readable=lambda: [QUEUE])
+    route = SimpleNamespace(readable_queues=lambda: [QUEUE])
     client = SimpleNamespace(
         offset_reader=brokers,
         rpc_client=SimpleNamespace(request_timeout_s=1.0),

@@ -61,7 +61,7 @@ def test_what_is_given_reaches_the_node(monkeypatch: pytest.MonkeyPatch, tmp_pat
     given = ("--data", str(tmp_path), "--topic", "orders-*", "--topic", "t", "--inner-topic", "i", "--dead-topic", "d")
     where = ("--name-server", "h:1", "--environment", "dev", "-o", "environmentMode=suffix", "-o", "namespace=shop")
     assert CliRunner().invoke(app, ["delay", "serve", *given, "--group", "g", "--dead", *where]).exit_code == 0
-    place = NodeSettings(tmp_path, "i", "d", topics=("orders-*", "t"), dead=True)
+    place = NodeSettings(tmp_path, "i", "d", topics=("orders-*", "t"), resends_dead_letters=True)
     options = {
         "name_server": "h:1",
         "environment": "dev",

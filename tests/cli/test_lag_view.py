@@ -38,9 +38,7 @@ EMPTY = QueueLag(queue(0), 0, None, 0)
 
 
 def test_what_programs_get() -> None:
-    told = document(
-        sight(EMPTY, ROW, rows_before=(ROW._replace(position=2, max_offset=9),), checkpoint="/c", batchId=7)
-    )
+    told = document(sight(EMPTY, ROW, before=(ROW._replace(position=2, max_offset=9),), checkpoint="/c", batchId=7))
     queues = told.pop("queues")
     assert told == {
         "checkpoint": "/c", "batchId": 7, "lag": 6, "lost": 0, "behindMs": 192_000, "readPerSecond": 1.0,
@@ -106,7 +104,7 @@ def test_a_table_for_a_pipe_has_everything() -> None:
     heading, line = table(sight(ROW))
     assert heading.split() == ["TOPIC", "BROKER", "QUEUE", "FIRST", "NEXT", "END", "BEHIND", "AGE"]
     assert line.split("  ")[-1] == "3 m 12 s"
-    assert table(sight(ROW, rows_before=(ROW,)))[0].endswith("READ/S  SENT/S  DONE IN")
+    assert table(sight(ROW, before=(ROW,)))[0].endswith("READ/S  SENT/S  DONE IN")
 
 
 WIDE = [
@@ -119,7 +117,7 @@ WIDE = [
 @pytest.mark.parametrize("height", [12, 24, 200])
 def test_no_line_is_wrapped_cut_or_empty(width: int, height: int) -> None:
     before = tuple(row._replace(position=(row.position or 0) - 2000) for row in WIDE)
-    lines = screen(sight(*WIDE, rows_before=before, group="billing-of-the-whole-company"), width, height)
+    lines = screen(sight(*WIDE, before=before, group="billing-of-the-whole-company"), width, height)
     assert all(0 < len(line) <= width for line in lines), "\n".join(lines)
     assert len(lines) <= height
     assert "orders-of-all-regions" in lines

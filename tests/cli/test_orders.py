@@ -32,7 +32,7 @@ def test_orders_differ_and_never_go_back_in_time():
     some = [supply.next() for _ in range(200)]
     assert [order.order_id for order in some] == [f"o-{i}" for i in range(1, 201)]
     assert {order.region for order in some} == set(REGIONS)
-    times = [order.at_s for order in some]
+    times = [order.time_s for order in some]
     assert times == sorted(times)
     assert datetime.now().timestamp() - times[0] < 60
 

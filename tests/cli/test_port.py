@@ -249,7 +249,7 @@ spark.read.format(F).load()
 """.replace("\n", end)
     found = [("11", 'format("kafka")'), ("12", 'format("kafka")'), ("8", "USING kafka"), ("8", "subscribe")]
     assert sorted(places("job.py", text)) == found
-    assert port_report("job.py", text).searched == ["the text after # MAGIC"]
+    assert port_report("job.py", text).searched_parts == ["the text after # MAGIC"]
     for name, comment in (("job.sql", "--"), ("Job.scala", "//")):
         ((line, _),) = places(
             name, f'SELECT 1{end}{comment} MAGIC %python{end}{comment} MAGIC spark.read.format("kafka"){end}'

@@ -172,7 +172,7 @@ def test_what_was_acknowledged_when_a_send_fails_is_counted(capsys, output):
     with pytest.raises(CallTimeout, match="no answer to b'2'"):
         _send_all(Answers("t", *ends), (Message("t", str(i).encode()) for i in range(len(ends))), report)
     printed = capsys.readouterr()
-    assert report.sent == 4
+    assert report.sent_count == 4
     assert ("Sent 4 messages to t" in printed.err) is not output.machine
     assert [m["msgId"] for m in documents(printed.out)] == (["0", "1", "3", "5"] if output.machine else [])
     assert "Message 3 failed (empty lines do not count)" in printed.err
@@ -193,7 +193,7 @@ def test_what_went_to_the_spool_is_told(capsys):
     kept = SendResult(SendStatus.SPOOLED, "ID", None, None)
     for output in (Text(), Json()):
         report = SendReport(output, "t")
-        report.acknowledged(kept)
+        report.add_acknowledged(kept)
         report.end()
     text, told = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"Sent 1 messages to t in \d+\.\d s, 1 of them to the spool", text)

@@ -23,7 +23,7 @@ def test_unacked_messages_and_their_outcomes_are_counted():
     hand.remove(done)
     hand.remove(failed, sent_back=True)
     assert hand.stats() == ConsumerStats(consumed=1, failed=1, sent_back=1, cached=1)
-    assert hand.all() == [waits]
+    assert hand.all_messages() == [waits]
     figures = hand.figures(["t", "u"], 3000)
     assert (figures["t"].consume_ms, figures["t"].failed, figures["t"].pull_ms) == (1000.0, 1, None)
     assert figures["u"].consume_ms is None
@@ -75,7 +75,7 @@ def test_what_waits_behind_one_that_takes_long_has_a_limit(monkeypatch, body):
         assert hand._waiting_bytes["t"] < 100_000
         lent += hand.add("t", [replace(of(str(len(lent) + n), "a"), body=body) for n in range(10)], 30_000, 0)
     assert 30 < len(lent) < 300
-    assert hand.all() == [first]
+    assert hand.all_messages() == [first]
     assert {one.body for one in lent} == {b""}
     assert hand.wait_for_room("u", 1, 0)
     hand.remove(first)
@@ -102,10 +102,12 @@ def test_large_messages_of_one_client_do_not_stop_other_queues(monkeypatch, stat
     hand.start_call(small, 1)
     hand.requeue(small, 2)
     assert hand.wait_for_room("t", 1, 0)
-    assert small in hand.all()  # those with most are given up
+    assert small in hand.all_messages()  # those with most are given up
     assert hand._waiting_bytes["t"] < 100_000
     assert all(
-        hand.start_call(one, 3) == (state == "slow" or one in hand.all()) for one in lent if one.listener_thread is None
+        hand.start_call(one, 3) == (state == "slow" or one in hand.all_messages())
+        for one in lent
+        if one.listener_thread is None
     )
 
 

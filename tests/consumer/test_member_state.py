@@ -55,7 +55,7 @@ def test_result_of_a_dropped_queue_changes_no_offset() -> None:
     held.record_finished_locked(queue, None)
     queue.dropped = True
     held.record_finished_locked(queue, 9)
-    assert held.offsets.all() == {q("a:0"): 5}
+    assert held.offsets.all_offsets() == {q("a:0"): 5}
 
 
 def test_bounds_are_those_of_the_topic_where_it_has_some() -> None:

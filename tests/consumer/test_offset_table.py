@@ -42,7 +42,7 @@ def test_what_was_told_is_told_again_only_when_it_changed() -> None:
     table.mark_committed({A: 1, B: 2})  # the one that was under way before
     assert table.changed_offsets() == {A: 0}
     table.mark_committed({q("z:0"): 1})
-    assert table.all() == {A: 0, B: 2}
+    assert table.all_offsets() == {A: 0, B: 2}
 
 
 def test_queues_of_others_are_forgotten() -> None:
@@ -50,7 +50,7 @@ def test_queues_of_others_are_forgotten() -> None:
     table.force(A, 1)
     table.force(B, 2)
     table.retain({B})
-    assert table.all() == {B: 2}
+    assert table.all_offsets() == {B: 2}
 
 
 class TableMachine(SteppingMachine):
@@ -92,7 +92,7 @@ class TableMachine(SteppingMachine):
 
     @invariant()
     def agrees(self):
-        assert self.table.all() == self.values
+        assert self.table.all_offsets() == self.values
         assert self.table.changed_offsets() == {q: v for q, v in self.values.items() if self.reported.get(q) != v}
 
 

@@ -420,7 +420,7 @@ def test_reset_of_a_queue_between_release_and_start_counts(
     one.owns.reset({A: 40})
     one.owns.reset({A: 10, q("b:0"): 5})
     assert group.brokers.offsets == {A: 10 if stores else 0}
-    assert one.held.offsets.all() == {}
+    assert one.held.offsets.all_offsets() == {}
     one.owns.add([A])
     assert one.begun[1:] == [(A, 10)]
     assert "offsets are reset to {'T/a/0': 40}" in caplog.text

@@ -218,7 +218,7 @@ def test_ctrl_c_leaves_the_lock_of_no_call_held(how: str, least: int) -> None:
                 pass
             finally:
                 sys.settrace(before)
-            assert not consumer._polls._changed._is_owned(), at  # type: ignore[attr-defined]
+            assert not consumer._polls._condition._is_owned(), at  # type: ignore[attr-defined]
         if left < 0:
             at += 1
         elif at - left >= least:  # with fewer steps its time was over before it waited
@@ -229,7 +229,7 @@ def test_ctrl_c_between_two_steps_of_a_wait_is_raised_as_it_is(monkeypatch: pyte
     fake = QueueMember([A])
     with made(fake) as consumer:
         consumer.assign([A])
-        changed = consumer._polls._changed
+        changed = consumer._polls._condition
         let_go = changed._release_save  # type: ignore[attr-defined]
         monkeypatch.setattr(changed, "_release_save", lambda: (let_go(), raising(KeyboardInterrupt())()))
         with pytest.raises(KeyboardInterrupt):

@@ -199,7 +199,7 @@ def test_failed_ack_leaves_later_messages_for_redelivery():
     listening = listens.in_order()
     listening.submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
     listens.bench.time.run_due()
-    assert (listens.got, listens.bench.in_hand.all()) == ([("A1", 0)], [])
+    assert (listens.got, listens.bench.in_hand.all_messages()) == ([("A1", 0)], [])
     listens.bench.proxy.failing.clear()
     listening.submit(listens.bench.lent(of("A1", "a", attempt=2), of("A2", "a", attempt=2)))
     listens.bench.time.run_due()
@@ -213,7 +213,7 @@ def test_unexpected_ack_error_redelivers_message_and_goes_on(kind, caplog):
     listening = getattr(listens, kind)()
     listening.submit(listens.bench.lent(of("A", "a")))
     listens.bench.time.run_due()
-    assert (listens.got, listens.bench.in_hand.all()) == ([("A", 0)], [])
+    assert (listens.got, listens.bench.in_hand.all_messages()) == ([("A", 0)], [])
     assert "could not report the result of message A" in caplog.text
     listens.bench.proxy.failing.clear()
     listening.submit(listens.bench.lent(of("A", "a", attempt=2)))
@@ -239,11 +239,11 @@ def test_close_drops_failed_groups_and_finishes_other_messages():
     listening.submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
     listens.bench.time.run_due()
     listening.close()
-    assert listens.bench.in_hand.all() == []
+    assert listens.bench.in_hand.all_messages() == []
     listening.submit(listens.bench.lent(of("B1", "b"), of("B2", "b"), of("C1", "c"), of("C2", "c")))
     listens.bench.time.advance(5)
     assert listens.got == [("A1", 0), ("B1", 0), ("C1", 0), ("C2", 0)]
-    assert listens.bench.in_hand.all() == []
+    assert listens.bench.in_hand.all_messages() == []
 
 
 @pytest.mark.parametrize("done", [True, False])

@@ -115,7 +115,7 @@ def test_a_reset_forgets_everything() -> None:
     queue = filled(1, 2, 3)
     queue.mark_dead_letters(queue.take(1))
     queue.clear()
-    assert (queue.count, queue.bytes, queue.waiting_count, queue.span, queue.first(), queue.offsets) == (
+    assert (queue.count, queue.bytes, queue.waiting_count, queue.span, queue.first_item(), queue.offsets) == (
         0,
         0,
         0,

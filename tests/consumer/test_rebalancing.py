@@ -114,7 +114,7 @@ def test_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: GroupBenc
     asked = {request.queue.broker_name for request in port.seen("pull")}
     stored = {queue.broker_name for offsets in port.seen("commit") for queue in offsets}
     assert (asked, stored - {"a"}) == ({"a"}, set())
-    assert not [queue for queue in consumer._running.state.offsets.all() if queue.broker_name == "b"]
+    assert not [queue for queue in consumer._running.state.offsets.all_offsets() if queue.broker_name == "b"]
 
 
 def warned(caplog: pytest.LogCaptureFixture, words: str) -> int:

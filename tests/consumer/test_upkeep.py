@@ -125,7 +125,7 @@ def test_look_that_fails_is_no_end_of_looking(monkeypatch: pytest.MonkeyPatch) -
         kept.time.advance(1)
     monkeypatch.undo()
     kept.time.advance(1)
-    assert kept.polls.assigned() == [QUEUE]
+    assert kept.polls.assigned_queues() == [QUEUE]
 
 
 def test_a_turn_that_ctrl_c_left_behind_is_gone_on_with() -> None:
@@ -134,7 +134,7 @@ def test_a_turn_that_ctrl_c_left_behind_is_gone_on_with() -> None:
     kept.shared.set_subscription("t", NO_FILTER, lambda address, question: None)
     kept.one._rebalancing_thread = threading.get_ident()
     kept.one.rebalance_if_due()
-    assert kept.polls.assigned() == [QUEUE]
+    assert kept.polls.assigned_queues() == [QUEUE]
     kept.one.rebalance()
 
 
@@ -174,14 +174,14 @@ def test_ctrl_c_during_rebalance_blocks_no_later_rebalance() -> None:
     for at in itertools.count():
         kept = Kept()
         interrupts = interrupted_look(kept, at)
-        assert kept.polls.assigned() in ([], [QUEUE])
+        assert kept.polls.assigned_queues() in ([], [QUEUE])
         kept.polls.assign({})
         for other in (True, False):
             look = threading.Thread(target=kept.one.rebalance, daemon=True)
             look.start() if other else look.run()
             if other:
                 look.join(60)
-            assert kept.polls.assigned() == [QUEUE], at
+            assert kept.polls.assigned_queues() == [QUEUE], at
             kept.polls.assign({})
         if interrupts.left >= 0:
             assert at > 10
@@ -194,7 +194,7 @@ def test_assignment_interrupted_by_ctrl_c_is_made_by_next_poll() -> None:
         kept = Kept()
         interrupts = interrupted_look(kept, at)
         kept.one.rebalance_if_due()
-        assert kept.polls.assigned() == [QUEUE], at
+        assert kept.polls.assigned_queues() == [QUEUE], at
         if interrupts.left >= 0:
             assert at > 10
             return
@@ -216,7 +216,7 @@ def test_look_is_none_within_a_look(nested: str, monkeypatch: pytest.MonkeyPatch
     one = threading.Thread(target=kept.one.rebalance_if_due, daemon=True)
     one.start()
     one.join(60)
-    assert (looks, kept.polls.assigned()) == ([1], [QUEUE])
+    assert (looks, kept.polls.assigned_queues()) == ([1], [QUEUE])
 
 
 def test_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

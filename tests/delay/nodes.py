@@ -36,7 +36,7 @@ class Topic:
         self.now_ms = START_MS
         self.first: dict[MessageQueue, int] = dict.fromkeys((*QUEUES, OTHER), 0)
         self.offsets: dict[tuple[str, MessageQueue], int] = {}
-        self.groups: set[str] = set(GroupNames("g").all)
+        self.groups: set[str] = set(GroupNames("g").all_groups)
         self.silent = False
         self.takes = -1  # commits, and no more; any number below 0
         self.away: set[str] = set()  # brokers
@@ -252,7 +252,7 @@ class World:
 
     def offsets(self, queue: MessageQueue = QUEUES[0]) -> tuple[int | None, ...]:
         """The progress that brokers have, as oldest, stored and done_ms."""
-        oldest, progress, *others = (self.topic.offsets.get((group, queue)) for group in GroupNames("g").all)
+        oldest, progress, *others = (self.topic.offsets.get((group, queue)) for group in GroupNames("g").all_groups)
         if oldest is None or progress is None:
             return oldest, None, None
         progress_ms, newest_ms = (number or 0 for number in others)

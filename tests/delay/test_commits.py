@@ -76,7 +76,7 @@ def test_after_two_partial_commits_the_next_node_reads_on(world: World, monkeypa
         node.turn(ONE)
         node.store.close()
     world.topic.takes = -1
-    oldest, progress, _, newest_ms = (world.topic.offsets[(group, ONE)] for group in GroupNames("g").all)
+    oldest, progress, _, newest_ms = (world.topic.offsets[(group, ONE)] for group in GroupNames("g").all_groups)
     assert (oldest, progress & 7, newest_ms) == (6, 5, world.topic.times_ms[ONE][4])
     third = world.node("third")
     for i in range(6, 9):
@@ -106,9 +106,9 @@ def test_message_unacknowledged_at_commit_is_sent_by_next_node(world: World) -> 
 
 @pytest.mark.parametrize("number", [-5, 1 << 63])
 def test_a_number_that_is_no_offset_is_an_error(number: int) -> None:
-    for group in (*GroupNames("g").all, GroupNames("g").legacy_group):
+    for group in (*GroupNames("g").all_groups, GroupNames("g").legacy_group):
         topic = Topic()
-        topic.offsets = {(each, ONE): 0 for each in GroupNames("g").all} | {(group, ONE): number}
+        topic.offsets = {(each, ONE): 0 for each in GroupNames("g").all_groups} | {(group, ONE): number}
         with pytest.raises(RemoteProtocolError, match=str(number)):
             ProgressCommits(topic, GroupNames("g"), lambda group, brokers: None).fetch(ONE)
 

@@ -195,7 +195,7 @@ def test_all_letters_go_when_their_topic_answers_again(bench: Bench, outage_s: f
     assert (len(bench.store), bench.store.totals.give_ups, bench.store.totals.dead) == (0, 100, 0)
     assert bench.sent[-1][0] - bench.sent[before][0] < 5
     assert bench.count("bad") == 100
-    assert bench.spool.redelivery.delivered == 0
+    assert bench.spool.redelivery.delivered_count == 0
 
 
 def test_letters_that_wait_are_sent_by_the_next_process(bench: Bench) -> None:
@@ -208,7 +208,7 @@ def test_letters_that_wait_are_sent_by_the_next_process(bench: Bench) -> None:
     bench.spool.redelivery.wake()
     bench.time.advance(60)
     assert (len(bench.store), bench.count("bad"), bench.count("dead")) == (0, 0, 50)
-    assert bench.spool.redelivery.delivered == 0
+    assert bench.spool.redelivery.delivered_count == 0
 
 
 def test_what_has_no_room_for_a_letter_does_not_wait(bench: Bench) -> None:

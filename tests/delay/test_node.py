@@ -18,7 +18,7 @@ from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.spools import open_drainer, owner_of
-from rocketmq_spark.spool.database import in_use
+from rocketmq_spark.spool.database import is_in_use
 from tests.live.writes import sink_options
 
 
@@ -30,7 +30,7 @@ def test_topics_are_made_and_the_folder_is_the_services_own(rocketmq: LocalBroke
         open_node(place, name_server=rocketmq.name_server, group=f"g_{topic}2")
     node.turn()
     node.close()
-    assert not in_use(place.folder)
+    assert not is_in_use(place.folder)
 
 
 def test_node_creates_progress_groups_where_broker_does_not(
@@ -44,7 +44,7 @@ def test_node_creates_progress_groups_where_broker_does_not(
     assert node._commits.commit({queue: CommittedProgress(Progress(0, 0, 0))})
     node.close()
     with Admin(mq.name_server) as admin:
-        assert set(GroupNames("g").all) <= set(admin.groups())
+        assert set(GroupNames("g").all_groups) <= set(admin.groups())
 
 
 def test_nodes_of_another_topic_do_not_join_a_group(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_nodes_of_another_topic_do_not_join_a_group(rocketmq: LocalBroker, topic
         OptionError, match=rf"'{group}' has members that read {names[0]}, and this node would read {names[1]}"
     ):
         open_node(two, name_server=rocketmq.name_server, group=group)
-    assert not in_use(two.folder)
+    assert not is_in_use(two.folder)
     more = NodeSettings(tmp_path / "more", names[0], f"{topic}-dead")
     open_node(more, name_server=rocketmq.name_server, group=group, request_timeout="4s").close()  # as another process
     first.close()
@@ -77,7 +77,7 @@ def test_a_node_that_cannot_begin_holds_nothing(
 ) -> None:
     with pytest.raises(error):
         open_node(NodeSettings(tmp_path / "d"), **{"name_server": rocketmq.name_server, **options})
-    assert not in_use(tmp_path / "d")
+    assert not is_in_use(tmp_path / "d")
 
 
 def test_a_node_is_no_environments(rocketmq: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_the_spools_command_leaves_its_folder_alone(rocketmq: LocalBroker, topic
         open_drainer(tmp_path / "d", sink_options(rocketmq.name_server))
     with pytest.raises(SpoolError, match="holds records of the delay service"):
         open_node(NodeSettings(tmp_path / "d"), name_server=rocketmq.name_server, group=f"g_{topic}")
-    assert not in_use(tmp_path / "d")
+    assert not is_in_use(tmp_path / "d")
 
 
 def test_the_wall_clock_decides() -> None:

@@ -14,7 +14,7 @@ import pytest
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spool.database import in_use
+from rocketmq_spark.spool.database import is_in_use
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.header import Command
 from tests.mockbroker import MockBroker, ok, refuse, route
@@ -52,7 +52,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def begin(place: Path, brokers: list[MockBroker], inner: str = "inner", dead: bool = False, **options: object) -> None:
-    settings = NodeSettings(place / "d", inner, "dead", dead=dead)
+    settings = NodeSettings(place / "d", inner, "dead", resends_dead_letters=dead)
     open_node(settings, name_server=brokers[0].address, group="g", **options).close()
 
 
@@ -61,7 +61,7 @@ def test_members_of_other_topic_on_one_broker_of_many_are_found(cluster: Cluster
     brokers = cluster(*[NOBODY] * 4, members("other"))
     with pytest.raises(OptionError, match="'g' has members that read other, and this node would read inner"):
         begin(tmp_path, brokers)
-    assert not in_use(tmp_path / "d")
+    assert not is_in_use(tmp_path / "d")
     assert [len(broker.seen(ASK)) for broker in brokers] == [1] * 5
 
 

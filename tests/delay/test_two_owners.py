@@ -19,7 +19,7 @@ from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
 from tests.delay.nodes import QUEUES, START_MS, Node, Topic, World, envelope
 
 ONE, TWO = QUEUES
-GROUPS = GroupNames("g").all
+GROUPS = GroupNames("g").all_groups
 EARLIER = ("g", "g_stored", "g_done_ms", "g_newest_ms")
 BASE = 1 << 40
 

@@ -203,7 +203,7 @@ def test_with_row_ids_these_are_the_content():
 def test_query_epoch_batch_offsets_write_and_partition_separate():
     others = [
         NAME._replace(query="other"), NAME._replace(epoch=1), NAME._replace(number=8), NAME._replace(offsets=b"offset"),
-        NAME._replace(write="s2"), NAME._replace(offsets=b"offsetss", write="ink"),
+        NAME._replace(write_name="s2"), NAME._replace(offsets=b"offsetss", write_name="ink"),
     ]  # fmt: skip
     scopes = {name.scope(0) for name in (NAME, *others)} | {NAME.scope(1)}
     assert len(scopes) == len(others) + 2

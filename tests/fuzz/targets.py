@@ -18,7 +18,7 @@ from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of_answers
 from rocketmq_spark.columnar.decode.schema import BASIC
-from rocketmq_spark.delay.envelope_records import Rules, effect_of
+from rocketmq_spark.delay.envelope_records import DeliveryRules, effect_of
 from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, QueueCheckpoint, sink_row
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.grpc_proxy.encoder import ProxySendRequest
@@ -50,7 +50,7 @@ from tests.decode.fetching import QUEUES, SLACK
 from tests.harness import MAX_FRAME, store, unhex, vectors
 
 QUEUE = MessageQueue("t", "b", 0)
-RULES = Rules(ProducerSettings(group="g"), DEAD_TOPIC)
+RULES = DeliveryRules(ProducerSettings(group="g"), DEAD_TOPIC)
 # The requests that brokers push.
 PUSHED = (39, 40, 220, 221, 307, 309, 326)
 FAR = (1 << 63) - 1

@@ -139,15 +139,15 @@ def test_stop_ends_a_dump(home: Path, jar: Path) -> None:
     slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
     archive = Archive(home / "archives", Java(slow, 17, "slow"), [jar])
-    started, dumps = threading.Event(), list[subprocess.Popen[bytes]]()
+    on_started, dumps = threading.Event(), list[subprocess.Popen[bytes]]()
 
     def spawn_and_tell(command: list[str], log: Path) -> subprocess.Popen[bytes]:
         dumps.append(spawn(command, log))
-        started.set()
+        on_started.set()
         return dumps[-1]
 
     archive.start_dump([home], spawn_and_tell)
-    assert started.wait(60)
+    assert on_started.wait(60)
     archive.stop()
     _finish(archive, home)
     assert not archive.path.exists()

@@ -55,14 +55,14 @@ class Script:
 
 @pytest.fixture
 def script() -> Iterator[Callable[[str], Script]]:
-    started: list[Script] = []
+    on_started: list[Script] = []
 
     def start(code: str) -> Script:
-        started.append(Script(code))
-        return started[-1]
+        on_started.append(Script(code))
+        return on_started[-1]
 
     yield start
-    for one in started:
+    for one in on_started:
         one.process.kill()
         one.process.communicate()
 
@@ -250,8 +250,8 @@ def test_ctrl_c_while_starting(script: Callable[[str], Script], tmp_path: Path) 
 
 
 def test_two_at_once_do_not_meet(script: Callable[[str], Script]) -> None:
-    started = [script(_START + _WAIT) for _ in range(2)]
-    told = [one.told() for one in started]
+    on_started = [script(_START + _WAIT) for _ in range(2)]
+    told = [one.told() for one in on_started]
     assert told[0][0] != told[1][0]
     assert all(alive(pid) for _, pids in told for pid in pids)
 

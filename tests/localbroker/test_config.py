@@ -44,12 +44,12 @@ def test_proxy_configuration_is_json() -> None:
 
 
 def test_user_lines_replace_and_add() -> None:
-    text = servers.with_lines("# note\na=1\nb=2\n", {"b": True, "c": 3, "d": "x\\y"})
+    text = servers.replace_lines("# note\na=1\nb=2\n", {"b": True, "c": 3, "d": "x\\y"})
     assert text == "# note\na=1\nb=true\nc=3\nd=x\\\\y\n"
 
 
 def test_fields_replace_and_add() -> None:
-    made = servers.with_fields('{"a": 1, "b": 2}', {"b": True, "c": "x"})
+    made = servers.replace_fields('{"a": 1, "b": 2}', {"b": True, "c": "x"})
     assert json.loads(made) == {"a": 1, "b": True, "c": "x"}
 
 

@@ -27,7 +27,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.base import process as registry
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distribution, java, maven, processes, workspace
-from rocketmq_spark.localbroker.moved_folders import close_unless
+from rocketmq_spark.localbroker.moved_folders import close_if_safe
 from tests import users
 from tests.helpers import raising
 
@@ -256,7 +256,7 @@ def test_only_the_refused_folder_gets_its_mode_back(tmp_path: Path) -> None:
         folder.symlink_to(private)
         return "a problem"
 
-    assert close_unless(folder, lambda _: None, replaced) == "a problem"
+    assert close_if_safe(folder, lambda _: None, replaced) == "a problem"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 

@@ -30,9 +30,9 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def children() -> Iterator[list[subprocess.Popen[bytes]]]:
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for child in started:
+    on_started: list[subprocess.Popen[bytes]] = []
+    yield on_started
+    for child in on_started:
         child.kill()
         child.wait()
 
@@ -426,7 +426,7 @@ def test_records_and_locks_are_private_whatever_the_umask_is(run: Path, tmp_path
 @pytest.mark.usefixtures("any_mode")
 def test_a_record_is_private_while_its_process_lives(run: Path) -> None:
     taken = reserve(run, None, keep=False)
-    mode = stat.S_IMODE(taken._record.stat().st_mode)
+    mode = stat.S_IMODE(taken._record_file.stat().st_mode)
     taken.release(delete=True)
     assert mode == 0o600
 
@@ -470,6 +470,6 @@ def test_the_output_of_a_server_follows_no_link(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("any_mode")
 def test_the_first_file_of_a_store_is_private(tmp_path: Path) -> None:
-    servers._note_timers_read(tmp_path / "store")
+    servers._write_timer_checkpoint(tmp_path / "store")
     made = [path.stat().st_mode & 0o077 for path in (tmp_path / "store").rglob("*")]
     assert made == [0, 0]

@@ -69,7 +69,7 @@ def test_a_child_that_starts_during_ctrl_c_can_be_ended(tmp_path: Path, monkeypa
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     known: list[subprocess.Popen[bytes]] = []
     with pytest.raises(KeyboardInterrupt):
-        spawn(["/bin/sleep", "60"], tmp_path / "log", started=known.append)
+        spawn(["/bin/sleep", "60"], tmp_path / "log", on_started=known.append)
     (child,) = known
     assert child.poll() is None
     child.kill()
@@ -150,7 +150,7 @@ def test_only_this_start_counts(tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_text("boot success\n")
     server = _server(tmp_path, "no.such.Main")
     server.start()
-    assert "boot success" not in server.printed()
+    assert "boot success" not in server.output_since_start()
     assert "boot success" in server.log()
     server.kill()
 

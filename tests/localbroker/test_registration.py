@@ -73,11 +73,11 @@ def test_a_trigger_sends_a_broker_the_permission_that_it_has(
     before = conf.read_text()
     try:
         conf.write_text(f"{before}brokerPermission=4\n")
-        registration._trigger(server)
+        registration._trigger_registration(server)
         assert lone.admin.broker_config("broker-a")["brokerPermission"] == "4"
     finally:
         conf.write_text(before)
-        registration._trigger(server)
+        registration._trigger_registration(server)
     assert lone.admin.broker_config("broker-a")["brokerPermission"] == "6"
 
 

@@ -70,7 +70,7 @@ def test_a_fork_that_lives_on_holds_no_lock(tmp_path: Path, fork: Callable[[], N
 
 
 def _ready(server: Server) -> bool:
-    return "success" in server.printed() and processes.is_listening(server.program.ports[0])
+    return "success" in server.output_since_start() and processes.is_listening(server.program.ports[0])
 
 
 def _bring_up(ws: Workspace, make: Callable[[int], Program] | None = None) -> Server:
@@ -106,7 +106,7 @@ def test_a_port_taken_at_the_last_moment(
             taken,
             *(processes.free_port() for _ in range(9)),
         ]  # others on this machine may take one meanwhile
-        monkeypatch.setattr(processes._blocks, "chosen", set())
+        monkeypatch.setattr(processes._blocks, "chosen_ports", set())
         really_free, looked = processes.is_free, []
 
         def free_when_first_looked_at(port: int) -> bool:

@@ -21,28 +21,28 @@ def doubts() -> HoleSuspicions:
 @pytest.mark.parametrize(("now", "open_"), [(100.0, True), (114.9, True), (115.0, False)])
 def test_a_hole_is_doubted_until_the_time_of_grace_is_over(now: float, open_: bool) -> None:
     known, holes = doubts(), [Hole(1, 12, 14)]
-    known.unconfirmed(ANSWERS, holes, 100.0, is_reliable=True)
-    assert known.unconfirmed(ANSWERS, holes, now, is_reliable=True) == (holes if open_ else [])
+    known.unconfirmed_holes(ANSWERS, holes, 100.0, is_reliable=True)
+    assert known.unconfirmed_holes(ANSWERS, holes, now, is_reliable=True) == (holes if open_ else [])
 
 
 def test_what_a_slave_said_does_not_count() -> None:
     known, holes = doubts(), [Hole(0, 2, 4)]
-    known.unconfirmed(ANSWERS, holes, 100.0, is_reliable=True)
-    assert known.unconfirmed(ANSWERS, holes, 114.0, is_reliable=False) == holes
-    assert known.unconfirmed(ANSWERS, holes, 128.9, is_reliable=True) == holes
-    assert known.unconfirmed(ANSWERS, holes, 129.0, is_reliable=True) == []
+    known.unconfirmed_holes(ANSWERS, holes, 100.0, is_reliable=True)
+    assert known.unconfirmed_holes(ANSWERS, holes, 114.0, is_reliable=False) == holes
+    assert known.unconfirmed_holes(ANSWERS, holes, 128.9, is_reliable=True) == holes
+    assert known.unconfirmed_holes(ANSWERS, holes, 129.0, is_reliable=True) == []
 
 
 def test_answer_with_holes_is_asked_once_after_growing_pauses() -> None:
     known, holes = doubts(), [Hole(1, 11, 12), Hole(1, 15, 16), Hole(3, 10, 20)]
-    assert known.unconfirmed(ANSWERS, holes, 100.0, is_reliable=True) == holes
+    assert known.unconfirmed_holes(ANSWERS, holes, 100.0, is_reliable=True) == holes
     assert dict(known.retries(ANSWERS, holes, 100.0)) == {ANSWERS[1]: 101.0, ANSWERS[3]: 101.0}
     assert dict(known.retries(ANSWERS, holes[:2], 105.0)) == {ANSWERS[1]: 107.0}
 
 
 def test_each_answer_waits_for_its_first_hole() -> None:
     known, first, second = doubts(), Hole(1, 11, 12), Hole(1, 15, 16)
-    known.unconfirmed(ANSWERS, [first, second], 100.0, is_reliable=True)
+    known.unconfirmed_holes(ANSWERS, [first, second], 100.0, is_reliable=True)
     assert dict(known.retries(ANSWERS, [first, second], 100.0)) == {ANSWERS[1]: 101.0}
     assert dict(known.retries(ANSWERS, [first], 105.0)) == {ANSWERS[1]: 107.0}
 

@@ -201,7 +201,7 @@ def test_with_a_suffix_all_queues_are_used() -> None:
         (SUFFIX, "option 'environmentMode' is 'suffix', which needs option 'environment'"),
         (
             {**SUFFIX, "environment": "dev", "environments": "3"},
-            "option 'environments' shares out the queues of a topic",
+            "option 'environments' divides the queues of a topic",
         ),
         ({**SUFFIX, "environment": "dév"}, "option 'environment' is 'dév'; expected only letters, digits"),
         (

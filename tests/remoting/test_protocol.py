@@ -427,7 +427,7 @@ def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.Monke
     talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 8000, room.account("mine"))
     (event,) = in_pieces(talk, pushed(7000))
     assert isinstance(event, RequestReceived)
-    assert (event.held_bytes, event.drop_reason, talk._splitter.buffered_bytes) == (None, protocol._NO_ROOM, 0)
+    assert (event.held_bytes, event.drop_reason, talk._splitter.buffered_bytes) == (None, protocol._NO_ROOM_REASON, 0)
 
 
 @pytest.mark.parametrize("is_push", [False, True], ids=["answer", "request"])
@@ -448,7 +448,7 @@ def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatc
     assert [talk.tick() for _ in range(protocol.QUIET_TICKS)] == [[]] * protocol.QUIET_TICKS
     (event,) = talk.tick()
     if isinstance(event, RequestReceived):
-        assert (is_push, event.held_bytes, event.drop_reason) == (True, None, protocol._TOO_SLOW)
+        assert (is_push, event.held_bytes, event.drop_reason) == (True, None, protocol._TOO_SLOW_REASON)
     else:
         assert (is_push, event.waiter, event.error.retriable) == (False, "a", True)
     assert (talk._splitter.buffered_bytes, room.used, talk.tick()) == (0, 0, [])

@@ -288,7 +288,7 @@ def test_numbers_of_another_connection_are_not_compared(use, caplog):
 
 def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
     """Options and servers decide how many topics there are, and how many queues each has."""
-    monkeypatch.setattr(checks, "_MAX_NUMBERED", 9)
+    monkeypatch.setattr(checks, "_MAX_KEPT_NUMBERS", 9)
     brokers = ["BC"] * 10
     sender = use(Numbered(*brokers, "bcdefghijklm"))
     for n in range(len(brokers)):
@@ -303,7 +303,7 @@ def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
 
 def test_two_names_of_a_topic_are_logged_once_in_little_memory(monkeypatch, caplog):
     process.entries(checks._NAMES_KEY).clear()
-    monkeypatch.setattr(checks, "_MAX_NAMED", 3)
+    monkeypatch.setattr(checks, "_MAX_KEPT_NAMES", 3)
     options = sink_options("x:1", topicNames="dotsToUnderscores")
     for names in (["a.a", "b.b"], ["c.c", "a.a"], ["d.d"]):
         checks.check_topic_names(options, names)

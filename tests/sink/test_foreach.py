@@ -189,12 +189,12 @@ def test_task_keeps_the_queue_its_driver_counted_for_it() -> None:
         given: dict[str, Any] = {"topic": "t", "environment": "1"}
         writer = foreach_batch_writer(names.address, **given)
         writer(Frame(lambda: None), 0)  # type: ignore[arg-type]
-        assert (writer.total.rows, len(mine.given_names(Request.SEND_BATCH_MESSAGE))) == (1, 1)
+        assert (writer.total.rows, len(mine.seen(Request.SEND_BATCH_MESSAGE))) == (1, 1)
         left = Frame(lambda: names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-b": others.address})))
         with pytest.raises(RocketMQError):
             foreach_batch_writer(names.address, send_timeout="3s", **given)(left, 1)  # type: ignore[arg-type]
         assert left.begun
-        assert others.given_names(Request.SEND_BATCH_MESSAGE) == []
+        assert others.seen(Request.SEND_BATCH_MESSAGE) == []
     session.close_all()
 
 
@@ -278,7 +278,7 @@ def test_checkpoint_with_a_finished_batch_is_of_another_query(tmp_path: Path) ->
     for number in (0, None):
         with (
             pytest.raises(OptionError, match=r"batch 0 .* is finished") as e,
-            foreach._registered_write(frame, batch._replace(number=number, write="other"), ["orders"]),
+            foreach._registered_write(frame, batch._replace(number=number, write_name="other"), ["orders"]),
         ):
             pytest.fail("it is not begun")
         assert "checkpoint_location" in str(e.value.remedy)

@@ -155,7 +155,7 @@ def test_a_task_waits_for_the_broker_of_its_environment(then: str, monkeypatch: 
         layout = '{"dev": {"broker-a": [0]}, "test": {"broker-b": [0]}}'
         given = {"topic": "t", "environment": "dev", "environments": layout, "sendTimeout": "20s"}
         done = Writes(names.address, monkeypatch)(frame(body=["x"]), **given)
-        assert not other.given_names(Request.SEND_BATCH_MESSAGE)
+        assert not other.seen(Request.SEND_BATCH_MESSAGE)
     assert (done.rows, kept) == (1, [b"x"])
 
 

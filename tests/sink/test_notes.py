@@ -48,7 +48,7 @@ def folder(request: Any, tmp_path: Path) -> Folder:
 
 def test_a_batch_is_begun_once_and_its_note_stays(folder: Folder) -> None:
     name = batch_notes.batch_name(folder, "sink")
-    assert (name.query, name.epoch, name.number, name.write) == ("query-1", 0, 0, "sink")
+    assert (name.query, name.epoch, name.number, name.write_name) == ("query-1", 0, 0, "sink")
     first = batch_notes.begin_batch(folder, name, lambda: ENDS)
     assert (first.existed, first.note.ends) == (False, ENDS)
     again = batch_notes.begin_batch(

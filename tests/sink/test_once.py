@@ -318,7 +318,7 @@ def test_a_note_waits_for_the_queues_of_an_environment(monkeypatch: pytest.Monke
     given = {"environment": "dev" if layout else "2", **({"environments": layout} if layout else {})}
     a, b = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
     monkeypatch.setattr(checks, "environment_queues", lambda options: {} if layout else {"t": (b,)})
-    enough = exactly_once._require_master(sink_options("x:1", topic="t", deliveryGuarantee="exactly-once", **given))
+    enough = exactly_once._master_check(sink_options("x:1", topic="t", deliveryGuarantee="exactly-once", **given))
     led = {name: BrokerData(name, "c", {0: f"{name}:1"}) for name in ("broker-a", "broker-b")}
     route = TopicRoute("t", tuple(QueueData(name, 1, 1, 6) for name in led), led)
     enough(route, {a, b})

@@ -54,7 +54,7 @@ class Registering(ScriptedSender):
         self.after = after
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        if len(self.given_names("route")) >= self.after:
+        if len(self.seen("route")) >= self.after:
             self.routes["T"] = tuple(qs("a:0-1 b:0-1"))
         return super().publish_queues(topic, deadline, refresh)
 

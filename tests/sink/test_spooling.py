@@ -158,7 +158,7 @@ def test_permanent_failure_fails_the_task_and_spools_nothing(
 ) -> None:
     """Nor of the batches that have no answer when one is refused: Spark repeats all of them."""
     no = refuse(Response.MESSAGE_ILLEGAL, "no")
-    moody.mood = lambda call: no if len(moody.given_names(Request.SEND_BATCH_MESSAGE)) == INITIAL_PER_BROKER else None
+    moody.mood = lambda call: no if len(moody.seen(Request.SEND_BATCH_MESSAGE)) == INITIAL_PER_BROKER else None
     with pytest.raises(MessageIllegal):
         Writes(moody.address, monkeypatch)(
             frame(body=numbered(300)), topic="t", batchMaxBytes=1_000, sendTimeout="2s",
@@ -233,7 +233,7 @@ def test_idle_worker_sends_what_another_worker_left_spooled(moody: Moody, tmp_pa
     left.close()
     assert worker_spool(parsed, checks.producer_settings(parsed)) is mine
     eventually(lambda: len(mine.store) == 0, 60)
-    assert len(moody.given_names(Request.SEND_MESSAGE_V2)) == 1
+    assert len(moody.seen(Request.SEND_MESSAGE_V2)) == 1
 
 
 def test_spooled_rows_keep_the_environment_queues_they_were_for(

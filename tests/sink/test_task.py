@@ -278,7 +278,7 @@ def test_java_reads_delayed_rows_at_their_time_and_not_before(
     assert sorted(record.body for record in read) == sorted(waits)
     for record in read:
         # Timers have steps of a tenth of a second here.
-        assert record.given_names >= record.stored >= begin_ms + waits[record.body] - 150, record
+        assert record.seen >= record.stored >= begin_ms + waits[record.body] - 150, record
 
 
 def test_delays_of_a_hashed_row_stay_on_its_queue(rocketmq: LocalBroker, topic: str, writes: Writes) -> None:

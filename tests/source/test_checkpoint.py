@@ -66,7 +66,7 @@ def test_the_batch_that_is_not_done_with_what_it_reads(tmp_path: Path) -> None:
     (tmp_path / "offsets" / "0").unlink()
     found = uncommitted_batch(open_folder(str(tmp_path)))
     assert found is not None
-    assert (found.ranges, found.unknown) == ([], [Q])
+    assert (found.ranges, found.queues_without_start) == ([], [Q])
 
 
 def test_foreign_sources_and_those_without_offset_are_left_out(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_self_join_reads_its_ranges_once(tmp_path: Path) -> None:
     assert (first.ranges, first.size) == ([OffsetRange(Q, 2, 5)], 3)
     assert (second.ranges, second.size) == ([OffsetRange(Q, 5, 9), OffsetRange(Q, 5, 7)], 6)
     (tmp_path / "offsets" / "0").unlink()
-    assert history(open_folder(str(tmp_path)))[0].unknown == [Q]
+    assert history(open_folder(str(tmp_path)))[0].queues_without_start == [Q]
 
 
 def test_batches_that_are_removed_during_a_look_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_batch_start_is_unknown_when_previous_batch_is_not_kept(tmp_path: Path) 
     entry(tmp_path, 7, ours(5))
     entry(tmp_path, 9, ours(8))
     found = history(open_folder(str(tmp_path)))
-    assert [(read.ranges, read.unknown, read.size) for read in found] == [([], [Q], None)] * 2
+    assert [(read.ranges, read.queues_without_start, read.size) for read in found] == [([], [Q], None)] * 2
 
 
 def test_queue_read_by_several_sources_counts_the_lowest_offset(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_nothing_is_removed_where_numpy_is_missing(query: Folder, monkeypatch: p
 def test_what_was_behind_it_goes_and_is_kept_beside(query: Folder) -> None:
     before = {path: query.read(path) for path in query.files(recursive=True) if not path.endswith(".crc")}
     planned, backup = go(query, 1)
-    assert (planned.rolled_back, planned.ranges) == ([2, 3, 4], [OffsetRange(Q, 20, 50)])
+    assert (planned.later_batches, planned.ranges) == ([2, 3, 4], [OffsetRange(Q, 20, 50)])
     assert backup.name == f"{query.name}.before-rewind-20260131T120000Z"
     assert {path: backup.read(path) for path in backup.files(recursive=True) if not path.endswith(".crc")} == before
     left = last_batch(query)
@@ -121,7 +121,7 @@ def test_wherever_it_stops_the_folder_is_one_to_go_on_from(query: Folder) -> Non
     """Of each step: what is done has an entry in both logs, and nothing is missing in between."""
     reads = history(query)
     planned = rewind.plan_rewind(query, reads, rewind.choose_batch(reads, 1, None))
-    for path in planned.removed:
+    for path in planned.files_to_remove:
         query.delete([path])
         found = history(query)
         assert [read.batch.number for read in found] == list(range(len(found)))
@@ -134,8 +134,8 @@ def test_interrupted_rewind_leaves_no_state_of_an_unlogged_batch(query: Folder) 
     state(query, *(f"0/{version}.delta" for version in range(1, 7)), "0/5.snapshot", "1/4.zip", "1/2_a.zip")
     reads = history(query)
     planned = rewind.plan_rewind(query, reads, rewind.choose_batch(reads, 1, None))
-    assert planned.removed[0] == "state/0/0/6.delta"  # no batch of the log made it
-    for path in planned.removed:
+    assert planned.files_to_remove[0] == "state/0/0/6.delta"  # no batch of the log made it
+    for path in planned.files_to_remove:
         query.delete([path])
         kept = max(int(path.rpartition("/")[2][0]) for path in query.files("state", recursive=True))
         assert max(logged_times_ms(query, "commits")) + 1 <= kept <= max(logged_times_ms(query, "offsets")) + 1
@@ -158,7 +158,7 @@ def test_rewind_removes_later_versions_of_state_too(query: Folder) -> None:
         )
     }
     assert backup.read("state/0/0/3.delta") == "0/3.delta"
-    assert not planned.removed[-1].startswith("commits")
+    assert not planned.files_to_remove[-1].startswith("commits")
 
 
 def test_state_that_is_gone_is_refused(query: Folder) -> None:

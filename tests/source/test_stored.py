@@ -27,7 +27,7 @@ def test_what_each_batch_read(version):
         MessageQueue(*of) for of in (("orders", "broker-a", 0), ("orders", "broker-a", 1), ("prices", "broker-a", 0))
     )
     found = history(open_folder(str(STORED / version / "filtered")))
-    assert [(read.batch.number, read.ranges, read.unknown, read.done_ms is None) for read in found] == [
+    assert [(read.batch.number, read.ranges, read.queues_without_start, read.done_ms is None) for read in found] == [
         (0, [OffsetRange(zero, 0, 3), OffsetRange(one, 0, 3)], [], False),
         (1, [OffsetRange(zero, 3, 5), OffsetRange(prices, 0, 2)], [], False),
         (2, [OffsetRange(one, 3, 5)], [], True),

@@ -46,7 +46,7 @@ def sent(store: Store, joins: bool) -> list[bytes]:
     found = []
     while works := store.take(NOW_MS, 10, predicate=(lambda first: lambda other: True) if joins else None):
         for work in works:
-            found += [work.record.payload, *(other.record.payload for other in work.batched)]
+            found += [work.record.payload, *(other.record.payload for other in work.followers)]
         store.settle([(work, Done()) for work in works], NOW_MS)
     return found
 
@@ -124,7 +124,9 @@ def test_totals_that_would_fall_below_zero_are_counted_again(
     change(three_of_a_lane(tmp_path), puts)
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         (error,) = use(store)
-        assert f"totals of the spool in {tmp_path} are lower than its records; these are counted again" in error
+        assert (
+            f"totals of the spool in {tmp_path} are lower than its records, so the records are counted again" in error
+        )
         assert (store.damage_count, store.totals) == (
             1,
             Totals(store.totals.next_sequence, last_ms=store.totals.last_ms),

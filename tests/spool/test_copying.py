@@ -26,8 +26,8 @@ from rocketmq_spark.delay.envelope_records import (
     COPY_RULES,
     DELAYED_KIND,
     OTHER_ID_REASON,
+    DeliveryRules,
     RecreationCheck,
-    Rules,
     dead_letter_of,
     effect_of,
 )
@@ -199,7 +199,7 @@ def test_what_this_package_writes_is_taken() -> None:
         NOTE + b"name",
         OWNER[1],
     ]
-    assert (checked.left_out, checked.records, checked.dead) == ({}, 3, 1)
+    assert (checked.left_out, checked.record_count, checked.dead) == ({}, 3, 1)
     assert checked.owner == SpoolOwner(("a:1",), "")
 
 
@@ -647,7 +647,10 @@ def a_folder_in_the_source(tmp_path: Path) -> tuple[Path, str]:
 
 
 def a_folder_in_none(tmp_path: Path) -> tuple[Path, str]:
-    return tmp_path / "none" / "copy", "cannot be created: No such file or directory. Name a folder in one that exists"
+    return (
+        tmp_path / "none" / "copy",
+        "cannot be created: No such file or directory. Name a folder in a folder that exists",
+    )
 
 
 def a_folder_where_others_may_replace_it(tmp_path: Path) -> tuple[Path, str]:
@@ -775,7 +778,7 @@ def test_the_limits_hold_for_the_command(tmp_path: Path, monkeypatch: pytest.Mon
 
 QUEUE = MessageQueue("dmq_inner_topic", "broker-a", 0)
 LATER_MS = NOW_MS + 7
-RULES = Rules(ProducerSettings(group="g"), "dead")
+RULES = DeliveryRules(ProducerSettings(group="g"), "dead")
 
 
 def delay_folder(path: Path) -> Path:

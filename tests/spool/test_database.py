@@ -20,7 +20,7 @@ import pytest
 
 from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
 from rocketmq_spark.spool import database, files
-from rocketmq_spark.spool.database import Damaged, Database, in_use, is_database
+from rocketmq_spark.spool.database import Damaged, Database, is_database, is_in_use
 from tests.helpers import raising
 from tests.spool.test_files import synced_files
 
@@ -115,7 +115,7 @@ def test_one_folder_has_one_owner_whatever_it_is_called(tmp_path: Path, monkeypa
     for path in (Path("s"), tmp_path / "link", tmp_path / "s" / ".." / "s"):
         with pytest.raises(SpoolError, match="is in use by another process, or by another producer of this one"):
             Database(path)
-        assert in_use(path)
+        assert is_in_use(path)
         Database(path, read_only=True).close()
     db.close()
     Database(tmp_path / "link").close()
@@ -124,19 +124,22 @@ def test_one_folder_has_one_owner_whatever_it_is_called(tmp_path: Path, monkeypa
 def test_folder_in_use_is_detected_without_changing_it(tmp_path: Path) -> None:
     db = Database(tmp_path)
     files = sorted(path.name for path in tmp_path.iterdir())
-    code = f"from pathlib import Path\nfrom rocketmq_spark.spool.database import in_use\nprint(in_use(Path({str(tmp_path)!r})))"
+    code = (
+        "from pathlib import Path\nfrom rocketmq_spark.spool.database import is_in_use\n"
+        f"print(is_in_use(Path({str(tmp_path)!r})))"
+    )
 
     def another_sees() -> str:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
         return done.stdout.strip()
 
-    assert in_use(tmp_path)
+    assert is_in_use(tmp_path)
     assert another_sees() == "True"  # also after this process has asked: that did not drop its lock
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     db.close()
-    assert not in_use(tmp_path)
+    assert not is_in_use(tmp_path)
     assert another_sees() == "False"
-    assert not in_use(tmp_path / "nowhere")
+    assert not is_in_use(tmp_path / "nowhere")
 
 
 def test_a_folder_that_has_gone_takes_no_other_its_lock(tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_a_folder_that_has_gone_takes_no_other_its_lock(tmp_path: Path) -> None:
     mine = [Database(tmp_path / f"mine-{number}") for number in range(2)]
     for each in gone:
         shutil.rmtree(each.path)
-    assert all(in_use(each.path) for each in mine)
+    assert all(is_in_use(each.path) for each in mine)
     for each in (*gone, *mine):
         each.close()
 

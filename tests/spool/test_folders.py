@@ -32,7 +32,7 @@ from rocketmq_spark.session.spools import (
 )
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module
-from rocketmq_spark.spool.database import in_use
+from rocketmq_spark.spool.database import is_in_use
 from rocketmq_spark.spool.records import LASTING_PREFIX, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, record_key
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
@@ -76,7 +76,7 @@ def test_relative_folder_stays_when_process_changes_directory(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     mine = make(Path("spool"))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert in_use(tmp_path / "spool")
+    assert is_in_use(tmp_path / "spool")
     mine.add([(record(b"1"), 1)])
     assert everything(mine) == [1]
     mine.close()
@@ -234,7 +234,7 @@ def test_emptied_folder_is_closed_then_removed_under_its_lock(tmp_path: Path, mo
     monkeypatch.setattr(Store, "close", lambda self: (there.append(self.path.exists()), close(self)))
 
     def renamed(self: Path, target: Path) -> Path:
-        look = f"from rocketmq_spark.spool.database import in_use, Path; print(in_use(Path({str(self)!r})))"
+        look = f"from rocketmq_spark.spool.database import is_in_use, Path; print(is_in_use(Path({str(self)!r})))"
         locked.append(subprocess.check_output([sys.executable, "-c", look], cwd=ROOT, text=True, timeout=60).strip())
         return rename(self, target)
 

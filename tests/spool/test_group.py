@@ -33,7 +33,7 @@ def test_those_that_wait_are_written_together_or_one_by_one(together: bool, size
     assert writing.wait(60)
     for each in threads[1:]:
         each.start()
-    eventually(lambda: not together or len(group._waiting) == 3)
+    eventually(lambda: not together or len(group._waiting_requests) == 3)
     go.set()
     for each in threads:
         each.join(60)
@@ -74,7 +74,7 @@ def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
     assert writing.wait(60)
     for each in threads[1:]:
         each.start()
-    eventually(lambda: len(group._waiting) == 3)
+    eventually(lambda: len(group._waiting_requests) == 3)
     go.set()
     for each in threads:
         each.join(60)
@@ -90,7 +90,7 @@ def test_interrupted_group_commit_loses_no_message() -> None:
     with lock:
         other = threading.Thread(target=group.submit, args=(mine,))
         other.start()
-        eventually(lambda: bool(group._waiting))
-        group._waiting.clear()
+        eventually(lambda: bool(group._waiting_requests))
+        group._waiting_requests.clear()
     other.join(60)
     assert written == [mine]

@@ -32,7 +32,7 @@ def test_changed_log_header_is_repaired_and_torn_end_is_valid(payloads: list[byt
     broken = bytearray(whole)
     broken[at] ^= data.draw(st.integers(1, 255))
     found = find_header_damage(bytes(broken))
-    assert not found.lost
+    assert not found.lost_ranges
     if found.problem is None:
         assert broken[place + 6] in (1, 2, 3, 4), "RocksDB itself finds only what keeps the chain of records"
     else:
@@ -56,7 +56,7 @@ def test_what_fits_no_checksum_is_lost_to_the_end_of_its_block() -> None:
     broken = bytearray(first + second + bytes(BLOCK - 114) + first)
     broken[60], broken[63] = 0x33, 0x77  # of the second's header: its checksum and its type
     found = find_header_damage(bytes(broken))
-    assert (found.repaired, found.lost) == ({}, [(57, BLOCK)])
+    assert (found.original_headers, found.lost_ranges) == ({}, [(57, BLOCK)])
     assert found.repair(bytes(broken)) == first + bytes(BLOCK - 57) + first
 
 
@@ -66,6 +66,6 @@ def test_torn_end_of_complete_log_file_counts_as_lost_record(cut: int) -> None:
     torn = first + second[:cut]
     assert find_header_damage(torn).problem is None
     found = find_header_damage(torn, may_be_torn=False)
-    assert found.lost == [(57, 57 + cut)]
+    assert found.lost_ranges == [(57, 57 + cut)]
     assert found.repair(torn) == first + bytes(cut)
     assert find_header_damage(first, may_be_torn=False).problem is None

@@ -29,7 +29,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session.spools import _adoptable_spools, adopt, claim, preload, spools_in, worker_spool
 from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
-from rocketmq_spark.spool.database import Database, in_use
+from rocketmq_spark.spool.database import Database, is_in_use
 from rocketmq_spark.spool.files import copy_instruction
 from rocketmq_spark.spool.owner_reader import _write_entries
 from rocketmq_spark.spool.owner_rights import become_owner
@@ -303,7 +303,7 @@ def test_files_of_root_in_a_spool_are_no_reason_to_refuse_it(tmp_path: Path, mon
         assert len(store) == 1
 
 
-@pytest.mark.parametrize("first", [in_use, lambda path: fill(path, b"more"), lambda path: locked(path).__enter__()])
+@pytest.mark.parametrize("first", [is_in_use, lambda path: fill(path, b"more"), lambda path: locked(path).__enter__()])
 def test_others_may_not_take_the_lock_of_an_open_folder(tmp_path: Path, first: Callable[[Path], object]) -> None:
     """Earlier releases made folders that others may read, and whoever may read a file can lock it: then the owner could neither
     open its spool nor adopt it.
@@ -324,7 +324,7 @@ def test_the_lock_of_a_new_spool_is_private_from_the_start(tmp_path: Path) -> No
     try:
         store = make(tmp_path / "spool")
         assert mode(tmp_path / "spool" / "LOCK") == 0o600
-        assert in_use(tmp_path / "spool")
+        assert is_in_use(tmp_path / "spool")
         store.close()
     finally:
         os.umask(before)

@@ -325,7 +325,7 @@ def test_records_leased_when_damage_is_found_end_normally(
     left = [b"new"] if gone != "due times" else [b"0", b"1", b"2", b"3", b"new"]
     ended = [work.record.payload for work in out] if not isinstance(verdict, RetryLater) and gone == "due times" else []
     assert sorted(found) == sorted(set(left) - set(ended))
-    assert (store.totals.depth, store.totals.size, store._new_keys, store._leased) == (0, 0, {}, set())
+    assert (store.totals.depth, store.totals.size, store._new_keys, store._leased_sequences) == (0, 0, {}, set())
     assert not store.holds(lane)
     store.close()
 
@@ -335,8 +335,8 @@ def test_records_lost_from_leased_batch_cost_no_new_record(tmp_path: Path) -> No
     store = Store(tmp_path, sync="never")
     store.add([(record(b"%d" % i, lane=b"l"), 1000) for i in range(3)])
     (head,) = store.take(2000, 1, predicate=lambda first: lambda other: True)
-    assert len(head.batched) == 2
-    database(store).write([], [TOTALS, *(record_key(RECORD, other.sequence) for other in head.batched)])
+    assert len(head.followers) == 2
+    database(store).write([], [TOTALS, *(record_key(RECORD, other.sequence) for other in head.followers)])
     store._failed = store._damaged = True
     store.add([(record(b"new", lane=b"l"), 1000)])
     store.settle([(head, Done())], 3000)

@@ -42,7 +42,7 @@ def test_outage_of_10_seconds_ends_with_delivery_at_third_try(bench: Bench) -> N
     bench.add(record(b"x"))
     bench.time.advance(5000)
     assert bench.seconds == [3, 8, 38]
-    assert bench.redelivery.delivered == 1
+    assert bench.redelivery.delivered_count == 1
     assert len(bench.store) == 0
     assert bench.store.next_due_ms() is None
 
@@ -96,7 +96,7 @@ def test_the_first_answer_counts(bench: Bench, caplog: pytest.LogCaptureFixture)
     bench.time.advance(1)
     done(Resent(None, "much too late", is_temporary=True))
     bench.time.advance(5000)
-    assert (bench.redelivery.delivered, len(bench.store), bench.store.totals.dead) == (1, 0, 0)
+    assert (bench.redelivery.delivered_count, len(bench.store), bench.store.totals.dead) == (1, 0, 0)
     assert (bench.payloads, bench.redelivery.trouble, caplog.text) == ([b"x"], None, "")
 
 
@@ -318,7 +318,7 @@ def test_redelivery_that_lacked_thread_resumes_at_next_wakeup(bench: Bench, monk
             bench.redelivery.wake()
     bench.add(record(b"x"))
     bench.time.advance(10)
-    assert bench.redelivery.delivered == 1
+    assert bench.redelivery.delivered_count == 1
 
 
 def test_large_window_refills_in_large_parts_and_settles_at_once(
@@ -404,7 +404,7 @@ def test_what_joins_the_head_of_its_lane_goes_with_it(bench: Bench) -> None:
     bench.time.advance(0)
     assert bench.together == [10, 1, 1, 1, 10, 10, 5]
     assert [one for one in bench.payloads if one != b"other"] == [b"%d" % number for number in range(35)]
-    assert bench.redelivery.delivered == 38
+    assert bench.redelivery.delivered_count == 38
     assert (len(bench.store), bench.store.totals.size) == (0, 0)
     assert not bench.store.holds(b"l")
 
@@ -460,7 +460,7 @@ def test_refused_record_does_not_end_others_of_its_batch(bench: Bench) -> None:
     bench.time.advance(100)
     assert bench.together == [9] + [1] * 9
     assert bench.payloads[9:] == [b"%d" % number for number in range(9)]
-    assert (bench.redelivery.delivered, len(bench.store), bench.store.totals.dead) == (8, 0, 1)
+    assert (bench.redelivery.delivered_count, len(bench.store), bench.store.totals.dead) == (8, 0, 1)
     bench.works = lambda one: Resent()
     laned(bench, 3)
     bench.time.advance(0)
@@ -533,4 +533,4 @@ def test_close_does_not_count_results_of_running_turn_twice(bench: Bench, monkey
     goes_on.set()
     turn.join(WAIT_S)
     close.join(WAIT_S)
-    assert (len(bench.store), bench.redelivery.delivered) == (2, 1)
+    assert (len(bench.store), bench.redelivery.delivered_count) == (2, 1)

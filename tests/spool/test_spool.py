@@ -12,7 +12,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
 from rocketmq_spark.spool import spool as spool_module
-from rocketmq_spark.spool.database import in_use
+from rocketmq_spark.spool.database import is_in_use
 from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SEND_KIND, SendSpool, broker_target
@@ -64,11 +64,11 @@ def test_it_is_sent_again_as_it_was(fixture: Fixture) -> None:
 
 def test_spool_holds_back_sends_to_queue_with_waiting_records(fixture: Fixture) -> None:
     fixture.spool.keep([send(b"x", "a:1"), send(b"y")])
-    assert fixture.spool.holds(send(b"z", "a:1"))
-    assert not fixture.spool.holds(send(b"z", "a:2"))
-    assert not fixture.spool.holds(send(b"z"))
+    assert fixture.spool.has_earlier_record(send(b"z", "a:1"))
+    assert not fixture.spool.has_earlier_record(send(b"z", "a:2"))
+    assert not fixture.spool.has_earlier_record(send(b"z"))
     fixture.time.advance(3)
-    assert not fixture.spool.holds(send(b"z", "a:1"))
+    assert not fixture.spool.has_earlier_record(send(b"z", "a:1"))
 
 
 def test_a_send_that_waits_behind_another_one_is_no_failure(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,10 +86,10 @@ def test_broker_that_answers_again_makes_its_records_due_now(fixture: Fixture) -
     fixture.time.advance(40)
     fixture.resender.answer = lambda one: Resent(one.queue or q("a:0", one.topic))
     fixture.resender.sent.clear()
-    fixture.spool.answered(q("a:7"))
+    fixture.spool.note_accepted_send(q("a:7"))
     fixture.time.advance(0)
     assert [one.request.body for one in fixture.resender.sent] == [b"x"]
-    fixture.spool.answered(q("c:7", "U"))
+    fixture.spool.note_accepted_send(q("c:7", "U"))
     fixture.time.advance(0)
     assert [one.request.body for one in fixture.resender.sent] == [b"x", b"z"]
 
@@ -114,8 +114,8 @@ def test_after_restart_answer_of_broker_makes_its_records_due(fixture: Fixture) 
     fixture.open()
     fixture.time.advance(1)
     assert fixture.resender.sent == []
-    fixture.spool.answered(q("b:0", "U"))
-    fixture.spool.answered(q("a:0"))
+    fixture.spool.note_accepted_send(q("b:0", "U"))
+    fixture.spool.note_accepted_send(q("a:0"))
     fixture.time.advance(0)
     assert [one.request.body for one in fixture.resender.sent] == [b"x"]
 
@@ -238,4 +238,4 @@ def test_a_spool_that_cannot_be_made_leaves_its_folder(tmp_path: Path, monkeypat
             store.add([(Record("send", b"x", 1, "t"), 1)])
             with pytest.raises(KeyboardInterrupt, match=place):
                 SendSpool(store, FakeResender(), Timer("spool"))
-        assert not in_use(tmp_path / "s")
+        assert not is_in_use(tmp_path / "s")

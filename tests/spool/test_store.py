@@ -51,11 +51,11 @@ def test_what_went_with_a_head_that_is_given_up_waits_on(path: Path) -> None:
     store = Store(path, "never")
     store.add([(record(body, lane=b"l"), 0) for body in (b"1", b"2", b"3")])
     (work,) = store.take(1000, 10, predicate=lambda first: lambda other: True)
-    assert [each.record.payload for each in work.batched] == [b"2", b"3"]
+    assert [each.record.payload for each in work.followers] == [b"2", b"3"]
     store.settle([(work, Dead("too often"))], 1000)
     assert (len(store), store.totals.dead) == (2, 1)
     (work,) = store.take(1000, 10, predicate=lambda first: lambda other: True)
-    assert [work.record.payload, *(each.record.payload for each in work.batched)] == [b"2", b"3"]
+    assert [work.record.payload, *(each.record.payload for each in work.followers)] == [b"2", b"3"]
     store.settle([(work, Done())], 1000)
     assert (len(store), store.totals.dead, store.holds(b"l")) == (0, 1, False)
     store.close()

@@ -17,7 +17,7 @@ from hypothesis.stateful import invariant
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.lanes import LeasedRecord
 from rocketmq_spark.spool.records import (
-    INDEXED,
+    INDEXED_VERSION,
     PENDING,
     RECORD,
     TOTALS,
@@ -189,7 +189,7 @@ class StoreMachine(SteppingMachine):
         due = sorted(kept, key=lambda entry: PendingKey.parse(entry[0]).due)
         done = data.draw(st.integers(0, max(0, len(due) - 1)))
         puts = [unindexed(PendingKey.parse(key), state) for key, state in due[done:]]
-        totals = bytes((INDEXED if done else VERSION,)) + (db.get(TOTALS) or self.store.totals.encode())[1:]
+        totals = bytes((INDEXED_VERSION if done else VERSION,)) + (db.get(TOTALS) or self.store.totals.encode())[1:]
         db.write([*puts, (TOTALS, totals)], [key for key, _ in due[done:]])
         self.did["upgraded"] += len(puts)
         self._open_again()

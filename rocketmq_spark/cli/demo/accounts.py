@@ -45,8 +45,8 @@ class Accounts:
             ("cents", self.cents_written, "in the totals read back", self.cents_returned),
         )
         differences = [
-            f"{written} {unit} written, but {count} {where}"
-            for unit, written, where, count in pairs
+            f"{written} {unit} written, but {count} {source}"
+            for unit, written, source, count in pairs
             if written != count
         ]
         if self.exactly_once and self.totals_repeated:
@@ -63,7 +63,7 @@ class Accounts:
         written, returned = (f"{cents / 100:,.2f}" for cents in (self.cents_written, self.cents_returned))
         sign = "=" if self.cents_written == self.cents_returned else "≠"
         # Without exactly-once a batch that is repeated sends its totals again.
-        repeated = (
+        repeated_text = (
             f"{self.totals_repeated:,} of them stored more than once"
             if self.totals_repeated
             else "none of them stored twice"
@@ -71,7 +71,7 @@ class Accounts:
         return [
             f"orders written to the broker      {self.orders_written:>9,}",
             f"orders read by the query          {self.orders_read:>9,}",
-            f"orders in the totals read back    {self.orders_returned:>9,}  in {self.totals_returned:,} totals, {repeated}",
+            f"orders in the totals read back    {self.orders_returned:>9,}  in {self.totals_returned:,} totals, {repeated_text}",
             f"amount written and read back      {written} {sign} {returned}",
         ]
 

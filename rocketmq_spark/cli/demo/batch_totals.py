@@ -9,12 +9,12 @@ from dataclasses import dataclass
 class Batches:
     """The newest batch that Spark has begun, and the newest that it has finished, by its checkpoint; -1: none."""
 
-    begun: int
-    finished: int
+    newest_begun: int
+    newest_finished: int
 
     @property
     def in_flight(self) -> bool:
-        return self.begun > self.finished
+        return self.newest_begun > self.newest_finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class BatchTotals:
 
     def __init__(self) -> None:
         # The finished batch, and the number of totals stored then.
-        self._settled: tuple[int, int] | None = None
+        self._last_settled: tuple[int, int] | None = None
 
     def stored(self, before: Batches, totals: int, after: Batches) -> int | None:
         """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
         ``totals`` is the number of totals in the topic, counted after ``before`` was listed and before ``after``.
         """
         if before == after and not after.in_flight:
-            self._settled = after.finished, totals
-        if not after.in_flight or self._settled is None or self._settled[0] != after.finished:
+            self._last_settled = after.newest_finished, totals
+        if not after.in_flight or self._last_settled is None or self._last_settled[0] != after.newest_finished:
             return None
-        stored = totals - self._settled[1]
-        return stored if stored >= 0 else None  # a broker omitted a queue
+        stored_count = totals - self._last_settled[1]
+        return stored_count if stored_count >= 0 else None  # a broker omitted a queue

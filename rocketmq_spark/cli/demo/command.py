@@ -66,16 +66,16 @@ def demo(
     from rocketmq_spark.localbroker.java import find_java
 
     find_java()  # raises before anything is printed
-    began = time.monotonic()
+    began_s = time.monotonic()
     _say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
     from rocketmq_spark.cli.demo.environment import demo_environment, interruptible
 
     with interruptible(), demo_environment(name_server, grpc, proxy_endpoint) as environment:
-        _say(output, f"Name server {environment.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
+        _say(output, f"Name server {environment.name_server}, {time.monotonic() - began_s:.1f} s. Starting Spark ...")
         try:
             environment.create_topics()
             result = _run(output, environment, seconds, rate)
-            _print_result(output, environment, result, time.monotonic() - began)
+            _print_result(output, environment, result, time.monotonic() - began_s)
         except BaseException:
             if not environment.starts_broker:
                 topics, commands = f"{environment.orders} and {environment.totals}", _delete_commands(environment)
@@ -102,9 +102,9 @@ def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: flo
     with (
         SparkDriver(environment) as driver,
         OrderWriter(environment.name_server, environment.orders, rate, seconds) as writer,
-        view(output, seconds, rate) as shown,  # innermost: the picture ends first, even if closing takes long
+        view(output, seconds, rate) as demo_view,  # innermost: the picture ends first, even if closing takes long
     ):
-        return DemoRun(driver, DemoWatch(environment, driver), writer, shown, seconds).run(
+        return DemoRun(driver, DemoWatch(environment, driver), writer, demo_view, seconds).run(
             exactly_once=environment.exactly_once
         )
 
@@ -166,5 +166,5 @@ def _delete_commands(environment: DemoEnvironment) -> list[str]:
 
 def _command(environment: DemoEnvironment, command: str) -> str:
     """A command for the cluster of the run. The demo's own broker needs no address: ``broker start`` starts it."""
-    where = "" if environment.starts_broker else f" --name-server {shlex.quote(environment.name_server)}"
-    return f"rocketmq-spark {command}{where}"
+    server_option = "" if environment.starts_broker else f" --name-server {shlex.quote(environment.name_server)}"
+    return f"rocketmq-spark {command}{server_option}"

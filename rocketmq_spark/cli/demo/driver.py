@@ -45,7 +45,7 @@ class SparkDriver:
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
         self._reports_fd = -1
-        self._unread = b""
+        self._unread_bytes = b""
         self._has_last_report = False
 
     def __enter__(self) -> SparkDriver:
@@ -66,22 +66,22 @@ class SparkDriver:
     def start(self) -> None:
         """Start Spark and the query. The query continues from its checkpoint, if there is one. Spark's output goes to the run's
         log."""
-        self._reports_fd, writing = os.pipe()
+        self._reports_fd, write_fd = os.pipe()
         os.set_blocking(self._reports_fd, False)
-        self._unread, self._has_last_report = b"", False
-        root = str(Path(rocketmq_spark.__file__).parent.parent)
-        call = python_call("-P", *self._program, str(writing), import_first=[root])
-        call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
-        call["cwd"] = str(self._environment.folder)  # Spark writes files to its current folder
+        self._unread_bytes, self._has_last_report = b"", False
+        package_root = str(Path(rocketmq_spark.__file__).parent.parent)
+        call_arguments = python_call("-P", *self._program, str(write_fd), import_first=[package_root])
+        call_arguments["env"] = {"PYSPARK_PYTHON": sys.executable, **call_arguments["env"]}
+        call_arguments["cwd"] = str(self._environment.folder)  # Spark writes files to its current folder
         with open(
             folders.open_regular(self._environment.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab"
         ) as log:
-            # A session of its own: Ctrl-C is the demo's, and ``kill`` finds all processes that the driver has started.
+            # The driver gets its own session, so that only the demo gets Ctrl-C, and ``kill`` finds all processes of the driver.
             self._process = subprocess.Popen(
-                **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing, *self._locks],
+                **call_arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_fd, *self._locks],
                 start_new_session=True,
             )  # fmt: skip
-        os.close(writing)
+        os.close(write_fd)
         self._name_session(self._process.pid)
         self._send(self._environment.to_json())
 
@@ -111,16 +111,16 @@ class SparkDriver:
 
     def reports(self) -> Iterator[Mapping[str, object]]:
         """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
-        # Before the read: it then gets all that the driver wrote until it ended.
-        ended = self._exit_code() is not None
-        while part := self._read():
-            self._unread += part
-        *lines, self._unread = self._unread.split(b"\n")
+        # Checked before the read, so that the read gets everything that an ended driver has written.
+        has_ended = self._exit_code() is not None
+        while received_bytes := self._read():
+            self._unread_bytes += received_bytes
+        *lines, self._unread_bytes = self._unread_bytes.split(b"\n")
         for line in lines:
             report = json.loads(line)
             self._has_last_report = "totals" in report or "failed" in report
             yield report
-        if ended and not self._has_last_report:
+        if has_ended and not self._has_last_report:
             raise RocketMQError(
                 f"Spark's driver ended with exit code {self._exit_code()}",
                 remedy=self._environment.remedy,
@@ -133,7 +133,7 @@ class SparkDriver:
             return b""
 
     def stop(self) -> bool:
-        """Stop all processes of the driver with SIGSTOP. Returns whether there are any, and none of them runs any more."""
+        """Stop all processes of the driver with SIGSTOP. Returns False if there are none, or if one of them still runs."""
         assert self._process is not None
         return process_session.stop(self._process.pid, _STOP_WITHIN_S)
 
@@ -162,8 +162,8 @@ class SparkDriver:
             deadline.pause(_POLL_S)
 
     def _exit_code(self) -> int | None:
-        """The exit code; None while the process lives. Only ``kill`` reaps the process: until then no other process can have its
-        number, which is also that of its session.
+        """The exit code; None while the process lives. Only ``kill`` reaps the process. Until then, no other process can have its
+        process id, which is also the id of its session.
         """
         assert self._process is not None
         if sys.platform == "darwin":  # without ``os.waitid``

@@ -23,11 +23,11 @@ from rocketmq_spark.localbroker.cluster import disk_problem
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 from rocketmq_spark.localbroker.workspace import LOCK_FILE
 
-# Most of the cost of a micro-batch is the set-up of its tasks: few queues and partitions keep it short.
+# Few queues and partitions keep a micro-batch short, because most of its time is the set-up of its tasks.
 QUEUES = 4
 # The line that the driver reads when all orders are written.
 FINISH = b"finish"
-# At most this time passes from the first Ctrl-C to the end of the process.
+# The longest time from the first Ctrl-C to the end of the process.
 _STOP_WITHIN_S = 10
 
 
@@ -35,8 +35,8 @@ _STOP_WITHIN_S = 10
 class DemoEnvironment:
     """A cluster, the two topics on it, and the folder of this run. ``broker_data`` is None if the demo did not start the cluster.
 
-    ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker. Only the process of the demo
-    has ``lock``, the descriptor of the folder's lock, and ``servers``, which it started.
+    ``proxy`` is the Proxy through which totals are written, over gRPC. If it is None, totals are written to the broker. Only the
+    process of the demo has ``lock``, the descriptor of the folder's lock, and ``servers``, which this process started.
     """
 
     name_server: str
@@ -54,7 +54,7 @@ class DemoEnvironment:
 
     @property
     def exactly_once(self) -> bool:
-        """Whether totals are written exactly once: over gRPC they are written at least once."""
+        """Whether totals are written exactly once. Over gRPC, they are written at least once."""
         return self.proxy is None
 
     @property
@@ -80,8 +80,8 @@ class DemoEnvironment:
         return cls(**values | {"folder": Path(values["folder"]), "broker_data": Path(data) if data else None})
 
     def check(self) -> None:
-        """Raise ``LocalBrokerError`` if the disk of the run is full, or one of its servers has ended. Other errors are then only
-        consequences.
+        """Raise ``LocalBrokerError`` if the disk of the run is full, or if one of its servers has ended. These problems are the
+        causes of other errors.
         """
         if problem := disk_problem(self.folder, for_broker=self.starts_broker):
             remedy = f"Free some space, or set {distribution.CACHE_VARIABLE} to a folder on another disk"
@@ -99,7 +99,7 @@ class DemoEnvironment:
                 admin.create_topic(topic, QUEUES)
 
     def kill_servers(self) -> None:
-        """Kill the servers of the demo: a clean stop may take 20 s, and is of no use if their data is not used again."""
+        """Kill the servers of the demo. A clean stop may take 20 s, and is useless, because the data is not used again."""
         for servers, name in self._own_servers():
             servers.kill(name)
 
@@ -119,11 +119,11 @@ def demo_environment(
     Servers that were started stop at the end of the block. An error in the block is replaced by its cause if a server has ended
     or the disk is full.
     """
-    base = distribution.cache_folder() / "demo"
+    demo_folder = distribution.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
-        with distribution.writing_to(base):
-            with distribution.file_locked(base / "lock"):
-                folder, lock = _free_folder(base)
+        with distribution.writing_to(demo_folder):
+            with distribution.file_locked(demo_folder / "lock"):
+                folder, lock = _free_folder(demo_folder)
             stack.callback(os.close, lock)
             if name_server is None:
                 mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=grpc, queues=QUEUES))
@@ -148,12 +148,12 @@ def demo_environment(
             raise
 
 
-def _free_folder(base: Path) -> tuple[Path, int]:
-    """The first of run-1, run-2, ... that is not in use, emptied, with the descriptor that locks it. A folder on whose data a
-    broker runs is in use. A folder in which other users may create files is left alone.
+def _free_folder(demo_folder: Path) -> tuple[Path, int]:
+    """Return the first of run-1, run-2, ... that is not in use, after emptying it, and the descriptor that locks it. A folder is
+    in use if a broker runs on its data. Folders in which other users may create files are skipped.
     """
     for number in itertools.count(1):
-        folder = base / f"run-{number}"
+        folder = demo_folder / f"run-{number}"
         created = folders.make_folders(folder)
         if not folders.is_writable_by_owner_only(folder):
             if created:
@@ -196,20 +196,21 @@ def _empty(folder: Path) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """In the block, Ctrl-C or SIGTERM raises ``KeyboardInterrupt`` once. A second one ends this process at once, and so does a
-    block that runs for ten seconds after the first. The servers and Spark's driver end with the process.
+    """In the block, the first Ctrl-C or SIGTERM raises ``KeyboardInterrupt``. The second one ends this process at once. The
+    process also ends if the block runs for ten more seconds after the first signal. The servers and Spark's driver end with the
+    process.
     """
-    stopping = False
+    is_stopping = False
 
     def end() -> None:
         _write_to_stderr("Ended before everything was closed")
         os._exit(INTERRUPTED)
 
     def interrupt() -> None:
-        nonlocal stopping
-        if stopping:
+        nonlocal is_stopping
+        if is_stopping:
             end()
-        stopping = True
+        is_stopping = True
         signal.alarm(_STOP_WITHIN_S)
         _write_to_stderr("Stopping ...")
         raise KeyboardInterrupt
@@ -218,7 +219,7 @@ def interruptible() -> Iterator[None]:
         try:
             yield
         finally:
-            if stopping:
+            if is_stopping:
                 signal.alarm(0)
 
 

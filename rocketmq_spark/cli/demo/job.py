@@ -37,7 +37,7 @@ WINDOW = "5 seconds"
 WATERMARK = "5 seconds"
 _REPORT_INTERVAL_S = 0.25
 
-# The run is too short for the C2 compiler to pay: with it the driver takes twice the CPU time.
+# Without the C2 compiler, with which the driver of such a short run would take twice the CPU time.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SPARK_CONF = {
     **exactly_once_conf(),
@@ -114,16 +114,16 @@ def read_totals(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
 def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
-    # A driver that is killed deletes none of its temporary files: the next run in this folder does.
-    folders.make_folders(temporary := environment.folder / "tmp")
-    quoted = str(temporary).replace("\\", "\\\\").replace('"', '\\"')
+    # A driver that is killed does not delete its temporary files. The next run in this folder deletes them.
+    folders.make_folders(temporary_folder := environment.folder / "tmp")
+    quoted_folder = str(temporary_folder).replace("\\", "\\\\").replace('"', '\\"')
     folder_conf = {
-        "spark.driver.extraJavaOptions": f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{quoted}"',
+        "spark.driver.extraJavaOptions": f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{quoted_folder}"',
         "spark.sql.warehouse.dir": str(environment.folder / "warehouse"),
         "spark.local.dir": "local",  # in the current folder, which is that of the run: a comma in a path separates folders
     }
-    folders.make_folders(sockets := environment.folder / "sockets")
-    for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(sockets)}.items():
+    folders.make_folders(socket_folder := environment.folder / "sockets")
+    for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(socket_folder)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     # Spark does not find Python data sources by itself if the path of its Python contains a space.
@@ -151,24 +151,24 @@ class _Reports:
     def __init__(self, query: StreamingQuery, file: IO[str]) -> None:
         self._query = query
         self._file = file
-        self._reported = 0
+        self._reported_count = 0
 
     def write(self, **report: object) -> None:
         print(json.dumps(report), file=self._file, flush=True)
 
     def progress(self) -> None:
         # Spark keeps all of them (numRecentProgressUpdates), in their order.
-        for progress in self._query.recentProgress[self._reported :]:
-            self._reported += 1
+        for progress in self._query.recentProgress[self._reported_count :]:
+            self._reported_count += 1
             late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
             self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
 
 
 def _totals(spark: SparkSession, environment: DemoEnvironment) -> dict[str, int]:
     """Read the totals back as a batch, and return sums over them. A total that is stored more than once counts once."""
-    stored = read_totals(spark, environment.name_server, environment.totals)
-    different = stored.groupBy(*stored.columns).agg(sf.count("*").alias("copies"))
-    ((count, repeated, orders, amount),) = different.agg(
+    stored_totals = read_totals(spark, environment.name_server, environment.totals)
+    different_totals = stored_totals.groupBy(*stored_totals.columns).agg(sf.count("*").alias("copies"))
+    ((count, repeated, orders, amount),) = different_totals.agg(
         sf.count("*"), sf.count_if(sf.col("copies") > 1), sf.sum("orders"), sf.sum("amount")
     ).collect()
     return {"different": count, "repeated": repeated, "orders": orders or 0, "cents": int((amount or 0) * 100)}

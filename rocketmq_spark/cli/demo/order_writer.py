@@ -11,7 +11,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, due_counts
 from rocketmq_spark.session.producers import Producer
 
-# ``end_windows`` sends so many orders that count for nothing.
+# ``end_windows`` sends this many orders, which are in no total.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
 # Timeout of unacknowledged orders if the run has failed.
@@ -31,9 +31,9 @@ class OrderWriter:
         self._orders = Orders()
         self._stop = Latch()
         self._executor = ThreadPoolExecutor(1, "demo producer")
-        self._writing: Future[None] | None = None
+        self._write_future: Future[None] | None = None
         # Written by the executor's thread, read by the demo's.
-        self.sent = 0
+        self.sent_count = 0
         self.cents = 0
 
     def __enter__(self) -> OrderWriter:
@@ -45,39 +45,39 @@ class OrderWriter:
     ) -> None:
         self._stop.set()
         if kind is not None:
-            # This ends the thread, too, which may wait for a broker that does not answer.
+            # This also ends the thread, which may be waiting for a broker that does not answer.
             self._producer.close(_FAILED_CLOSE_S)
         self._executor.shutdown()
         self._producer.close()
 
     def start(self) -> None:
-        self._writing = self._executor.submit(self._write)
+        self._write_future = self._executor.submit(self._write)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether all orders are written. Raises what ended the thread early."""
-        if self._writing is None or not self._writing.done():
+        if self._write_future is None or not self._write_future.done():
             return False
-        self._writing.result()
+        self._write_future.result()
         return True
 
     def end_windows(self) -> None:
-        """One more order, dated ahead: it takes the watermark past every window with orders, and is in no total."""
+        """Send an order with a time in the future. It moves the watermark past every window with orders, and is in no total."""
         order = self._orders.next()
         self._producer.send(replace(order, time_s=order.time_s + _DAY_S, region="closing").message(self._topic))
 
     def _write(self) -> None:
-        end = time.monotonic() + self._seconds
-        for due in due_counts(self._rate, None, self._stop):
-            self._send(due)
-            if time.monotonic() >= end:
+        end_s = time.monotonic() + self._seconds
+        for due_count in due_counts(self._rate, None, self._stop):
+            self._send(due_count)
+            if time.monotonic() >= end_s:
                 return
 
     def _send(self, count: int) -> None:
-        # A group is acknowledged before the next one gets its times: orders come nearly sorted, and none comes late.
+        # A group is acknowledged before the next group gets its times. So orders come nearly sorted, and none comes late.
         orders = [self._orders.next() for _ in range(count)]
         futures = [self._producer.send_async(order.message(self._topic)) for order in orders]
         for order, future in zip(orders, futures, strict=True):
             future.result()
-            self.sent += 1
+            self.sent_count += 1
             self.cents += order.cents

@@ -31,19 +31,19 @@ def members(session: int) -> dict[int, frozenset[str]]:
 
 
 def stop(session: int, within_s: float) -> bool:
-    """Stop all processes with SIGSTOP. Returns whether there are any, and no thread of them runs any more."""
-    end = time.monotonic() + within_s
-    stopped: set[int] = set()
-    while time.monotonic() < end:
-        living = members(session)
-        running = [pid for pid, states in living.items() if states - _ENDED - _STOPPED]
-        # A process may have started another one just before it stopped, which the listing then missed: list once more.
-        if not running and stopped == living.keys():
-            return bool(living)
-        stopped = set() if running else set(living)
-        for pid in running:
+    """Stop all processes with SIGSTOP. Returns False if there are none, or if one of their threads still runs."""
+    end_s = time.monotonic() + within_s
+    stopped_pids: set[int] = set()
+    while time.monotonic() < end_s:
+        living_processes = members(session)
+        running_pids = [pid for pid, states in living_processes.items() if states - _ENDED - _STOPPED]
+        # Just before a process stopped, it may have started another process that the listing missed. So list once more.
+        if not running_pids and stopped_pids == living_processes.keys():
+            return bool(living_processes)
+        stopped_pids = set() if running_pids else set(living_processes)
+        for pid in running_pids:
             _signal(pid, signal.SIGSTOP)
-        time.sleep(_PAUSE_S if running else 0)
+        time.sleep(_PAUSE_S if running_pids else 0)
     return False
 
 
@@ -69,7 +69,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def _session(pid: int) -> int | None:
     try:
         return os.getsid(pid)
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return None
 
 
@@ -98,7 +98,7 @@ def _ps(*arguments: str) -> list[str]:
 
 def _watch() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the program, whose end is awaited
+        signal.signal(number, signal.SIG_IGN)  # these signals are for the demo; the watcher waits until the demo ends
     session = 0
     for line in sys.stdin:
         session = int(line)

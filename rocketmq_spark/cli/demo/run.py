@@ -55,43 +55,43 @@ class DemoRun:
         self._kill: Kill | None = None
         self._has_recovered = False
         # Values of ``time.monotonic()``.
-        self._killed_at = 0.0
-        self._began: float | None = None
-        self._shown_at = float("-inf")
-        self._changed_at = time.monotonic()
+        self._killed_s = 0.0
+        self._began_s: float | None = None
+        self._shown_s = float("-inf")
+        self._changed_s = time.monotonic()
 
     def run(self, exactly_once: bool) -> DemoResult:
         state, writer = self._watch.state, self._writer
         self._wait("waiting for Spark's first batch", lambda: bool(state.batch_ms))
         writer.start()
-        self._began = time.monotonic()
-        self._wait("writing orders", lambda: writer.done)
-        self._wait("reading the rest", lambda: state.read >= writer.sent)
+        self._began_s = time.monotonic()
+        self._wait("writing orders", lambda: writer.is_done)
+        self._wait("reading the rest", lambda: state.read >= writer.sent_count)
         writer.end_windows()
-        self._wait("ending the last windows", lambda: self._has_recovered and state.read > writer.sent)
+        self._wait("ending the last windows", lambda: self._has_recovered and state.read > writer.sent_count)
         self._driver.finish()
-        self._wait("reading the totals back", lambda: self._watch.returned is not None)
+        self._wait("reading the totals back", lambda: self._watch.returned_totals is not None)
         self._driver.wait()
         state.phase = "done"
         self._show()
         assert self._kill is not None
         return DemoResult(self._accounts(exactly_once), state, self._kill)
 
-    def _wait(self, phase: str, reached: Callable[[], bool]) -> None:
-        """Refresh and show the state until ``reached``. Kills the driver once, when its part of the time is over."""
+    def _wait(self, phase: str, has_reached: Callable[[], bool]) -> None:
+        """Refresh and show the state until ``has_reached``. Kills the driver once, when its part of the time is over."""
         state = self._watch.state
         state.phase = phase
         while True:
-            before = state.read, state.totals_seen, state.sent
+            figures_before = state.read, state.totals_seen, state.sent
             self._watch.refresh()
-            state.sent = self._writer.sent
+            state.sent = self._writer.sent_count
             state.closing = CLOSING_ORDERS if state.read > state.sent else 0
-            state.elapsed_s = 0.0 if self._began is None else time.monotonic() - self._began
+            state.elapsed_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
             self._report_repeated_batch()
-            self._check_progress(changed=before != (state.read, state.totals_seen, state.sent))
-            if reached():
+            self._check_progress(has_changed=figures_before != (state.read, state.totals_seen, state.sent))
+            if has_reached():
                 return
-            if time.monotonic() - self._shown_at >= self._view.interval_s:
+            if time.monotonic() - self._shown_s >= self._view.interval_s:
                 self._show()
             if self._kill is None and state.elapsed_s > self._seconds * _KILL_AFTER:
                 self._kill_in_a_batch()
@@ -102,42 +102,42 @@ class DemoRun:
         if self._kill is None or self._has_recovered:
             return
         batch = self._kill.batch
-        self._has_recovered = batch is None or self._watch.finished >= batch
+        self._has_recovered = batch is None or self._watch.newest_finished >= batch
         if self._has_recovered and batch is not None:
-            after = time.monotonic() - self._killed_at
+            after_s = time.monotonic() - self._killed_s
             self._watch.state.events.append(
-                f"A new driver repeated batch {batch} and continues, {after:.0f} s after the kill"
+                f"A new driver repeated batch {batch} and continues, {after_s:.0f} s after the kill"
             )
 
     def _show(self) -> None:
-        self._shown_at = time.monotonic()
+        self._shown_s = time.monotonic()
         self._view.show(self._watch.state)
 
-    def _check_progress(self, changed: bool) -> None:
+    def _check_progress(self, has_changed: bool) -> None:
         now, state = time.monotonic(), self._watch.state
-        if changed:
-            self._changed_at = now
-        elif now - self._changed_at > _NO_PROGRESS_S:
+        if has_changed:
+            self._changed_s = now
+        elif now - self._changed_s > _NO_PROGRESS_S:
             raise RocketMQError(
                 f"{state.phase}: nothing has changed for {_NO_PROGRESS_S:.0f} s; "
-                f"{state.orders_read} of {self._writer.sent} orders are read",
+                f"{state.orders_read} of {self._writer.sent_count} orders are read",
                 remedy=self._watch.remedy,
             )
 
     def _kill_in_a_batch(self) -> None:
-        """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the
-        driver are stopped: until then Spark may finish the batch, and a worker may send more of its totals.
+        """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the driver
+        are stopped. Otherwise Spark might finish the batch meanwhile, or a worker might send more of its totals.
         """
-        end = time.monotonic() + _REFRESH_S
-        while time.monotonic() < end:
+        end_s = time.monotonic() + _REFRESH_S
+        while time.monotonic() < end_s:
             if self._stored_in_flight():
                 if self._driver.stop() and (stored := self._stored_in_flight()):
-                    self._end_driver(Kill(self._batches.begun, stored))
+                    self._end_driver(Kill(self._batches.newest_begun, stored))
                     return
                 self._driver.resume()
             time.sleep(_KILL_CHECK_S)
-        all_read = self._watch.state.read > self._writer.sent
-        if all_read and time.monotonic() - self._changed_at > _IDLE_S:
+        has_read_all = self._watch.state.read > self._writer.sent_count
+        if has_read_all and time.monotonic() - self._changed_s > _IDLE_S:
             if self._driver.stop() and not self._watch.batches().in_flight:
                 self._end_driver(Kill(None, 0))
             else:
@@ -146,8 +146,8 @@ class DemoRun:
     def _stored_in_flight(self) -> int | None:
         """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
 
-        The checkpoint is listed after the totals were counted. The listing before is that of the last call: if both are the same,
-        nothing changed in between.
+        The checkpoint is listed after the totals were counted. If this listing equals the listing of the last call, nothing has
+        changed in between.
         """
         totals = self._watch.stored_totals()
         if totals is None:
@@ -160,20 +160,20 @@ class DemoRun:
         self._driver.kill()
         self._watch.state.events.append(f"{kill} ... Spark starts again")
         self._show()
-        self._killed_at = self._changed_at = time.monotonic()
+        self._killed_s = self._changed_s = time.monotonic()
         self._driver.start()
 
     def _accounts(self, exactly_once: bool) -> Accounts:
-        returned, state = self._watch.returned, self._watch.state
-        assert returned is not None
+        returned_totals, state = self._watch.returned_totals, self._watch.state
+        assert returned_totals is not None
         return Accounts(
-            orders_written=self._writer.sent,
+            orders_written=self._writer.sent_count,
             orders_read=state.orders_read,
-            orders_returned=returned.orders,
-            totals_returned=returned.different,
-            totals_repeated=returned.repeated,
+            orders_returned=returned_totals.orders,
+            totals_returned=returned_totals.different,
+            totals_repeated=returned_totals.repeated,
             cents_written=self._writer.cents,
-            cents_returned=returned.cents,
+            cents_returned=returned_totals.cents,
             dropped_late=state.dropped_late,
             exactly_once=exactly_once,
         )

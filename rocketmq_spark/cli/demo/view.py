@@ -51,22 +51,22 @@ class _Lines:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._shown_events = 0
-        self._last = ""
+        self._shown_event_count = 0
+        self._last_text = ""
 
     def show(self, state: DemoState) -> None:
-        for event in state.events[self._shown_events :]:
+        for event in state.events[self._shown_event_count :]:
             self._output.item({"event": "note", "text": event}, event)
-        self._shown_events = len(state.events)
+        self._shown_event_count = len(state.events)
         batch = f"{state.batch_ms[-1]} ms" if state.batch_ms else "-"
         lag = " ".join(f"{queue}:{count}" for queue, count in state.lag.items())
         text = (
             f"{state.phase}: {state.sent} orders in, {state.orders_read} read, {state.totals_seen} totals out, "
             f"batch {batch}, lag {lag or '-'}"
         )
-        if text != self._last:
+        if text != self._last_text:
             self._output.item(state.document(), f"{state.elapsed_s:4.0f} s  {text}")
-        self._last = text
+        self._last_text = text
 
 
 class _Picture:
@@ -100,25 +100,27 @@ def _picture(title: str, state: DemoState) -> Group:
         counts.add_row(name, f"{count:,}")
     lag = Table("queue", title="lag", title_justify="left")
     lag.add_column("messages", justify="right")
-    for queue, behind in state.lag.items():
-        lag.add_row(queue, f"{behind:,}")
-    newest = Table("region", title=f"newest window: {state.window[11:19] or '-'}", title_justify="left")
-    newest.add_column("orders", justify="right")
-    newest.add_column("amount", justify="right")
+    for queue, count in state.lag.items():
+        lag.add_row(queue, f"{count:,}")
+    newest_window = Table("region", title=f"newest window: {state.window[11:19] or '-'}", title_justify="left")
+    newest_window.add_column("orders", justify="right")
+    newest_window.add_column("amount", justify="right")
     for region, (orders, amount) in sorted(state.window_totals.items()):
-        newest.add_row(region, f"{orders:,}", amount)
-    head = Text(f"{title}  ·  {state.elapsed_s:.0f} s  ·  {state.phase}", style="bold")
+        newest_window.add_row(region, f"{orders:,}", amount)
+    headline = Text(f"{title}  ·  {state.elapsed_s:.0f} s  ·  {state.phase}", style="bold")
     events = [Text(event, style="bold red" if event.startswith("kill") else "green") for event in state.events]
-    return Group(head, Columns([counts, lag, newest], padding=(0, 3)), Text(_batches(state.batch_ms)), *events)
+    return Group(
+        headline, Columns([counts, lag, newest_window], padding=(0, 3)), Text(_batches(state.batch_ms)), *events
+    )
 
 
 def _batches(times_ms: list[int]) -> str:
-    """The newest batches as bars, and the last in numbers. The first batch of a driver starts Python and takes longer: no
-    bar is higher than that of four times the median.
+    """The newest batches as bars, and the last batch in numbers. The first batch of a driver takes longer, because it starts
+    Python. So no bar is higher than a bar for four times the median.
     """
     if not times_ms:
         return "batches: none yet"
-    newest = times_ms[1:][-_NEWEST_BATCHES:]
-    top = int(4 * statistics.median(newest)) if newest else 0
-    bars = "".join(_BARS[min(t, top) * len(_BARS) // (top + 1)] for t in newest)
+    newest_ms = times_ms[1:][-_NEWEST_BATCHES:]
+    highest_ms = int(4 * statistics.median(newest_ms)) if newest_ms else 0
+    bars = "".join(_BARS[min(t, highest_ms) * len(_BARS) // (highest_ms + 1)] for t in newest_ms)
     return f"batches: {len(times_ms)}, last {times_ms[-1]} ms  {bars}  (longest {max(times_ms)} ms)"

@@ -76,8 +76,8 @@ class DemoWatch:
 
     def __init__(self, environment: DemoEnvironment, driver: SparkDriver) -> None:
         self.state = DemoState()
-        self.returned: ReturnedTotals | None = None
-        self.finished = -1  # the newest batch that was finished at the last refresh
+        self.returned_totals: ReturnedTotals | None = None
+        self.newest_finished = -1  # the newest batch that was finished at the last refresh
         self.remedy = environment.remedy
         self._driver = driver
         self._environment = environment
@@ -89,14 +89,14 @@ class DemoWatch:
         self._positions: Mapping[MessageQueue, int] = {}
 
     def refresh(self) -> DemoState:
-        """Ask Spark, its checkpoint and the broker. If a broker does not answer, its numbers stay as they were. Raises
-        ``RocketMQError`` if the query, its process or a server of the demo has failed.
+        """Update the state from Spark, its checkpoint and the broker. The numbers of a broker that does not answer stay
+        unchanged. Raises ``RocketMQError`` if the query, its process or a server of the demo has failed.
         """
         self._environment.check()
         self._read_reports()
-        self.finished = self.batches().finished
-        if self.finished >= 0:
-            self._positions = offset_log.read_batch(self._checkpoint, self.finished).positions
+        self.newest_finished = self.batches().newest_finished
+        if self.newest_finished >= 0:
+            self._positions = offset_log.read_batch(self._checkpoint, self.newest_finished).positions
             self.state.read = sum(self._positions.values())
         try:
             self._ask_broker()
@@ -106,11 +106,11 @@ class DemoWatch:
         return self.state
 
     def batches(self) -> Batches:
-        begun, finished = (
+        newest_begun, newest_finished = (
             max(offset_log.logged_times_ms(self._checkpoint, log), default=-1) for log in ("offsets", "commits")
         )
         # A batch may begin and finish between the two listings.
-        return Batches(begun, min(begun, finished))
+        return Batches(newest_begun, min(newest_begun, newest_finished))
 
     def stored_totals(self) -> int | None:
         """Number of totals in the topic; None if a broker does not answer."""
@@ -129,7 +129,7 @@ class DemoWatch:
                     if rows:
                         self.state.batch_ms.append(ms)
                 case {"totals": dict(totals)}:
-                    self.returned = ReturnedTotals(**totals)
+                    self.returned_totals = ReturnedTotals(**totals)
                 case {"failed": str(reason)}:
                     raise RocketMQError("the streaming query failed", remark=reason, remedy=self.remedy)
 

@@ -167,7 +167,7 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
         try:
             route = client.routes.get(topic, 0.0)
         except RocketMQError as e:
-            if not topics:  # otherwise the checks of the topic report it
+            if not topics:  # for a named topic, ``check_topic`` reports the error
                 yield servers.unchecked_addresses(e)
             continue
         queue_by_broker |= {
@@ -252,7 +252,7 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
 
 
 def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
-    """Return the attributes at all brokers; None if a broker is down or denies access. Other checks report both."""
+    """Return the attributes at all brokers; None if a broker is down or denies access, which other checks report."""
     attributes: dict[str, str] = {}
     try:
         for data in route.queues:
@@ -383,7 +383,9 @@ def _lag_finding(client: Client, reader: str, positions: QueuePositions) -> Find
         return failed(reader, positions.errors[0], "Look at the broker")
     retention_hours: list[int | None] = []
     for name in {row.queue.broker_name for row in positions.rows}:
-        with contextlib.suppress(RocketMQError):  # its retention is unknown then, and not compared
+        with contextlib.suppress(
+            RocketMQError
+        ):  # after an error, the retention of this broker is unknown, and is not compared
             retention_hours.append(bodies.config_number(client.admin.broker_config(name), "fileReservedTime"))
     known_hours = [hours for hours in retention_hours if hours is not None]
     retention_ms = min(known_hours) * _HOUR_MS if known_hours else None

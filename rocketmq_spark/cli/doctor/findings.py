@@ -34,7 +34,9 @@ from rocketmq_spark.options.transport import GRPC
 
 
 class Level(enum.Enum):
-    """``ADVICE``: it works but could be better, or it fails only for some users. ``BROKEN``: it will fail."""
+    """``ADVICE``: the checked thing works but could be better, or it fails only for some users. ``BROKEN``: the checked thing
+    will fail.
+    """
 
     OK = "ok"
     ADVICE = "advice"
@@ -153,7 +155,9 @@ def worst_write_error(client: Client, route: TopicRoute, queues: Sequence[Messag
 def _worst_error(
     queues: Sequence[MessageQueue], error_of: Callable[[MessageQueue], RocketMQError | None]
 ) -> RocketMQError | None:
-    """Ask for one queue of each broker, because each has its own rights and groups. A denial counts more than other errors."""
+    """Call ``error_of`` for one queue of each broker, because each broker has its own rights and groups. Denied access is more
+    important than other errors.
+    """
     errors = [error_of(queue) for queue in {queue.broker_name: queue for queue in queues}.values()]
     actual_errors = [error for error in errors if error is not None]
     return next(
@@ -206,7 +210,7 @@ _TYPE_REMEDIES = {
 
 
 def proxy_endpoint_finding(address: str, error: RocketMQError | None, tls: bool) -> Finding:
-    """Report whether a Proxy answers. ``error`` is that of a request for a route; a Proxy may also answer with an error."""
+    """Report whether a Proxy answers. ``error`` is the error of a request for a route. A Proxy may also answer with an error."""
     if error is None or _is_answer_of_proxy(error):
         return ok(PROXY_CHECK, f"{address} answers over gRPC{', in TLS' if tls else ''}")
     if isinstance(error, AccessDenied):
@@ -308,7 +312,7 @@ def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
     for address in options.proxy_endpoint:
         # Only this address, so that no other Proxy answers.
         options_of_address = dataclasses.replace(options, proxy_endpoint=(address,))
-        # This topic need not exist: any answer, also that it is unknown, shows that a Proxy is there.
+        # This topic need not exist. Any answer shows that a Proxy is there, also the answer that the topic is unknown.
         answer = _message_types(options_of_address, GROUP)
         finding = proxy_endpoint_finding(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
         yield finding

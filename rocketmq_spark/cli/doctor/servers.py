@@ -32,8 +32,8 @@ from rocketmq_spark.wire import bodies
 # Settings that make reads slow if they are lower than these values (docs/performance.md).
 PULL_MINIMUMS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4_194_304}
 COLD_PULL_MINIMUMS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytesOnMessageInDisk": 4_194_304}
-# Used shares of a disk. Above the first, RocketMQ deletes messages before their retention ends; above the second, it rejects new
-# ones.
+# Used shares of a disk. Above ``DISK_ADVICE``, RocketMQ deletes messages before their retention ends. Above ``DISK_BROKEN``, it
+# rejects new messages.
 DISK_ADVICE, DISK_BROKEN = 0.85, 0.90
 # A broker reports its uptime in whole seconds, so the comparison of clocks is not exact.
 CLOCK_TOLERANCE_MS = 5_000
@@ -102,7 +102,7 @@ def broker_address_finding(
 
 
 def advertised_address_findings(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> Iterator[Finding]:
-    """Yield findings about an address in the routes of a Proxy. ``errors`` are those of requests to it, by name of the broker."""
+    """Yield findings about an address in the routes of a Proxy. ``errors`` are the errors of requests to it, by broker name."""
     check = "Proxy"
     if not errors:
         yield ok(check, f"{address} answers for its brokers")

@@ -46,12 +46,12 @@ class BatchName(NamedTuple):
     epoch: int
     number: int
     offsets: bytes
-    write: str
+    write_name: str
 
     def digest(self) -> bytes:
         """The bytes that all ids of the batch begin with."""
         made = hashlib.blake2b(digest_size=BATCH_BYTES)
-        for part in (self.query.encode(), b"%d %d" % (self.epoch, self.number), self.offsets, self.write.encode()):
+        for part in (self.query.encode(), b"%d %d" % (self.epoch, self.number), self.offsets, self.write_name.encode()):
             made.update(len(part).to_bytes(8, "big") + part)
         return made.digest()
 

@@ -46,8 +46,8 @@ PartitionLookup = Callable[[str], QueueList]
 
 
 class TopicRows(NamedTuple):
-    """The rows of one topic in an Arrow batch; ``row_indices`` None means all rows. ``first`` is the number of the batch's
-    first row.
+    """The rows of one topic in an Arrow batch; if ``row_indices`` is None, all of its rows. ``first`` is the number of the
+    batch's first row.
     """
 
     batch: pa.RecordBatch
@@ -462,7 +462,7 @@ class Router:
 
     @property
     def needs_good_rows(self) -> bool:
-        """Whether rows must all be good before they are planned."""
+        """Whether all rows must be checked before ``plan`` is called, because user code sees the rows."""
         return self._selector is not None and self._selector.needs_good_rows
 
     def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first_row: int) -> list[TopicRows]:

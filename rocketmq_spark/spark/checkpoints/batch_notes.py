@@ -4,7 +4,7 @@ The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint, written
 note of an earlier run, rows of the batch may be stored at these offsets or later. A note is no lock: it does not stop another
 driver.
 
-The folder also has the epoch, a number that a rewind increments, so that rows which are sent again get other ids.
+The folder also contains the epoch, a number that a rewind increments, so that rows which are sent again get other ids.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rocketmq_spark.stored.ends import OR_AT_LEAST_ONCE, QueueEnds
 logger = logging.getLogger(__name__)
 
 NOTES_FOLDER = "rocketmq"
-# How the ids of rows are computed; version 1 computed them differently.
+# The version of the computation of row ids. Version 1 computed other ids.
 VERSION = 2
-_EPOCH = f"{NOTES_FOLDER}/epoch"
+_EPOCH_PATH = f"{NOTES_FOLDER}/epoch"
 _DIGEST_BYTES = 16
-_CHECKSUM = "sum"
+_CHECKSUM_KEY = "sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +53,23 @@ class BatchNote:
             "epoch": name.epoch,
             "batch": name.number,
             "offsets": name.offsets.hex(),
-            "write": name.write,
+            "write": name.write_name,
             "within": self.scope,
             "settle": self.settle_s,
             **self.ends.to_json(),
         }
-        return json.dumps({**value, _CHECKSUM: _checksum(value)}).encode() + b"\n"
+        return json.dumps({**value, _CHECKSUM_KEY: _checksum(value)}).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes, path: str) -> BatchNote:
-        """Parse a note. Raises ``UnprovedError`` if it is damaged: it was written atomically, so tasks may have sent with it.
-        Raises ``OptionError`` for a note of a later version.
+        """Parse a note. Raises ``UnprovedError`` if the note is damaged. Because a note is written atomically, tasks may have
+        sent rows after it. Raises ``OptionError`` for a note of a later version.
         """
         try:
             value = json.loads(content)
             version = int(value["v"])
             if version <= VERSION:
-                if value.pop(_CHECKSUM, None) not in (None, _checksum(value)):  # earlier versions wrote none
+                if value.pop(_CHECKSUM_KEY, None) not in (None, _checksum(value)):  # earlier versions wrote none
                     raise ValueError("its checksum differs")
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
@@ -89,10 +89,10 @@ class BatchNote:
     def belongs_to(self, name: BatchName) -> bool:
         """Whether this is a note of the batch ``name``, for any of its writes.
 
-        Raises ``UnprovedError`` if an earlier version computed the ids: no stored row would be recognized, and all would be sent
-        again.
+        Raises ``UnprovedError`` if an earlier version computed the ids, because no stored row would be recognized, and all rows
+        would be sent again.
         """
-        if self.name._replace(write=name.write) != name:
+        if self.name._replace(write_name=name.write_name) != name:
             return False
         if self.version != VERSION:
             raise UnprovedError(
@@ -115,7 +115,7 @@ class BegunBatch(NamedTuple):
     existed: bool
 
 
-def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchName:
+def batch_name(folder: Folder, write_name: str, number: int | None = None) -> BatchName:
     """Return the identity of batch ``number`` of a query, by default of the last batch that Spark has planned.
 
     Raises ``OptionError`` if the folder is not a checkpoint.
@@ -129,13 +129,13 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
             remedy="Give the writer's checkpointLocation, as Spark has it",
         ) from None
     if number is None:
-        planned = logged_times_ms(folder, "offsets")
-        if not planned:
+        planned_times_ms = logged_times_ms(folder, "offsets")
+        if not planned_times_ms:
             raise OptionError(
                 f"{folder.name} has no planned batch: there is nothing in its folder 'offsets'",
                 remedy="Switch asynchronous progress tracking off (asyncProgressTrackingEnabled)",
             )
-        number = max(planned)
+        number = max(planned_times_ms)
     offsets = folder.read_bytes(f"offsets/{number}")
     if offsets is None:
         raise OptionError(
@@ -143,34 +143,34 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
             remedy="Give the checkpointLocation of the query that calls, and switch asynchronous progress tracking off",
         )
     digest = hashlib.blake2b(offsets, digest_size=_DIGEST_BYTES).digest()
-    return BatchName(query, epoch(folder), number, digest, write)
+    return BatchName(query, epoch(folder), number, digest, write_name)
 
 
 def begin_batch(
     folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], scope: str = "", settle_s: float = 0.0
 ) -> BegunBatch:
-    """Return the existing note of the batch, or a new one with ``ends``, which is durable when this returns.
+    """Return the existing note of the batch, or a new note with ``ends``, which is durable when the function returns.
 
     A note with another epoch or other offsets belongs to a batch that was rewound, and is replaced.
     """
-    path = f"{NOTES_FOLDER}/{name.number}/{name.write}"
-    existing = _read_note(folder, path)
-    if existing is not None and existing.belongs_to(name):
-        return BegunBatch(existing, True)
+    path = f"{NOTES_FOLDER}/{name.number}/{name.write_name}"
+    existing_note = _read_note(folder, path)
+    if existing_note is not None and existing_note.belongs_to(name):
+        return BegunBatch(existing_note, True)
     note = BatchNote(name, ends(), scope, settle_s)
-    if existing is not None:
+    if existing_note is not None:
         folder.replace(path, note.to_bytes())
         return BegunBatch(note, False)
     if folder.create(path, note.to_bytes()):
         _purge(folder)
         return BegunBatch(note, False)
-    existing = _read_note(folder, path)
-    if existing is None or not existing.belongs_to(name):
+    existing_note = _read_note(folder, path)
+    if existing_note is None or not existing_note.belongs_to(name):
         raise OffsetError(
             f"{folder.name}/{path} was written by another process meanwhile",
             remedy="Run one query with this checkpoint at a time",
         )
-    return BegunBatch(existing, True)
+    return BegunBatch(existing_note, True)
 
 
 def _read_note(folder: Folder, path: str) -> BatchNote | None:
@@ -193,26 +193,28 @@ def _note_paths(folder: Folder, number: int) -> list[str]:
 
 
 def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_s: float = 0.0) -> BatchNote:
-    """Add the ends ``current_ends`` of queues that the note lacks, to which no task has sent. Durable when this returns."""
-    extended = replace(note, ends=note.ends.with_further_queues(current_ends), settle_s=max(note.settle_s, settle_s))
-    if extended != note:
-        path = f"{NOTES_FOLDER}/{note.name.number}/{note.name.write}"
+    """Add to the note the ends of queues that it lacks, to which no task has sent. Durable when the function returns."""
+    extended_note = replace(
+        note, ends=note.ends.with_further_queues(current_ends), settle_s=max(note.settle_s, settle_s)
+    )
+    if extended_note != note:
+        path = f"{NOTES_FOLDER}/{note.name.number}/{note.name.write_name}"
         for target in (_backup_path(path), path):
-            folder.replace(target, extended.to_bytes())
-    return extended
+            folder.replace(target, extended_note.to_bytes())
+    return extended_note
 
 
 def _backup_path(path: str) -> str:
     """Return the path of a copy that is written before the note is replaced. On HDFS, pyarrow deletes the old file first."""
-    head, _, name = path.rpartition("/")
-    return f"{head}/.{name}"
+    parent, _, name = path.rpartition("/")
+    return f"{parent}/.{name}"
 
 
-def batch_status(folder: Folder, write: str) -> str:
+def batch_status(folder: Folder, write_name: str) -> str:
     """Return the state of a query's last batch as a phrase. Raises ``RocketMQError`` if the query could not continue from it."""
     if folder.read_bytes("metadata") is None and not folder.files("offsets"):
         return "the query was not started yet"
-    name = batch_name(folder, write)
+    name = batch_name(folder, write_name)
     is_finished = folder.read_bytes(f"commits/{name.number}") is not None
     notes = _note_paths(folder, name.number) if is_finished else notes_of_batch(folder, name)
     state = "finished" if is_finished else "begun"
@@ -221,25 +223,26 @@ def batch_status(folder: Folder, write: str) -> str:
 
 def epoch(folder: Folder) -> int:
     """Return how often the query was rewound."""
-    content = folder.read_bytes(_EPOCH)
+    content = folder.read_bytes(_EPOCH_PATH)
     try:
         return int(content) if content is not None else 0
     except ValueError:
-        raise OffsetError(f"{folder.name}/{_EPOCH} is not a number", remedy="Restore that file") from None
+        raise OffsetError(f"{folder.name}/{_EPOCH_PATH} is not a number", remedy="Restore that file") from None
 
 
 def increment_epoch(folder: Folder) -> None:
-    """Increment the epoch: rows get other ids, so that rows which were sent before the rewind are sent again."""
+    """Increment the epoch, so that rows get other ids, and rows that were sent before the rewind are sent again."""
     if folder.exists(NOTES_FOLDER):
-        folder.replace(_EPOCH, b"%d" % (epoch(folder) + 1))
+        folder.replace(_EPOCH_PATH, b"%d" % (epoch(folder) + 1))
 
 
 def _purge(folder: Folder) -> None:
-    """Remove the notes of batches that Spark's log no longer has. If the log looks empty, keep all: HDFS may fail to list it."""
-    oldest = min(logged_times_ms(folder, "offsets"), default=0)
+    """Remove the notes of batches that Spark's log no longer has. If the log looks empty, all notes are kept, because
+    HDFS may fail to list the log."""
+    oldest_batch = min(logged_times_ms(folder, "offsets"), default=0)
     for name in folder.folders(NOTES_FOLDER):
-        if name.isdecimal() and int(name) < oldest:
+        if name.isdecimal() and int(name) < oldest_batch:
             try:
                 folder.delete_folder(f"{NOTES_FOLDER}/{name}")
-            except OffsetError as e:  # another write of this batch may be deleting it, too; the next batch retries
+            except OffsetError as e:  # another write of this batch may delete the folder, too; the next batch retries
                 logger.info("could not delete old notes: %s", e)

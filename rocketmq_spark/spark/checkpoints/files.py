@@ -74,14 +74,14 @@ class Folder:
         entries: list[_FileEntry] = []
         with self._no_links(below):
             try:
-                with self._open_folder(below) as at, os.scandir(at) as listed:
-                    for entry in listed:
+                with self._open_folder(below) as folder_descriptor, os.scandir(folder_descriptor) as dir_entries:
+                    for entry in dir_entries:
                         with suppress(FileNotFoundError):  # it was removed meanwhile
                             entries.append(_local_entry(f"{below}/{entry.name}".lstrip("/"), entry))
             except FileNotFoundError:
                 return []
         if recursive:
-            for subfolder in [found.path for found in entries if found.is_folder]:
+            for subfolder in [entry.path for entry in entries if entry.is_folder]:
                 entries += self._local_entries(subfolder, recursive)
         return entries
 
@@ -112,7 +112,9 @@ class Folder:
             ) from e
 
     def advice_to_owner(self, action: str) -> str:
-        """Return an imperative clause: the owner of a local folder could lead root elsewhere, so root must not do it."""
+        """Return ``action`` as advice. If another user owns a local folder, that user should act, because the owner could lead
+        root elsewhere.
+        """
         with suppress(OSError):
             if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader():
                 return f"let {folders.user_text(owner)} {action}, not root"
@@ -123,7 +125,9 @@ class Folder:
         return advice[0].upper() + advice[1:]
 
     def read(self, path: str) -> str:
-        """Return the text of a file. No error contains any of it: the file may be another one than the command's user meant."""
+        """Return the text of a file. Errors contain no part of the text, because the file may not be the file that the user of
+        the command meant.
+        """
         try:
             return str(self._content(path), "utf-8")
         except UnicodeDecodeError:
@@ -155,17 +159,17 @@ class Folder:
         if not self._is_local:
             return self._system.open_input_stream(self._path(path), compression=None)
         try:
-            with self._no_links(path), self._open_parent(path) as (at, name):
-                return open(folders.open_regular(name, folder_descriptor=at), "rb")
+            with self._no_links(path), self._open_parent(path) as (folder_descriptor, name):
+                return open(folders.open_regular(name, folder_descriptor=folder_descriptor), "rb")
         except OSError as e:
             raise OSError(e.errno, e.strerror, self._path(path)) from e
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file atomically and durably; returns False if it exists."""
+        """Create a file atomically and durably. Returns False if the file exists."""
         with self._with_folder_name():
             if self._is_local:
-                with self._open_parent(path, 0o777) as (at, name):
-                    return _create_file(at, name, content)
+                with self._open_parent(path, 0o777) as (folder_descriptor, name):
+                    return _create_file(folder_descriptor, name, content)
             if self.read_bytes(path) is not None:
                 return False
             self._upload(path, content)
@@ -175,19 +179,24 @@ class Folder:
         """Create or replace a file atomically and durably."""
         with self._with_folder_name():
             if self._is_local:
-                with self._open_parent(path, 0o777) as (at, name):
-                    os.replace(_write_temporary(at, name, content), name, src_dir_fd=at, dst_dir_fd=at)
-                    _sync_folder(at)
+                with self._open_parent(path, 0o777) as (folder_descriptor, name):
+                    os.replace(
+                        _write_temporary(folder_descriptor, name, content),
+                        name,
+                        src_dir_fd=folder_descriptor,
+                        dst_dir_fd=folder_descriptor,
+                    )
+                    _sync_folder(folder_descriptor)
             else:
                 self._upload(path, content)
 
     def _upload(self, path: str, content: bytes) -> None:
-        whole = self._path(path)
-        self._system.create_dir(whole.rpartition("/")[0], recursive=True)
-        part = f"{whole.rpartition('/')[0]}/.{uuid.uuid4().hex}"
-        with self._system.open_output_stream(part, compression=None) as stream:
+        full_path = self._path(path)
+        self._system.create_dir(full_path.rpartition("/")[0], recursive=True)
+        temporary_path = f"{full_path.rpartition('/')[0]}/.{uuid.uuid4().hex}"
+        with self._system.open_output_stream(temporary_path, compression=None) as stream:
             stream.write(content)
-        self._system.move(part, whole)
+        self._system.move(temporary_path, full_path)
 
     @property
     def _is_local(self) -> bool:
@@ -196,18 +205,18 @@ class Folder:
     @contextmanager
     def _open_parent(self, path: str, mode: int | None = None) -> Iterator[tuple[int, str]]:
         """Yield the descriptor of the folder of a local file, and the name of the file. Raises ``OSError`` for links."""
-        *below, name = path.split("/")
-        with folders.open_subfolder(Path(self._root_path), below, mode) as at:
-            yield at, name
+        *parents, name = path.split("/")
+        with folders.open_subfolder(Path(self._root_path), parents, mode) as folder_descriptor:
+            yield folder_descriptor, name
 
     @contextmanager
     def as_owner(self) -> Iterator[None]:
-        """Inside the block, root has only the rights of the owner of this folder if it is local. The block must not import
-        modules, because the owner may not be able to read Python's files.
+        """Run the block as the owner of this folder if the folder is local and this process runs as root. The block must not
+        import modules, because the owner may not be able to read Python's files.
 
         The owner may change anything in the folder at any time, and lead this process elsewhere with links, or with another
-        folder of this name. Raises ``OffsetError`` for links, if root cannot take the rights, and if others than the owner may
-        replace the folder while root uses it.
+        folder of this name. Raises ``OffsetError`` for links, if root cannot change to the owner, and if users other than the
+        owner may replace the folder while root uses it.
         """
         with ExitStack() as stack:
             if self._is_local:
@@ -229,44 +238,47 @@ class Folder:
         path = Path(self._root_path)
         if os.geteuid() != folders.ROOT:  # this user may be unable to change the mode of a Kubernetes volume
             folders.warn_if_replaceable(path, "the checkpoint")
-        elif (found := next(folders.exposures(path, owner), None)) is not None:
+        elif (exposure := next(folders.exposures(path, owner), None)) is not None:
             raise OffsetError(
-                f"{self.name} is not changed by root: {found.who} may replace {found.path}, or what is in it",
-                remedy=f"{folders.remedy(found, 'the checkpoint', owner)}, or run this command as {folders.user_text(owner)}",
+                f"{self.name} is not changed by root: {exposure.who} may replace {exposure.path}, or what is in it",
+                remedy=f"{folders.remedy(exposure, 'the checkpoint', owner)}, or run this command as {folders.user_text(owner)}",
             )
 
     def copy(self, paths: Sequence[str], target: str) -> Folder:
-        """Copy these files to the new folder ``target``, a sibling of this one; returns that folder. If the folder is local,
-        the copies belong to its owner, who alone may read the new folders. A link raises an error, because it could lead to a
-        file of another user.
+        """Copy these files to a new folder with the name ``target`` beside this folder, and return the new folder. If the folder
+        is local, the copies belong to its owner, and only the owner may read the new folders. A link raises an error, because it
+        could lead to a file of another user.
         """
         system, root = (
             self._system,
             self._root_path[: len(self._root_path.rstrip("/")) - len(_base_name(self._root_path))] + target,
         )
-        copied = Folder(self.name.rstrip("/")[: -len(_base_name(self.name))] + target, system, root)
+        target_folder = Folder(self.name.rstrip("/")[: -len(_base_name(self.name))] + target, system, root)
         with self._with_folder_name():
             if self._is_local:
                 self._copy_local(paths, Path(root))
             else:
                 for path in paths:
-                    system.create_dir(copied._path(path).rpartition("/")[0], recursive=True)
-                    system.copy_file(self._path(path), copied._path(path))
-        return copied
+                    system.create_dir(target_folder._path(path).rpartition("/")[0], recursive=True)
+                    system.copy_file(self._path(path), target_folder._path(path))
+        return target_folder
 
     def _copy_local(self, paths: Sequence[str], target: Path) -> None:
         with ExitStack() as stack:
-            top = self._new_sibling(target)
-            stack.callback(os.close, top)
+            new_folder = self._new_sibling(target)
+            stack.callback(os.close, new_folder)
             stack.enter_context(self.as_owner())
             for path in paths:
-                *below, name = path.split("/")
-                with self._open_parent(path) as (at, _), folders.open_subfolder(top, below, folders.PRIVATE) as to:
-                    _copy_file(name, at, to)
+                *parents, name = path.split("/")
+                with (
+                    self._open_parent(path) as (folder_descriptor, _),
+                    folders.open_subfolder(new_folder, parents, folders.PRIVATE) as target_descriptor,
+                ):
+                    _copy_file(name, folder_descriptor, target_descriptor)
 
     def _new_sibling(self, target: Path) -> int:
-        """Create the folder ``target`` for the owner of this folder, and return its descriptor. Where the owner may not create
-        folders, root does so.
+        """Create the folder ``target`` for the owner of this folder, and return its descriptor. If the owner may not create
+        folders there, root creates it.
         """
         with folders.open_subfolder(target.parent) as parent:
             try:
@@ -275,7 +287,7 @@ class Folder:
                     return folders.open_folder(target.name, parent)
             except PermissionError:
                 if any(folders.exposures(target)):
-                    # Then the owner could replace the parent by a link to another folder.
+                    # The owner could replace the parent by a link to another folder.
                     raise
                 return folders.make_folder_for(os.stat(self._root_path), target.name, parent)
 
@@ -283,8 +295,8 @@ class Folder:
         with self._with_folder_name():
             for path in paths:
                 if self._is_local:
-                    with self._open_parent(path) as (at, name):
-                        os.unlink(name, dir_fd=at)
+                    with self._open_parent(path) as (folder_descriptor, name):
+                        os.unlink(name, dir_fd=folder_descriptor)
                 else:
                     self._system.delete_file(self._path(path))
 
@@ -292,8 +304,8 @@ class Folder:
         """Delete a subfolder and its content."""
         with self._with_folder_name():
             if self._is_local:
-                with self._open_parent(below) as (at, name):
-                    shutil.rmtree(name, dir_fd=at)
+                with self._open_parent(below) as (folder_descriptor, name):
+                    shutil.rmtree(name, dir_fd=folder_descriptor)
             else:
                 self._system.delete_dir(self._path(below))
 
@@ -313,7 +325,7 @@ class Folder:
 
 
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-# The largest file that is read: an entry of 100,000 queues has about 8 MB.
+# The largest file that is read. An entry of 100,000 queues has about 8 MB.
 _FILE_BYTES = 64 << 20
 RESTORE_FILE = "Restore that file as the owner of the checkpoint, or start the query with another checkpointLocation"
 
@@ -326,46 +338,46 @@ def _local_entry(path: str, entry: os.DirEntry[str]) -> _FileEntry:
     return _FileEntry(path, stat.S_ISREG(mode), stat.S_ISDIR(mode), changed_ms)
 
 
-def _copy_file(name: str, at: int, to: int) -> None:
+def _copy_file(name: str, folder_descriptor: int, target_descriptor: int) -> None:
     """Copy a file with its mode to another folder. Raises ``OSError`` for a link, a pipe or a device."""
     with (
-        open(folders.open_regular(name, folder_descriptor=at), "rb") as file,
-        open(folders.open_regular(name, _CREATE_FLAGS, to), "wb") as copy,
+        open(folders.open_regular(name, folder_descriptor=folder_descriptor), "rb") as file,
+        open(folders.open_regular(name, _CREATE_FLAGS, target_descriptor), "wb") as copy,
     ):
         os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
         shutil.copyfileobj(file, copy)
 
 
-def _write_temporary(at: int, name: str, content: bytes) -> str:
+def _write_temporary(folder_descriptor: int, name: str, content: bytes) -> str:
     """Write ``content`` to a temporary file for the file ``name`` in a folder, flush it to disk, and return its name."""
-    part = f".{name}.{uuid.uuid4().hex}"
-    with open(folders.open_regular(part, _CREATE_FLAGS, at, 0o666), "wb") as file:
+    temporary_name = f".{name}.{uuid.uuid4().hex}"
+    with open(folders.open_regular(temporary_name, _CREATE_FLAGS, folder_descriptor, 0o666), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    return part
+    return temporary_name
 
 
 # SMB shares and mounted buckets have no hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def _create_file(at: int, name: str, content: bytes) -> bool:
-    part = _write_temporary(at, name, content)
+def _create_file(folder_descriptor: int, name: str, content: bytes) -> bool:
+    temporary_name = _write_temporary(folder_descriptor, name, content)
     try:
-        os.link(part, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+        os.link(temporary_name, name, src_dir_fd=folder_descriptor, dst_dir_fd=folder_descriptor, follow_symlinks=False)
     except FileExistsError:
         return False
     except OSError as e:
         if e.errno not in _NO_HARD_LINKS:
             raise
-        if name in os.listdir(at):
+        if name in os.listdir(folder_descriptor):
             return False
-        os.replace(part, name, src_dir_fd=at, dst_dir_fd=at)
+        os.replace(temporary_name, name, src_dir_fd=folder_descriptor, dst_dir_fd=folder_descriptor)
     finally:
         with suppress(FileNotFoundError):
-            os.unlink(part, dir_fd=at)
-    _sync_folder(at)
+            os.unlink(temporary_name, dir_fd=folder_descriptor)
+    _sync_folder(folder_descriptor)
     return True
 
 
@@ -379,7 +391,7 @@ def _sync_folder(folder: int) -> None:
         os.close(parent)
 
 
-# Spark's names for schemes that pyarrow calls otherwise.
+# The schemes that have another name in Spark than in pyarrow.
 _SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3"}
 
 

@@ -1,10 +1,10 @@
 """Reads from Spark's checkpoint of a query what its rocketmq sources have read.
 
-``offsets/N`` has the positions at which batch N ends: a version, settings, then a line for each source of the query. In version 1
-the line of a source is its offset, and Spark knows the source by its place in the query. In version 2
-(``spark.sql.streaming.offsetLog.formatVersion``, and all queries with ``enableSourceEvolution``) its name precedes the offset,
-as in ``orders:{"topics":…}``, and sources may be added, removed and reordered. Spark writes ``commits/N`` when the batch is done,
-and keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
+``offsets/N`` has the positions at which batch N ends. Its lines are a version, settings, and a line for each source of the query.
+In version 1 the line of a source is its offset, and Spark identifies the source by its place in the query. In version 2
+(``spark.sql.streaming.offsetLog.formatVersion``, and all queries with ``enableSourceEvolution``) its name precedes the offset, as
+in ``orders:{"topics":…}``, and sources may be added, removed and reordered. Spark writes ``commits/N`` when the batch is done,
+and keeps the last hundred batches (``spark.sql.streaming.minBatchesToRetain``).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class LoggedBatch(NamedTuple):
         return [offsets.source_identity for offsets in self.sources.values()]
 
     def of_clusters(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
-        """Return the batch without sources of other clusters, and the names of these clusters. Their queues may have the same
-        names.
+        """Return the batch without sources of other clusters, whose queues may have the same names, and the names of these
+        clusters.
 
         If no source would remain, the batch is returned unchanged, because the brokers of its clusters may be unavailable.
         """
@@ -55,47 +55,47 @@ class LoggedBatch(NamedTuple):
             source: checkpoint_identity.other_clusters(offsets.source_identity, sorted(clusters))
             for source, offsets in self.sources.items()
         }
-        kept = {source: offsets for source, offsets in self.sources.items() if not other_clusters[source]}
-        if not kept:
+        own_sources = {source: offsets for source, offsets in self.sources.items() if not other_clusters[source]}
+        if not own_sources:
             return self, []
-        return self._replace(sources=kept), sorted({name for names in other_clusters.values() for name in names})
+        return self._replace(sources=own_sources), sorted({name for names in other_clusters.values() for name in names})
 
 
 class BatchRead(NamedTuple):
     """A batch with the ranges that it read.
 
-    ``unknown`` has the queues whose start was in a batch that Spark has removed. ``done_ms`` is when the batch was finished; None
-    if it is not finished.
+    ``queues_without_start`` has the queues whose start was in a batch that Spark has removed. ``done_ms`` is when the batch was
+    finished; None if it is not finished.
     """
 
     batch: LoggedBatch
     ranges: list[OffsetRange]
-    unknown: list[MessageQueue]
+    queues_without_start: list[MessageQueue]
     done_ms: int | None
 
     @property
     def size(self) -> int | None:
         """Number of offsets that the batch read; None if the range of a queue is unknown."""
-        return None if self.unknown else sum(range_.size for range_ in self.ranges)
+        return None if self.queues_without_start else sum(range_.size for range_ in self.ranges)
 
 
 def lowest_positions(all_positions: Iterable[Positions]) -> dict[MessageQueue, int]:
     """Return the lowest position of each queue in ``all_positions``."""
-    lowest: dict[MessageQueue, int] = {}
+    position_by_queue: dict[MessageQueue, int] = {}
     for positions in all_positions:
         for queue, position in positions.items():
-            lowest[queue] = min(position, lowest.get(queue, position))
-    return lowest
+            position_by_queue[queue] = min(position, position_by_queue.get(queue, position))
+    return position_by_queue
 
 
 def logged_times_ms(folder: Folder, log: str) -> dict[int, int]:
     """Return the batch numbers in ``log``, each with the time when its entry was written (epoch ms)."""
-    entries = {path.rpartition("/")[2]: at for path, at in folder.files(log).items()}
-    return {int(name): at for name, at in sorted(entries.items()) if name.isdecimal()}
+    entries = {path.rpartition("/")[2]: time_ms for path, time_ms in folder.files(log).items()}
+    return {int(name): time_ms for name, time_ms in sorted(entries.items()) if name.isdecimal()}
 
 
 def last_batch(folder: Folder, committed: bool = True) -> LoggedBatch | None:
-    """Return the last finished batch, or with ``committed=False`` the last planned one; None if there is none yet.
+    """Return the last finished batch, or with ``committed=False`` the last planned batch; None if there is no such batch yet.
 
     Raises ``OffsetError`` if the folder is not a checkpoint.
     """
@@ -115,13 +115,16 @@ def planned_batches(folder: Folder) -> set[int]:
 
 
 def uncommitted_batch(folder: Folder) -> BatchRead | None:
-    """Return the planned but unfinished batch with its ranges: it is running, or the next start repeats it. None without one."""
+    """Return the planned but unfinished batch with its ranges; None if all batches are finished. The batch is running, or the
+    next start repeats it.
+    """
     batches = planned_batches(folder)
     number = max(batches, default=None)
     if number is None or number in logged_times_ms(folder, "commits"):
         return None
     batch = read_batch(folder, number)
-    # With asynchronous progress tracking the batch before may not be logged. Spark then repeats all batches since the last one.
+    # With asynchronous progress tracking the previous batch may not be logged. Then Spark repeats all batches since the last
+    # logged batch.
     previous_number = max((n for n in batches if n < number), default=None)
     previous = None if previous_number is None else read_batch(folder, previous_number)
     return BatchRead(batch, *_ranges_after(previous, batch), None)
@@ -140,11 +143,13 @@ def read_batch(folder: Folder, number: int) -> LoggedBatch:
             remedy="If a newer Spark wrote it, upgrade rocketmq-spark",
         )
     try:
-        logged = map(_split_name, lines[_HEADER_LINES:]) if version == "v2" else enumerate(lines[_HEADER_LINES:])
-        found = {source: _rocketmq_offsets(text) for source, text in logged}
+        source_lines = map(_split_name, lines[_HEADER_LINES:]) if version == "v2" else enumerate(lines[_HEADER_LINES:])
+        offsets_by_source = {source: _rocketmq_offsets(text) for source, text in source_lines}
     except (ValueError, RecursionError):  # RecursionError: JSON that is nested too deep
         raise _damaged_entry(folder, path) from None
-    sources: dict[SourceId, Offsets] = {at: offsets for at, offsets in found.items() if offsets is not None}
+    sources: dict[SourceId, Offsets] = {
+        source: offsets for source, offsets in offsets_by_source.items() if offsets is not None
+    }
     return LoggedBatch(number, sources, _planned_ms(lines[1:2]))
 
 
@@ -157,7 +162,7 @@ def _split_name(line: str) -> tuple[SourceId, str]:
 
 
 def _damaged_entry(folder: Folder, path: str) -> OffsetError:
-    """The error for an incomplete entry: Spark writes entries atomically, with a line for each source."""
+    """Return the error for an incomplete entry. Spark writes entries atomically, with a line for each source."""
     return OffsetError(
         f"{folder.name}/{path} is damaged: it is incomplete, perhaps because its writer was killed",
         remedy=RESTORE_FILE,
@@ -168,18 +173,18 @@ def history(folder: Folder) -> list[BatchRead]:
     """Return all batches that the checkpoint still has, oldest first, with the ranges that each of them read."""
     committed_ms = logged_times_ms(folder, "commits")
     batches = list(_existing_batches(folder))
-    reads = []
+    batch_reads = []
     previous: LoggedBatch | None = None
     for batch in batches:
         is_next = previous is not None and previous.number == batch.number - 1
-        ranges, unknown = _ranges_after(previous if is_next else None, batch)
-        reads.append(BatchRead(batch, ranges, unknown, committed_ms.get(batch.number)))
+        ranges, queues_without_start = _ranges_after(previous if is_next else None, batch)
+        batch_reads.append(BatchRead(batch, ranges, queues_without_start, committed_ms.get(batch.number)))
         previous = batch
-    return reads
+    return batch_reads
 
 
 def _existing_batches(folder: Folder) -> Iterator[LoggedBatch]:
-    """Yield all batches. Spark may remove the oldest ones meanwhile; these are skipped."""
+    """Yield all batches. Batches that Spark removes meanwhile are skipped."""
     for number in sorted(planned_batches(folder)):
         try:
             yield read_batch(folder, number)
@@ -193,7 +198,7 @@ def _ranges_after(previous: LoggedBatch | None, batch: LoggedBatch) -> tuple[lis
     for source, offsets in batch.sources.items():
         previous_offsets = None if previous is None else previous.sources.get(source)
         if previous_offsets == offsets:
-            # The batch has no new messages: its entry repeats the starts of an earlier batch.
+            # The batch has no new messages, and its entry repeats the starts of an earlier batch.
             starts[source] = offsets.positions
         else:
             starts[source] = {
@@ -211,15 +216,15 @@ def batch_ranges(
     Omits empty ranges, and returns equal ranges of two sources once, because Spark logs the one source of a self-join twice.
     """
     ranges: dict[OffsetRange, None] = {}
-    without_start: dict[MessageQueue, None] = {}
+    queues_without_start: dict[MessageQueue, None] = {}
     for source, offsets in end.sources.items():
         source_starts = starts.get(source, {})
         for queue, end_offset in sorted(offsets.positions.items()):
             if queue not in source_starts:
-                without_start[queue] = None
+                queues_without_start[queue] = None
             elif source_starts[queue] < end_offset:
                 ranges[OffsetRange(queue, source_starts[queue], end_offset)] = None
-    return list(ranges), list(without_start)
+    return list(ranges), list(queues_without_start)
 
 
 def _planned_ms(lines: list[str]) -> int | None:

@@ -23,7 +23,7 @@ from rocketmq_spark.spark.checkpoints.files import local_path
 logger = logging.getLogger(__name__)
 
 _WARNED_KEY = "checkpoints of others"
-# Folders whose files are checked, too. Of other folders only the folder itself is checked: the state may have a million files.
+# Folders whose files are checked, too. The files of other folders are not checked, because the state may have a million files.
 _LOGS = ("offsets", "commits", NOTES_FOLDER)
 
 
@@ -31,9 +31,9 @@ def check_owner(location: str) -> None:
     """Raise ``OffsetError`` for root if other users may change the checkpoint. Other users get one warning, because they cannot
     change the mode of some folders, such as a volume of Kubernetes.
     """
-    if (exposed := exposure(location)) is None:
+    if (problem_and_remedy := exposure(location)) is None:
         return
-    problem, remedy = exposed
+    problem, remedy = problem_and_remedy
     if os.geteuid() == folders.ROOT:
         raise OffsetError(f"root does not use the checkpoint {location}: {problem}", remedy=remedy)
     text = "the checkpoint %s: %s. %s"
@@ -41,29 +41,36 @@ def check_owner(location: str) -> None:
 
 
 def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None:
-    """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is none. This
-    user, root and ``owner`` are no others.
+    """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is no such
+    user. The user of this process, root and ``owner`` do not count as other users.
 
-    A missing folder may only be renamed for a moment, so this then checks whether other users may create it.
+    A missing folder may have been renamed only for a moment. So if it is missing, the function checks whether other users may
+    create it.
     """
     path = local_path(location)
     if path is None:
         return None
     parent_exposure = next(folders.exposures(path, owner), None)
-    exposed = parent_exposure or next(_exposures_in(path, owner), None)
-    if exposed is None:
+    first_exposure = parent_exposure or next(_exposures_in(path, owner), None)
+    if first_exposure is None:
         return None
-    problem = f"{exposed.who} may change {exposed.path}, and so decide what the query reads, skips and writes again"
-    new = "name a new folder, in one that only you and root may change"
-    if exposed.uid is not None and os.path.realpath(exposed.path) == os.path.realpath(path):
-        return problem, new.capitalize()
-    if parent_exposure is not None and _is_free(exposed, path):
-        return problem, f"Run: mkdir -m 700 {shlex.quote(str(_part_in(exposed.path, path)))}, or {new}"
-    return problem, f"{folders.remedy(exposed, 'the checkpoint', owner, parent_exposure is not None)}, or {new}"
+    problem = f"{first_exposure.who} may change {first_exposure.path}, and so decide what the query reads, skips and writes again"
+    new_folder_remedy = "name a new folder, in one that only you and root may change"
+    if first_exposure.uid is not None and os.path.realpath(first_exposure.path) == os.path.realpath(path):
+        return problem, new_folder_remedy.capitalize()
+    if parent_exposure is not None and _is_free(first_exposure, path):
+        return (
+            problem,
+            f"Run: mkdir -m 700 {shlex.quote(str(_next_folder_on_path(first_exposure.path, path)))}, or {new_folder_remedy}",
+        )
+    return (
+        problem,
+        f"{folders.remedy(first_exposure, 'the checkpoint', owner, parent_exposure is not None)}, or {new_folder_remedy}",
+    )
 
 
 def _exposures_in(path: Path, owner: int) -> Iterator[folders.Exposure]:
-    """Yield exposures in a checkpoint, and of the targets of links in it, because Spark follows links."""
+    """Yield the exposures of files in a checkpoint, and of the targets of links, because Spark follows links."""
     files = [*_files_to_check(path)]
     yield from folders.exposures_of(path, files, owner)
     for link in filter(Path.is_symlink, files):
@@ -71,17 +78,23 @@ def _exposures_in(path: Path, owner: int) -> Iterator[folders.Exposure]:
         yield from folders.exposures_of(link, (), owner)
 
 
-def _is_free(exposed: folders.Exposure, path: Path) -> bool:
-    """Whether nothing has the name of the path now, in a sticky folder: only the user who creates it may replace it there."""
-    return exposed.uid is None and bool(exposed.status.st_mode & stat.S_ISVTX) and path.is_relative_to(exposed.path)
+def _is_free(folder_exposure: folders.Exposure, path: Path) -> bool:
+    """Whether the path can be created safely: the exposed folder is sticky, so only the user who creates a file in it may replace
+    the file.
+    """
+    return (
+        folder_exposure.uid is None
+        and bool(folder_exposure.status.st_mode & stat.S_ISVTX)
+        and path.is_relative_to(folder_exposure.path)
+    )
 
 
-def _part_in(folder: Path, path: Path) -> Path:
+def _next_folder_on_path(folder: Path, path: Path) -> Path:
     return folder / path.relative_to(folder).parts[0]
 
 
 def owner_of(location: str) -> int:
-    """The uid of the owner of a checkpoint; root's if it is missing, or on another file system."""
+    """Return the uid of the owner of a checkpoint; the uid of root if it is missing, or on another file system."""
     path = local_path(location)
     with contextlib.suppress(OSError):
         return folders.ROOT if path is None else folders.owner_uid(path.stat())
@@ -89,12 +102,12 @@ def owner_of(location: str) -> int:
 
 
 def _files_to_check(path: Path) -> Iterator[Path]:
-    notes = [path / NOTES_FOLDER / name for name in _names(path / NOTES_FOLDER)]
+    notes = [path / NOTES_FOLDER / name for name in _file_names(path / NOTES_FOLDER)]
     for folder in (path, *(path / name for name in _LOGS), *notes):
-        yield from (folder / name for name in _names(folder))
+        yield from (folder / name for name in _file_names(folder))
 
 
-def _names(folder: Path) -> list[str]:
+def _file_names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:  # no folder, or not readable, so Spark cannot use it

@@ -1,8 +1,8 @@
 """Rewinds a query to the end of an earlier batch by removing what Spark wrote after it.
 
-``plan_rewind`` changes nothing; ``execute`` copies files to a backup before it removes them: the entries of later batches in both
-logs, and the versions of state that these batches wrote. Batch N writes version N + 1; if a later version remained, Spark would
-load it when the query reaches that number again. ``drift`` compares the positions of a query with what brokers have now.
+``plan_rewind`` changes nothing. ``execute`` removes the entries of later batches in both logs, and the versions of state that
+these batches wrote; it copies these files to a backup before. Batch N writes version N + 1. If a later version remained, Spark
+would load it when the query reaches that number again. ``drift`` compares the positions of a query with what brokers have now.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def drift(
     return drifts
 
 
-def _drift_state(position: int | None, queue_bounds: QueueBounds, recreated: bool) -> tuple[DriftState, int | None]:
+def _drift_state(position: int | None, queue_bounds: QueueBounds, is_recreated: bool) -> tuple[DriftState, int | None]:
     if position is None:
         return DriftState.NEW, queue_bounds.max_offset - queue_bounds.min_offset
-    if recreated:
+    if is_recreated:
         return DriftState.RECREATED, queue_bounds.max_offset - queue_bounds.min_offset
     if position > queue_bounds.max_offset:
         return DriftState.WENT_BACK, position - queue_bounds.max_offset
@@ -103,48 +103,48 @@ def _drift_state(position: int | None, queue_bounds: QueueBounds, recreated: boo
 
 
 _LOG_FOLDERS = ("commits", "offsets")
-# Order of removal within a batch: its commit, its state, its offsets. If the removal stops between them, Spark repeats the batch
-# and writes its state again. If both log entries were removed first, Spark could use the old state for a new batch.
+# Order of removal within a batch: its commit, its state, its offsets. If the removal stops halfway, Spark repeats the batch and
+# writes its state again. If both log entries were removed first, Spark could use the old state for a new batch.
 _REMOVAL_ORDER = ("commits", "made", "offsets")
 _LOG_FILE = re.compile(rf"(?:{'|'.join(_LOG_FOLDERS)})/\.?\d+(?:\.crc)?|metadata")
 _STATE_FILE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
 
 
 class RewindPlan(NamedTuple):
-    """``batch`` will be the last one; ``rolled_back`` are the later batches, which are removed, and ``ranges`` what
-    these read, which will be read again. ``removed``: files in the order of removal; ``saved``: files that are copied before.
+    """``batch`` will be the last batch. The batches ``later_batches`` are removed, and the ``ranges`` that they read will be read
+    again. ``files_to_remove`` are in the order of removal. ``files_to_copy`` are copied to the backup before.
     """
 
     batch: LoggedBatch
-    rolled_back: list[int]
+    later_batches: list[int]
     ranges: list[OffsetRange]
-    removed: list[str]
-    saved: list[str]
+    files_to_remove: list[str]
+    files_to_copy: list[str]
 
 
 def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: int | None) -> LoggedBatch:
-    """Return the batch to rewind to: by number, or the last one that began by ``before_ms``, so that all messages stored after
-    that time are read again. Raises ``OffsetError`` if the batch is not in the checkpoint or not finished.
+    """Return the batch to rewind to: the batch ``number``, or the last batch that began by ``before_ms``, so that all messages
+    stored after that time are read again. Raises ``OffsetError`` if the batch is not in the checkpoint or not finished.
     """
-    finished = {read.batch.number: read.batch for read in history if read.done_ms is not None}
-    if not finished:
+    finished_batches = {read.batch.number: read.batch for read in history if read.done_ms is not None}
+    if not finished_batches:
         raise OffsetError(
             "no batch of this query is finished", remedy="There is nothing to go back to: delete the folder"
         )
-    finished_text = f"batches {min(finished)} to {max(finished)} are kept and done"
+    finished_text = f"batches {min(finished_batches)} to {max(finished_batches)} are kept and done"
     if number is not None:
-        if number not in finished:
+        if number not in finished_batches:
             raise OffsetError(f"there is no batch {number} to go back to: {finished_text}", remedy="Name one of these")
-        return finished[number]
+        return finished_batches[number]
     assert before_ms is not None
     candidates = [
-        batch for batch in finished.values() if batch.planned_ms is not None and batch.planned_ms <= before_ms
+        batch for batch in finished_batches.values() if batch.planned_ms is not None and batch.planned_ms <= before_ms
     ]
     if not candidates:
-        first = next(iter(finished.values())).planned_ms
+        first_planned_ms = next(iter(finished_batches.values())).planned_ms
         raise OffsetError(
             f"no batch in the checkpoint began at or before {_time_text(before_ms)}: {finished_text}, the first of them began at "
-            f"{_time_text(first)}",
+            f"{_time_text(first_planned_ms)}",
             remedy="To read from further back, start a query with another checkpointLocation and option 'startingTimestamp'",
         )
     return max(candidates, key=lambda batch: batch.number)
@@ -153,10 +153,10 @@ def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: in
 def plan_rewind(folder: Folder, history: Sequence[BatchRead], batch: LoggedBatch) -> RewindPlan:
     """Return what to remove to rewind to the end of ``batch``. Raises ``OffsetError`` if the state after it was removed."""
     files = folder.files(recursive=True)
-    rolled_back = [read.batch.number for read in history if read.batch.number > batch.number]
+    later_batches = [read.batch.number for read in history if read.batch.number > batch.number]
     logs = {
         path: (number, log)
-        for number in rolled_back
+        for number in later_batches
         for log in _LOG_FOLDERS
         for path in _entry_files(log, number)
         if path in files
@@ -164,24 +164,31 @@ def plan_rewind(folder: Folder, history: Sequence[BatchRead], batch: LoggedBatch
     states = {path: int(match[2]) for path in files if (match := _STATE_FILE.fullmatch(path))}
     _check_state_versions(states, batch.number + 1)
     late_states = {path: (version - 1, "made") for path, version in states.items() if version > batch.number + 1}
-    saved = [path for path in files if _LOG_FILE.fullmatch(path)]
+    files_to_copy = [path for path in files if _LOG_FILE.fullmatch(path)]
     return RewindPlan(
         batch,
-        rolled_back,
+        later_batches,
         _ranges_to_repeat(history, batch),
         _in_removal_order({**logs, **late_states}),
-        sorted({*saved, *late_states}),
+        sorted({*files_to_copy, *late_states}),
     )
 
 
-def _in_removal_order(of_batches: Mapping[str, tuple[int, str]]) -> list[str]:
+def _in_removal_order(batch_and_kind_by_path: Mapping[str, tuple[int, str]]) -> list[str]:
     """Return the files sorted by batch, newest first, and within a batch in the order of ``_REMOVAL_ORDER``."""
-    return sorted(of_batches, key=lambda path: (-of_batches[path][0], _REMOVAL_ORDER.index(of_batches[path][1]), path))
+    return sorted(
+        batch_and_kind_by_path,
+        key=lambda path: (
+            -batch_and_kind_by_path[path][0],
+            _REMOVAL_ORDER.index(batch_and_kind_by_path[path][1]),
+            path,
+        ),
+    )
 
 
-def execute(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
-    """Rewind, and return the backup, a folder beside this one. The newest entry is removed first: if the process stops halfway,
-    Spark can still continue from the folder.
+def execute(folder: Folder, plan: RewindPlan, rewind_time: datetime) -> Folder:
+    """Rewind the query, and return the backup, a folder beside this folder. The newest entry is removed first, so that Spark can
+    still continue from the folder if the process stops halfway.
     """
     # Imported before anything is removed, because it needs numpy, which may be missing.
     from rocketmq_spark.spark.checkpoints import batch_notes
@@ -189,10 +196,12 @@ def execute(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     with folder.as_owner():
         batch_notes.epoch(folder)  # raises if the epoch is damaged, before anything is removed
     name = folder.name.rstrip("/").rpartition("/")[2]
-    backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
+    backup = folder.copy(plan.files_to_copy, f"{name}.before-rewind-{rewind_time:%Y%m%dT%H%M%SZ}")
     with folder.as_owner():
-        folder.delete(planned.removed)
-        batch_notes.increment_epoch(folder)  # last: until then, an unfinished batch in the log must keep its ids
+        folder.delete(plan.files_to_remove)
+        batch_notes.increment_epoch(
+            folder
+        )  # last, because an unfinished batch that is still in the log must keep its ids
     return backup
 
 
@@ -210,11 +219,15 @@ def _ranges_to_repeat(history: Sequence[BatchRead], batch: LoggedBatch) -> list[
     """Return the ranges from the end of ``batch`` to the end of the last batch. Queues that were added later start where they
     were first read.
     """
-    later = [read.batch for read in history if read.batch.number > batch.number]
+    later_batches = [read.batch for read in history if read.batch.number > batch.number]
     starts: dict[SourceId, Positions] = {}
     for source in history[-1].batch.sources:
-        added = lowest_positions(one.sources[source].new_queue_starts for one in later if source in one.sources)
-        starts[source] = {**added, **(batch.sources[source].positions if source in batch.sources else {})}
+        added_starts = lowest_positions(
+            later_batch.sources[source].new_queue_starts
+            for later_batch in later_batches
+            if source in later_batch.sources
+        )
+        starts[source] = {**added_starts, **(batch.sources[source].positions if source in batch.sources else {})}
     return sorted(batch_ranges(starts, history[-1].batch)[0])
 
 
@@ -223,11 +236,11 @@ def _check_state_versions(states: Mapping[str, int], version: int) -> None:
     versions: dict[str, set[int]] = {}
     for path, number in states.items():
         versions.setdefault(path.rpartition("/")[0], set()).add(number)
-    incomplete = sorted(store for store, numbers in versions.items() if version not in numbers)
-    if incomplete:
+    incomplete_stores = sorted(store for store, numbers in versions.items() if version not in numbers)
+    if incomplete_stores:
         raise OffsetError(
-            f"the query keeps state, and version {version} of it is gone in {incomplete[0]}"
-            + (f" and {len(incomplete) - 1} more" if len(incomplete) > 1 else ""),
+            f"the query keeps state, and version {version} of it is gone in {incomplete_stores[0]}"
+            + (f" and {len(incomplete_stores) - 1} more" if len(incomplete_stores) > 1 else ""),
             remedy="Rewind to a later batch, or start the query with another checkpointLocation",
         )
 

@@ -1,7 +1,8 @@
 """``explain(exception)`` returns the one line of a PySpark exception that has the cause and the remedy.
 
-Spark wraps the error of a Python task or a source in a Python traceback, a JVM stack and a plan. The line is the last one with an
-error code of this package. Without such a line, ``explain`` recognizes known problems of Spark and adds their remedies.
+Spark wraps the error of a Python task or a source in a Python traceback, a JVM stack and a plan. The returned line is the last
+line with an error code of this package. Without such a line, ``explain`` recognizes known problems of Spark and adds their
+remedies.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ _UNRESOLVED = (
 _UNKNOWN_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
 
 
-# The part of a line that is searched, because a server or the author of a message may have chosen the line, and expressions with
-# several ``.*`` take long for a long line.
+# Only this many characters of a line are searched. A server or the author of a message may have chosen the line, and expressions
+# with several ``.*`` take long for a long line.
 _MAX_LINE = 16_384
 
 
@@ -103,9 +104,10 @@ _KAFKA_COLUMNS = re.compile(r"\bkafka_?columns\s*=\s*(?:true|yes|on|1)\b", re.IG
 def explain(exception: BaseException) -> str:
     """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
 
-    That is the first of these that the exception contains: the rocketmq-spark error that the driver or a task raised, with its
-    code and all of its problems; a known problem of Spark with its remedy; a column of Spark's Kafka source that is missing, with
-    the column that replaces it; the last line of a Python error in a task; the first line of the exception.
+    The function looks for these in turn, and returns the first that the exception contains: the rocketmq-spark error that the
+    driver or a task raised, with its code and all of its problems; a known problem of Spark with its remedy; a column of Spark's
+    Kafka source that is missing, with the column that replaces it; the last line of a Python error in a task; the first line of
+    the exception.
     """
     chain = list(_chain(exception))
     for error in chain:
@@ -160,7 +162,7 @@ def _unresolved(text: str) -> str:
 
 
 def _replacement_of_column(name: str, error: str) -> str:
-    """Return what replaces a missing column of Spark's Kafka source; empty if the DataFrame is not one of this source.
+    """Return what replaces a missing column of Spark's Kafka source; empty if the DataFrame is not from format rocketmq.
 
     With ``kafkaColumns``, the frame has Kafka's columns instead of RocketMQ's.
     """

@@ -1,7 +1,7 @@
 """``GroupOffsetListener`` commits the offsets of a consumer group immediately after each batch of a query.
 
-The source itself commits the positions of a finished batch when Spark requests the next batch. So it commits the positions of the
-last batch of a run only at the next start.
+The source itself commits the positions of a finished batch when Spark requests the next batch. So without the listener, the
+positions of the last batch of a run are committed only at the next start.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class GroupOffsetListener(StreamingQueryListener):
         own_positions = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
         return replace(end, positions=own_positions)
 
-    def _commit(self, run: UUID) -> None:
-        for end in self._finished_offsets.get(run, []):
+    def _commit(self, run_id: UUID) -> None:
+        for end in self._finished_offsets.get(run_id, []):
             try:
                 self._group_offsets.commit(end.positions, end.source_identity)
             except RocketMQError:

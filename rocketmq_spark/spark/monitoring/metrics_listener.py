@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Ended queries are still exported, so that a scrape shows one that failed; beyond this number the oldest are dropped.
+# Ended queries are still exported, so that a scrape shows a query that failed. Beyond this number the oldest queries are dropped.
 _ENDED_QUERIES = 100
 
 
@@ -118,12 +118,12 @@ class QueryMetrics:
         self._progress_at_s: float | None = None
         self._idle_at_s: float | None = None
 
-    def idle(self, now_s: float) -> None:
+    def record_idle(self, now_s: float) -> None:
         """Note that Spark reported the query as idle."""
         self._idle_at_s = now_s
 
     def progress(self, raw: Mapping[str, Any], now_s: float) -> dict[str, Any]:
-        """Add a progress to the metrics; returns the object for the JSON line."""
+        """Add a progress to the metrics. Returns the object for the JSON line."""
         self._last_progress, self._progress_at_s = figures_of_progress(raw), now_s
         self._rows += self._last_progress["rows"] or 0
         if self._last_progress["batchId"] != self._last_batch:
@@ -133,31 +133,33 @@ class QueryMetrics:
         return {"query": self.query, **self._last_progress, **sink_counts(self._writer)}
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the known metrics: name, labels besides ``query``, value."""
-        last, name = self._last_progress, "rocketmq_spark_{}".format
-        yield name("query_active"), {}, float(self.active)
+        """Yield the name, the labels except ``query``, and the value of each metric whose value is known."""
+        last_progress, metric_name = self._last_progress, "rocketmq_spark_{}".format
+        yield metric_name("query_active"), {}, float(self.active)
         if self._idle_at_s is not None:
-            yield name("idle_timestamp_seconds"), {}, self._idle_at_s
-        if not last:
+            yield metric_name("idle_timestamp_seconds"), {}, self._idle_at_s
+        if not last_progress:
             return
         values = {
             "progress_timestamp_seconds": self._progress_at_s,
-            "lag_messages": last["lag"],
-            "behind_seconds": None if last["behindMs"] is None else last["behindMs"] / 1000,
-            "queues": last["queues"],
-            "queues_away": last["queuesAway"],
-            "brokers_away": len(last["brokersAway"]) if last["sources"] and last["brokersAway"] is not None else None,
+            "lag_messages": last_progress["lag"],
+            "behind_seconds": None if last_progress["behindMs"] is None else last_progress["behindMs"] / 1000,
+            "queues": last_progress["queues"],
+            "queues_away": last_progress["queuesAway"],
+            "brokers_away": len(last_progress["brokersAway"])
+            if last_progress["sources"] and last_progress["brokersAway"] is not None
+            else None,
             "rows_total": self._rows,
             "batches_total": self._batches,
-            "batch_seconds": None if last["batchMs"] is None else last["batchMs"] / 1000,
+            "batch_seconds": None if last_progress["batchMs"] is None else last_progress["batchMs"] / 1000,
         }
-        yield from ((name(metric), {}, float(value)) for metric, value in values.items() if value is not None)
-        reported = last["sources"] and last["losses"] is not None
-        for cause in (cause.name.lower() for cause in Cause if reported):
-            counts = last["losses"].get(cause, {"ranges": 0, "offsets": 0})
-            yield name("lost_ranges_total"), {"cause": cause}, float(counts["ranges"])
+        yield from ((metric_name(metric), {}, float(value)) for metric, value in values.items() if value is not None)
+        reports_losses = last_progress["sources"] and last_progress["losses"] is not None
+        for cause in (cause.name.lower() for cause in Cause if reports_losses):
+            counts = last_progress["losses"].get(cause, {"ranges": 0, "offsets": 0})
+            yield metric_name("lost_ranges_total"), {"cause": cause}, float(counts["ranges"])
             if counts["offsets"] is not None:
-                yield name("lost_offsets_total"), {"cause": cause}, float(counts["offsets"])
+                yield metric_name("lost_offsets_total"), {"cause": cause}, float(counts["offsets"])
         yield from self._sink_samples()
 
     def _sink_samples(self) -> Iterator[Sample]:
@@ -169,9 +171,9 @@ class QueryMetrics:
         yield "rocketmq_spark_sink_rows_total", {}, float(total.rows)
         for count in _SINK_COUNTS:
             yield f"rocketmq_spark_sink_{count}_total", {}, float(getattr(total, count))
-        for broker, part in total.brokers.items():
-            yield "rocketmq_spark_sink_broker_rows_total", {"broker": broker}, float(part.rows)
-            yield "rocketmq_spark_sink_broker_failures_total", {"broker": broker}, float(part.failures)
+        for broker, broker_counts in total.brokers.items():
+            yield "rocketmq_spark_sink_broker_rows_total", {"broker": broker}, float(broker_counts.rows)
+            yield "rocketmq_spark_sink_broker_failures_total", {"broker": broker}, float(broker_counts.failures)
 
 
 def metric_families(queries: Iterable[QueryMetrics]) -> list[exposition.Family]:
@@ -195,12 +197,12 @@ def metrics_table() -> str:
 class MetricsListener(StreamingQueryListener):
     """Exports metrics of all queries of a session: ``spark.streams.addListener(MetricsListener(port=9108))``.
 
-    They are served to Prometheus, or written to files. They change when Spark reports on a query: rarely while it is idle, and
-    not during a batch. If a file cannot be written, the failure is logged and no query is affected.
+    The metrics are served to Prometheus, or written to files. They change when Spark reports on a query: rarely while the query
+    is idle, and not during a batch. If a file cannot be written, the failure is logged and no query is affected.
     To add the metrics to a registry of prometheus-client, too, call ``REGISTRY.register(listener)``.
 
     Args:
-        port: Serve the metrics at ``/metrics`` on this port; 0 takes a free one. The attribute ``url`` has the address.
+        port: Serve the metrics at ``/metrics`` on this port; 0 takes a free port. The attribute ``url`` has the address.
         host: The address to listen on: loopback by default, ``0.0.0.0`` for all interfaces.
         prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
         json_lines: A file to which each progress appends one line of JSON. It has the query's name as ``query``, and the values
@@ -231,8 +233,8 @@ class MetricsListener(StreamingQueryListener):
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
-        # By run id: Spark reports a start immediately, but queues other events, so those of the previous run may come later.
-        self._queries: dict[str, QueryMetrics] = {}
+        # By run id. Spark reports a start immediately, but queues other events, so events of the previous run may come later.
+        self._metrics_by_run: dict[str, QueryMetrics] = {}
         self._replaced_runs: deque[str] = deque(maxlen=_ENDED_QUERIES)
         self._lock = threading.Lock()
         self._server = contextlib.ExitStack()
@@ -249,7 +251,7 @@ class MetricsListener(StreamingQueryListener):
 
     def _families(self) -> list[exposition.Family]:
         with self._lock:
-            return metric_families(self._queries.values())
+            return metric_families(self._metrics_by_run.values())
 
     def _serve(self, host: str, port: int) -> str:
         try:
@@ -271,38 +273,46 @@ class MetricsListener(StreamingQueryListener):
         raw = json.loads(event.progress.json)
         run_id = str(event.progress.runId)
         with self._lock:
-            if run_id not in self._queries and run_id not in self._replaced_runs:
-                # It was running when the listener was added.
+            if run_id not in self._metrics_by_run and run_id not in self._replaced_runs:
+                # The query was running when the listener was added.
                 self._start_run(event.progress)
-            metrics = self._queries.get(run_id) or self._metrics_of(event.progress)
+            metrics = self._metrics_by_run.get(run_id) or self._metrics_of(event.progress)
             line = metrics.progress(raw, time.time())
         self._write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Note that the query of ``event`` runs no batch, because it has nothing to read."""
         with self._lock:
-            if (metrics := self._queries.get(str(event.runId))) is None:
+            if (metrics := self._metrics_by_run.get(str(event.runId))) is None:
                 return
-            metrics.idle(time.time())
+            metrics.record_idle(time.time())
         self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Note that the query of ``event`` ended. Its metrics stay until a query of its name starts, or 100 others have ended."""
+        """Note that the query of ``event`` ended. Its metrics stay until a query of the same name starts, or until 100 other
+        queries have ended.
+        """
         with self._lock:
-            if (metrics := self._queries.get(str(event.runId))) is not None:
+            if (metrics := self._metrics_by_run.get(str(event.runId))) is not None:
                 metrics.active = False
-            ended = [run_id for run_id, metrics_of_run in self._queries.items() if not metrics_of_run.active]
-            for run_id in ended[:-_ENDED_QUERIES]:
-                del self._queries[run_id]
+            ended_runs = [
+                run_id for run_id, metrics_of_run in self._metrics_by_run.items() if not metrics_of_run.active
+            ]
+            for run_id in ended_runs[:-_ENDED_QUERIES]:
+                del self._metrics_by_run[run_id]
         self._write()
 
     def _start_run(self, event: QueryStartedEvent | StreamingQueryProgress) -> None:
-        """Replace the previous run with the same name, whatever its checkpoint: only the label ``query`` separates metrics."""
+        """Replace the previous run with the same name, whatever its checkpoint, because only the label ``query`` separates
+        metrics.
+        """
         metrics = self._metrics_of(event)
-        for run in [run for run, other in self._queries.items() if other.query == metrics.query]:
-            del self._queries[run]
-            self._replaced_runs.append(run)
-        self._queries[str(event.runId)] = metrics
+        for run_id in [
+            run_id for run_id, other_metrics in self._metrics_by_run.items() if other_metrics.query == metrics.query
+        ]:
+            del self._metrics_by_run[run_id]
+            self._replaced_runs.append(run_id)
+        self._metrics_by_run[str(event.runId)] = metrics
 
     def _metrics_of(self, event: QueryStartedEvent | StreamingQueryProgress) -> QueryMetrics:
         name = event.name or str(event.id)
@@ -321,12 +331,12 @@ class MetricsListener(StreamingQueryListener):
 
 def _replace(path: Path, data: bytes) -> None:
     """Replace a file atomically, readable for all users, through a temporary file with a unique name."""
-    number, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, temporary_path = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with open(number, "wb") as file:
-            os.fchmod(number, 0o644)  # not by its name: the owner of the folder could put a link there
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)  # not by its path, because the owner of the folder could put a link there
             file.write(data)
-        Path(part).replace(path)
+        Path(temporary_path).replace(path)
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        Path(temporary_path).unlink(missing_ok=True)
         raise

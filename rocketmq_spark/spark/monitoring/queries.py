@@ -23,12 +23,12 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     """Return the figures of the rocketmq sources in the last progress of ``query``.
 
     ``lag``: unread messages after the end of the batch (gaps in the offsets count too). ``behindMs``: ms since this run first saw
-    the oldest unread message; 0 if there is none, None while the query reads messages that are older than the run. ``queues``:
-    the number of queues whose brokers answer. ``queuesAway`` and ``brokersAway``: the number of queues, and the names of brokers,
-    that do not answer now; their lag is not counted. ``losses``: by cause, the number of ``ranges`` and the number of ``offsets``
-    that the driver skipped in this run. ``sources``: these figures for each rocketmq source. Also ``batchId``, ``timestamp``,
-    ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None. PySpark 4.0 and 4.1 do not ask sources for their state, so
-    all figures of sources are None there; ``rocketmq-spark lag --checkpoint`` shows the lag.
+    the oldest unread message; 0 if all messages are read, None while the query reads messages that are older than the run.
+    ``queues``: the number of queues whose brokers answer. ``queuesAway`` and ``brokersAway``: the number of queues, and the names
+    of brokers, that do not answer now; their lag is not counted. ``losses``: by cause, the number of ``ranges`` and the number of
+    ``offsets`` that the driver skipped in this run. ``sources``: these figures for each rocketmq source. Also ``batchId``,
+    ``timestamp``, ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None. PySpark 4.0 and 4.1 do not ask sources for
+    their state, so all figures of sources are None there; ``rocketmq-spark lag --checkpoint`` shows the lag.
 
     All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
     it stays True and ``ageMs`` grows, the batch is large or waits for a broker.
@@ -44,12 +44,17 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     Returns:
         The figures by name; None before the first progress.
     """
-    last = query.lastProgress
-    if last is None:
+    last_progress = query.lastProgress
+    if last_progress is None:
         return None
-    latest = json.loads(last.json)
-    age = _age_ms(latest, datetime.now(UTC))
-    return {**figures_of_progress(latest), "underWay": _is_running(query.status), "ageMs": age, **sink_counts(writer)}
+    raw_progress = json.loads(last_progress.json)
+    age_ms = _age_ms(raw_progress, datetime.now(UTC))
+    return {
+        **figures_of_progress(raw_progress),
+        "underWay": _is_running(query.status),
+        "ageMs": age_ms,
+        **sink_counts(writer),
+    }
 
 
 def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
@@ -65,11 +70,11 @@ def _is_running(status: Mapping[str, Any]) -> bool:
 def _age_ms(progress: Mapping[str, Any], now: datetime) -> int | None:
     """How long ago the last trigger ended, computed from its start and duration, which Spark reports."""
     try:
-        started = datetime.fromisoformat(progress["timestamp"])
+        started_at = datetime.fromisoformat(progress["timestamp"])
         duration = timedelta(milliseconds=progress["durationMs"]["triggerExecution"])
     except (KeyError, TypeError, ValueError):
         return None
-    return max(0, round((now - started - duration) / timedelta(milliseconds=1)))
+    return max(0, round((now - started_at - duration) / timedelta(milliseconds=1)))
 
 
 def end_offsets(progress: StreamingQueryProgress) -> list[Any]:
@@ -83,7 +88,7 @@ def end_offsets(progress: StreamingQueryProgress) -> list[Any]:
 def figures_of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of ``progress`` from Spark's JSON of a progress."""
     sources = [figures_of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
-    ours = [source for source in sources if source is not None]
+    own_sources = [source for source in sources if source is not None]
     rows = raw.get("sink", {}).get("numOutputRows", -1)
     return {
         "batchId": raw.get("batchId"),
@@ -91,33 +96,33 @@ def figures_of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
         "rows": raw.get("numInputRows"),
         "batchMs": raw.get("durationMs", {}).get("triggerExecution"),
         "sinkRows": rows if rows >= 0 else None,
-        **{name: _sum(source[name] for source in ours) for name in _SUMMED_FIGURES},
-        "behindMs": _largest([source["behindMs"] for source in ours]),
-        "brokersAway": _all_names([source["brokersAway"] for source in ours]),
-        "losses": _summed_losses([source["losses"] for source in ours]),
-        "sources": ours,
+        **{name: _sum(source[name] for source in own_sources) for name in _SUMMED_FIGURES},
+        "behindMs": _largest([source["behindMs"] for source in own_sources]),
+        "brokersAway": _all_names([source["brokersAway"] for source in own_sources]),
+        "losses": _summed_losses([source["losses"] for source in own_sources]),
+        "sources": own_sources,
     }
 
 
-def figures_of_source(latest: Any) -> dict[str, Any] | None:
+def figures_of_source(reported_figures: Any) -> dict[str, Any] | None:
     """Return the figures that a source reported, without the ends of its queues; None if it is not a rocketmq source.
 
-    PySpark 4.0 and 4.1 do not ask for a report, and pass the end of the batch instead: then all figures are None.
+    All figures are None on PySpark 4.0 and 4.1, which do not ask for a report and pass the end of the batch instead.
     """
-    if isinstance(latest, str):
+    if isinstance(reported_figures, str):
         try:
-            latest = json.loads(latest)
+            reported_figures = json.loads(reported_figures)
         except ValueError:
             return None
-    if not isinstance(latest, dict) or not {"topics", "v"} <= latest.keys():
+    if not isinstance(reported_figures, dict) or not {"topics", "v"} <= reported_figures.keys():
         return None
-    return {name: latest.get(name) for name in _FIGURES}
+    return {name: reported_figures.get(name) for name in _FIGURES}
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    known = list(values)
-    numbers = [value for value in known if value is not None]
-    return sum(numbers) if known and len(numbers) == len(known) else None
+    all_values = list(values)
+    numbers = [value for value in all_values if value is not None]
+    return sum(numbers) if all_values and len(numbers) == len(all_values) else None
 
 
 def _largest(values: list[int | None]) -> int | None:
@@ -126,21 +131,21 @@ def _largest(values: list[int | None]) -> int | None:
 
 
 def _all_names(reports: Sequence[Iterable[str] | None]) -> list[str] | None:
-    known = [report for report in reports if report is not None]
-    return sorted({name for report in known for name in report}) if len(known) == len(reports) else None
+    known_reports = [report for report in reports if report is not None]
+    return sorted({name for report in known_reports for name in report}) if len(known_reports) == len(reports) else None
 
 
 def _summed_losses(
     reports: Sequence[Mapping[str, Mapping[str, int | None]] | None],
 ) -> dict[str, dict[str, int | None]] | None:
-    known = [report for report in reports if report is not None]
-    if len(known) < len(reports):
+    known_reports = [report for report in reports if report is not None]
+    if len(known_reports) < len(reports):
         return None
-    every = [(cause, counts) for report in known for cause, counts in report.items()]
+    causes_and_counts = [(cause, counts) for report in known_reports for cause, counts in report.items()]
     return {
         cause: {
-            name: _sum(counts[name] for cause_of_count, counts in every if cause_of_count == cause)
+            name: _sum(counts[name] for cause_of_count, counts in causes_and_counts if cause_of_count == cause)
             for name in ("ranges", "offsets")
         }
-        for cause in sorted({cause for cause, _ in every})
+        for cause in sorted({cause for cause, _ in causes_and_counts})
     }

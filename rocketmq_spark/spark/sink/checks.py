@@ -1,6 +1,6 @@
 """Checks before the first row is sent: options, columns, topics, and whether brokers support timers.
 
-``check_columns`` checks the columns of a DataFrame, and reports all wrong ones at once.
+``check_columns`` checks the columns of a DataFrame, and reports all wrong columns at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _COLUMN_KINDS: dict[type[DataType], str] = {
 logger = logging.getLogger(__name__)
 
 GROUP = "rocketmq_spark_sink"
-# The time limit of one attempt to send a batch. After that, another broker is tried, because this one does not answer.
+# The time limit of one attempt to send a batch. Then another broker is tried, because the broker of the attempt does not answer.
 ATTEMPT_S = 10.0
 _MIN_ATTEMPTS = 6
 # Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
@@ -67,14 +67,15 @@ _REQUEST_BYTES = 1 << 10
 
 # The number of queues of each broker, in the order of Kafka's partitions, and how many of these numbers a process keeps.
 _QueueCounts = tuple[tuple[str, int], ...]
-_MAX_NUMBERED, _MAX_SHOWN = 10_000, 100
-# How many names that option ``topicNames`` changed a process keeps.
-_MAX_NAMED = 10_000
+_MAX_KEPT_NUMBERS, _MAX_SHOWN_BROKERS = 10_000, 100
+# The number of names that a process keeps after option ``topicNames`` has changed them.
+_MAX_KEPT_NAMES = 10_000
 _TIMERS_KEY, _TOPICS_KEY, _NUMBERS_KEY = "brokers asked for timers", "topics checked", "partitions of topics"
 _NAMES_KEY = "names of topics"
 _ALREADY_WARNED = ""  # replaces a kept name after the warning
 
-# Why a write of a stream, or a write with column 'topic', cannot use an environment that is given by its number alone.
+# The reasons why some writes cannot use an environment that is given by its number alone: writes of streams, and writes with
+# column 'topic'.
 _REASON_STREAM = (
     "Spark creates the writer of a stream again for each micro-batch, in short-lived processes (foreach_batch_writer keeps "
     "what it counted)"
@@ -141,8 +142,10 @@ def check_sink(options: Options, schema: StructType, stream: bool = False) -> di
         problems += _kafka_selector_problems(selector, by_role)
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
-    if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get one
-        is_free = "properties" not in by_role.values()  # with Kafka's columns it may be the name of the row id
+    if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get properties
+        is_free = (
+            "properties" not in by_role.values()
+        )  # with Kafka's columns, the row id may be in a column of this name
         by_role["properties"] = "properties" if is_free else "properties (emptyBodies)"
     problems += _option_problems(options) + exactly_once_checks.option_problems(options, by_role)
     if is_by_position(options) and (stream or options.topic is None):
@@ -193,19 +196,20 @@ def _option_problems(options: Options) -> list[str]:
     return problems
 
 
-def _problems_of(make: Callable[[], object]) -> list[str]:
+def _problems_of(check: Callable[[], object]) -> list[str]:
     try:
-        make()
+        check()
     except OptionError as e:
         return [line.removeprefix("  - ") for line in e.message.split("\n") if line]
     return []
 
 
 def check_topic_names(options: Options, names: Iterable[str]) -> None:
-    """Check that no two tasks of a write used different ``names`` for one topic, because a task sees only its own rows.
+    """Check that no two tasks of a write used different ``names`` for one topic. The driver checks it, because a task sees only
+    its own rows.
 
-    Logs one warning if an earlier write of this process over the same connection used another name for a topic. It may have been
-    a write of another query, so this is no error.
+    Logs one warning if an earlier write of this process over the same connection used another name for a topic. This is no error,
+    because the earlier write may belong to another query.
     """
     if options.topic_names == EXACT:
         return
@@ -219,20 +223,20 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
     connection = session.connection_key(options)
     names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.given_names}
     with process.registry_lock():
-        names_kept: dict[tuple[object, str], str] = process.entries(_NAMES_KEY)
+        kept_names: dict[tuple[object, str], str] = process.entries(_NAMES_KEY)
         earlier_names: dict[str, str] = {}
         for key, name in names_by_key.items():
-            earlier_name = names_kept.get(key)
+            earlier_name = kept_names.get(key)
             if earlier_name is not None:
-                del names_kept[key]  # the newest is the last
+                del kept_names[key]  # the newest is the last
             if earlier_name is None or earlier_name == name:
-                names_kept[key] = name
+                kept_names[key] = name
             else:
-                names_kept[key] = _ALREADY_WARNED
+                kept_names[key] = _ALREADY_WARNED
                 if earlier_name != _ALREADY_WARNED:
                     earlier_names[name] = earlier_name
-        while len(names_kept) > _MAX_NAMED:
-            del names_kept[next(iter(names_kept))]
+        while len(kept_names) > _MAX_KEPT_NAMES:
+            del kept_names[next(iter(kept_names))]
     for name, earlier_name in earlier_names.items():
         logger.warning(
             "this write stored rows of topic %r in topic %s, and an earlier write of this process rows of %r: two topics are one "
@@ -244,12 +248,12 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
 
 
 def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool = False) -> None:
-    """Checks that rows can be sent to ``topic``: it exists and has a writable queue.
+    """Checks that rows can be sent to ``topic``: the topic must exist and have a writable queue.
 
     If no name server answers, no broker is registered, or the topic has no master, the check waits as long as a send would
-    wait, and then raises the first error. A topic is unknown if name servers reported that ``numRetries`` times while brokers
-    were registered. With ``must_exist`` (the topic existed before) the check waits, because brokers register one by one after a
-    name server was restarted.
+    wait, and then raises the first error. A topic is unknown if name servers reported ``numRetries`` times that it has no
+    route while brokers were registered. With ``must_exist``, which means that the topic existed before, the check waits, because
+    brokers register one by one after a name server was restarted.
     """
     _wait_for_route(
         sender, topic, options, must_exist, lambda deadline, refresh: sender.publish_queues(topic, deadline, refresh)
@@ -269,13 +273,13 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     )
     key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
     with process.registry_lock():
-        counts_kept: dict[tuple[object, str], _QueueCounts] = process.entries(_NUMBERS_KEY)
-        previous = counts_kept.get(key, ())
+        kept_counts_by_topic: dict[tuple[object, str], _QueueCounts] = process.entries(_NUMBERS_KEY)
+        previous = kept_counts_by_topic.get(key, ())
         if previous:
-            del counts_kept[key]
-        counts_kept[key] = counts  # the newest is the last
-        while sum(1 + len(kept_counts) for kept_counts in counts_kept.values()) > _MAX_NUMBERED:
-            del counts_kept[next(iter(counts_kept))]
+            del kept_counts_by_topic[key]
+        kept_counts_by_topic[key] = counts  # the newest is the last
+        while sum(1 + len(kept_counts) for kept_counts in kept_counts_by_topic.values()) > _MAX_KEPT_NUMBERS:
+            del kept_counts_by_topic[next(iter(kept_counts_by_topic))]
     if not _keeps_numbers(counts, previous):
         logger.warning(
             "the partition numbers of topic %s changed since the last write of this process: now %s, before %s. Brokers that are "
@@ -287,20 +291,20 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     return queues
 
 
-def _keeps_numbers(counts: _QueueCounts, earlier: _QueueCounts) -> bool:
+def _keeps_numbers(counts: _QueueCounts, earlier_counts: _QueueCounts) -> bool:
     """Whether each earlier number still belongs to the same queue."""
-    last = len(earlier) - 1
-    if last < 0 or len(counts) <= last:
-        return last < 0
-    (name, count), (name_before, count_before) = counts[last], earlier[last]
-    return counts[:last] == earlier[:last] and name == name_before and count >= count_before
+    last_index = len(earlier_counts) - 1
+    if last_index < 0 or len(counts) <= last_index:
+        return last_index < 0
+    (name, count), (name_before, count_before) = counts[last_index], earlier_counts[last_index]
+    return counts[:last_index] == earlier_counts[:last_index] and name == name_before and count >= count_before
 
 
 def _numbers_text(numbers: _QueueCounts) -> str:
     """Return the partition numbers of each broker as text: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
     ends = itertools.accumulate(count for _, count in numbers)
     parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(numbers, ends, strict=True)]
-    return ", ".join(parts[:_MAX_SHOWN] + ["…"] * (len(parts) > _MAX_SHOWN))
+    return ", ".join(parts[:_MAX_SHOWN_BROKERS] + ["…"] * (len(parts) > _MAX_SHOWN_BROKERS))
 
 
 def _wait_for_route(
@@ -314,24 +318,24 @@ def _wait_for_route(
     after a failure.
     """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
-    first: RocketMQError | None = None
+    first_error: RocketMQError | None = None
     times_unknown, has_brokers = 0, False
     while True:
         try:
-            return fetch(deadline, first is not None)
+            return fetch(deadline, first_error is not None)
         except RocketMQError as error:
             e = error
-        missing = isinstance(e, RouteNotFound)
-        if not e.retriable or (missing and e.broker_code is None):
+        is_missing = isinstance(e, RouteNotFound)
+        if not e.retriable or (is_missing and e.broker_code is None):
             raise e
-        if first is None:
-            first = e
+        if first_error is None:
+            first_error = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
-        times_unknown += missing and has_brokers  # does not count if brokers registered between the two requests
-        has_brokers = has_brokers or (missing and _any_broker(sender))
+        times_unknown += is_missing and has_brokers  # does not count if brokers registered between the two requests
+        has_brokers = has_brokers or (is_missing and _any_broker(sender))
         is_unknown = times_unknown >= max(1, options.num_retries) and not must_exist
         if is_unknown or deadline.expired:
-            raise _route_error(sender, e if is_unknown else first, None if is_unknown else options.send_timeout)
+            raise _route_error(sender, e if is_unknown else first_error, None if is_unknown else options.send_timeout)
         deadline.pause(next(pauses))
 
 
@@ -360,13 +364,15 @@ def check_timers(
     deadline = Deadline.after(options.request_timeout)
     if brokers is None:
         brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
-    if brokers_without := timer_cache(sender, options).brokers_without_timers(topic, brokers, deadline):
-        problem = no_timers_error(f"column {' and '.join(map(repr, timer_columns))}", brokers_without, topic)
+    if brokers_without_timers := timer_cache(sender, options).brokers_without_timers(topic, brokers, deadline):
+        problem = no_timers_error(f"column {' and '.join(map(repr, timer_columns))}", brokers_without_timers, topic)
         raise OptionError(problem.message, topic=topic, remedy=problem.remedy)
 
 
 def check_types(options: Options, topic: str, columns_by_role: Mapping[str, str]) -> None:
-    """Over gRPC, check that the topic accepts the type of message that these columns make: a Proxy rejects others."""
+    """Over gRPC, check that the topic accepts the type of messages that these columns make, because a Proxy rejects other
+    types.
+    """
     accepted_types = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not accepted_types:
         return
@@ -403,15 +409,15 @@ def timer_cache(sender: Sender, options: Options) -> BrokerTimers:
 def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per_process: bool = False) -> None:
     """Check the topic of option ``topic`` with its brokers. With ``once_per_process`` the check is not repeated.
 
-    Spark creates a stream's writer for every micro-batch, and again to commit it. The later writers must not fail or wait while
-    brokers are down: the tasks find out whether rows can be sent.
+    Spark creates a stream's writer for every micro-batch, and again to commit the batch. The later writers must not fail or wait
+    while brokers are down. The tasks find out whether rows can be sent.
     """
     if options.topic is None:
         return
     sender = session.sender(options)  # one for each cluster and namespace, and each environment with its own topics
     key = (sender, options.topic, repr(sorted(columns_by_role)))
-    checked = process.entries(_TOPICS_KEY)
-    if once_per_process and key in checked:
+    checked_topics = process.entries(_TOPICS_KEY)
+    if once_per_process and key in checked_topics:
         return
     try:
         if once_per_process:
@@ -426,30 +432,30 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return
-    checked[key] = True
+    checked_topics[key] = True
 
 
 def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     """Return the queues of the topic in an environment that is given by its number alone; empty for other environments.
 
-    The driver determines them for all tasks, because each task would count the queues that exist when it starts. Waits for the
-    route up to the send timeout.
+    The driver determines the queues for all tasks, because each task would count the queues that exist when it starts. Waits for
+    the route up to the send timeout.
     """
     if options.topic is None or not is_by_position(options):
         return {}
     sink_settings, sender = producer_settings(options), session.sender(options)
     assert sink_settings.environment is not None
-    owned_queues = queues_of_environment(sender, sink_settings.environment)
-    if options.topic not in owned_queues:
+    queues_by_topic = queues_of_environment(sender, sink_settings.environment)
+    if options.topic not in queues_by_topic:
         deadline = Deadline.after(options.send_timeout)
         RouteCache(sender, sink_settings).wait_for_queues(options.topic, deadline, deadline.pause)
-    return {options.topic: owned_queues[options.topic]}
+    return {options.topic: queues_by_topic[options.topic]}
 
 
 def partition_queues(options: Options, columns_by_role: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
     """Return the queues of the topic in the order of Kafka's partitions if rows name partitions; empty if rows name their topics.
 
-    The driver determines them for all tasks of a write: a change of the route must not give a number to another queue.
+    The driver determines the queues for all tasks of a write, so that a change of the route gives no number to another queue.
     """
     if options.topic is None or kafka.PARTITION not in columns_by_role:
         return {}

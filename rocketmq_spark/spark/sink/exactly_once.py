@@ -69,9 +69,8 @@ _CHECKED_TOPICS = "topics checked for exactly-once"
 class ExactlyOncePlan:
     """The planner's data for the tasks of a batch. ``is_repeat``: an earlier run may have sent some of its rows.
 
-    If so, ``stored_hashes`` has the hashes of stored rows by partition, or ``stored_ranges`` the ranges that each task must
-    read. ``stored_counts`` are
-    the numbers of stored rows by partition.
+    Then ``stored_hashes`` has the hashes of stored rows by partition, or ``stored_ranges`` the ranges that each task must read.
+    ``stored_counts`` are the numbers of stored rows by partition.
     """
 
     name: BatchName
@@ -84,32 +83,33 @@ class ExactlyOncePlan:
 
 
 def plan_batch(
-    options: Options, checkpoint: str, write: str = SINK_WRITE, number: int | None = None
+    options: Options, checkpoint: str, write_name: str = SINK_WRITE, number: int | None = None
 ) -> ExactlyOncePlan:
-    """Start a micro-batch, by default the last one that Spark has planned, or continue one that an earlier run started.
+    """Start a micro-batch, or continue a batch that an earlier run started. By default this is the last batch that Spark has
+    planned.
 
-    The batch may be continued with further topics, for example by a job that now sends its bad rows to a separate topic: no row
-    of the batch is in such a topic before the note has its ends.
+    The batch may be continued with further topics, for example by a job that now sends its bad rows to a separate topic. No row
+    of the batch is in such a topic before the note has the ends of the topic's queues.
     """
     folder = checkpoint_folder(checkpoint)
-    name = batch_notes.batch_name(folder, write, number)
+    name = batch_notes.batch_name(folder, write_name, number)
     topics, scope = exactly_once_checks.written_topics(options), _scope_text(options)
-    begun = batch_notes.begin_batch(
+    begun_batch = batch_notes.begin_batch(
         folder, name, lambda: snapshot_queue_ends(options), scope, options.exactly_once_settle
     )
-    ends = begun.note.ends
-    noted_scope = begun.note.scope
+    ends = begun_batch.note.ends
+    noted_scope = begun_batch.note.scope
     if noted_scope != scope or not set(ends.topics) <= set(topics):
         raise OptionError(
             f"batch {name.number} was begun for {', '.join(ends.topics)}{noted_scope}, and the query now writes to "
             f"{', '.join(topics)}{scope}; the note of the batch is "
-            f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{name.write}",
+            f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{name.write_name}",
             remedy=_REMEDY_OF_OTHER_TOPICS,
         )
-    if not begun.existed:
+    if not begun_batch.existed:
         return ExactlyOncePlan(name, ends)
-    hashes = _read_stored_hashes(options, name, begun.note)
-    hashes_by_partition = hashes.hashes_by_partition()
+    stored_hashes = _read_stored_hashes(options, name, begun_batch.note)
+    hashes_by_partition = stored_hashes.hashes_by_partition()
     try:
         current_ends = snapshot_queue_ends(options)
     except RocketMQError as e:
@@ -121,20 +121,22 @@ def plan_batch(
             e,
         )
         current_ends = ends
-    ends = batch_notes.add_queues(folder, begun.note, current_ends, options.exactly_once_settle).ends
+    ends = batch_notes.add_queues(folder, begun_batch.note, current_ends, options.exactly_once_settle).ends
     return ExactlyOncePlan(
         name,
         ends,
         True,
         True,
         hashes_by_partition,
-        hashes.ranges_by_task() if hashes_by_partition is None else None,
-        hashes.counts,
+        stored_hashes.ranges_by_task() if hashes_by_partition is None else None,
+        stored_hashes.counts,
     )
 
 
 def _scope_text(options: Options) -> str:
-    """Return the namespace and environment as text: in others, the same names belong to other topics or queues."""
+    """Return the namespace and environment as text. In another namespace or environment, the same names mean other topics or
+    queues.
+    """
     parts = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
         layout = f"environments={layout_text(options.environments)}" if options.environments else ""
@@ -157,7 +159,7 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
         topics,
         Deadline.after(options.send_timeout),
         options.request_timeout,
-        _require_master(options),
+        _master_check(options),
     )
     process.get_or_create(
         _CHECKED_TOPICS, (session.connection_key(options), tuple(topics)), lambda: _check_topics(options, ends)
@@ -165,19 +167,19 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
     return ends
 
 
-def _require_master(options: Options) -> CheckQueues:
+def _master_check(options: Options) -> CheckQueues:
     """Return a check that a queue of the environment has a master, because the rows cannot be sent to other queues."""
     environment = checks.producer_settings(options).environment
     environment_queues = checks.environment_queues(options)
 
-    def check(route: TopicRoute, with_master: Set[MessageQueue]) -> None:
+    def check(route: TopicRoute, queues_with_master: Set[MessageQueue]) -> None:
         if environment is None:
             return
         if route.topic not in environment_queues:
             environment.writable_queues(
-                route.readable_queues(), [queue for queue in route.writable_queues() if queue in with_master]
+                route.readable_queues(), [queue for queue in route.writable_queues() if queue in queues_with_master]
             )
-        elif not with_master & set(environment_queues[route.topic]):
+        elif not queues_with_master & set(environment_queues[route.topic]):
             raise BrokerNotFound(f"{environment_queues[route.topic][0]} has no master now", topic=route.topic)
 
     return check
@@ -207,15 +209,15 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
 
 def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
     """Return the hashes of the rows of a batch that are stored. Waits for the longest settle time of all runs of the batch."""
-    stored = BatchHashes(name.digest(), MAX_PLANNED_IDS)
-    tools = scan_tools(options, on_ranges=stored.set_ranges)
-    StoredIdScan(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored)
+    stored_hashes = BatchHashes(name.digest(), MAX_PLANNED_IDS)
+    tools = scan_tools(options, on_ranges=stored_hashes.set_ranges)
+    StoredIdScan(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored_hashes)
     logger.warning(
         "batch %d began earlier: %d of its rows are stored already, and will not be sent again",
         name.number,
-        stored.count,
+        stored_hashes.count,
     )
-    return stored
+    return stored_hashes
 
 
 class ExactlyOnceTask:
@@ -234,7 +236,7 @@ class ExactlyOnceTask:
         self._is_abandoned = worker_socket.watch_worker_socket()
 
     def count_stored(self, counts: TaskCounts) -> None:
-        """Add to ``counts`` the number of stored messages, and of those that match no row."""
+        """Add to ``counts`` the number of stored messages, and the number of stored messages that match no row."""
         if self._stored_rows is not None:
             counts.unmatched = self._stored_rows.left
         counts.found, counts.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
@@ -246,7 +248,7 @@ class ExactlyOnceTask:
     def rows_to_send(
         self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
     ) -> Mask | None:
-        """Return a mask of the rows of ``batch`` that are not stored, so that they must be sent; None if all must be sent.
+        """Return a mask of the rows of ``batch`` that are not stored, which must be sent; None if all rows must be sent.
 
         ``items`` returns the encoded rows. It is called only if some rows may be stored.
         """
@@ -266,7 +268,9 @@ class ExactlyOnceTask:
         return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
 
     def end_sending(self) -> None:
-        """Close the connections after this attempt has failed: its data must not arrive after the next attempt has read ids."""
+        """Close the connections after this attempt has failed, because its data must not arrive after the next attempt has
+        read ids.
+        """
         close_connections(self._options)
 
     def raise_if_abandoned(self) -> None:
@@ -312,7 +316,7 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
 
 
 class NotedQueuesSender:
-    """A sender that uses only the queues in the note. Queues that were added since are used after the next plan.
+    """A sender that uses only the queues in the note. Queues that were added later are used after the next plan.
 
     After its attempt was abandoned, it sends nothing, because the next attempt may have read the stored ids already. Senders of
     one process with the same queues are equal, so that tasks share the objects that a process keeps for each sender.
@@ -327,7 +331,7 @@ class NotedQueuesSender:
         self._sender = sender
         self._queues = frozenset(queues)
         self._is_abandoned = is_abandoned
-        self._publish_queues: dict[str, tuple[Sequence[MessageQueue], tuple[MessageQueue, ...]]] = {}
+        self._noted_queues_by_topic: dict[str, tuple[Sequence[MessageQueue], tuple[MessageQueue, ...]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
@@ -362,10 +366,13 @@ class NotedQueuesSender:
         done(error)
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        routed = self._sender.publish_queues(topic, deadline, refresh)
-        cached = self._publish_queues.get(topic)
-        if cached is None or cached[0] is not routed:
-            cached = self._publish_queues[topic] = routed, tuple(queue for queue in routed if queue in self._queues)
+        published_queues = self._sender.publish_queues(topic, deadline, refresh)
+        cached = self._noted_queues_by_topic.get(topic)
+        if cached is None or cached[0] is not published_queues:
+            cached = self._noted_queues_by_topic[topic] = (
+                published_queues,
+                tuple(queue for queue in published_queues if queue in self._queues),
+            )
         if not cached[1]:
             raise BrokerNotFound(
                 "none of the queues that the topic had when the batch was begun takes messages now",

@@ -1,6 +1,6 @@
 """Checks the requirements of ``deliveryGuarantee`` exactly-once: options and settings of Spark. Pure.
 
-``_CONFLICTING_OPTIONS`` has each option that cannot be combined with it, and the reason.
+``_CONFLICTING_OPTIONS`` has each option that cannot be combined with exactly-once, and the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_SETTLE_S = 4.0
 IN_FLIGHT_S = 2.0
 _KILL_TIMEOUT = "spark.python.task.killTimeout"
 ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
-# The values that count if a setting is not set.
+# Spark's values of settings that are not set.
 _DEFAULT_SETTINGS = {"spark.speculation": "false"}
 
 
@@ -64,11 +64,11 @@ def option_problems(options: Options, columns: Collection[str]) -> list[str]:
         for conflicts, reason in _CONFLICTING_OPTIONS
         if conflicts(options)
     ]
-    delays = sorted(set(columns) & set(DELAY_COLUMNS))
-    if delays:
+    delay_columns = sorted(set(columns) & set(DELAY_COLUMNS))
+    if delay_columns:
         problems.append(
-            f"option 'deliveryGuarantee' is exactly-once, but column {delays[0]!r} delays rows: a delayed row is not in its "
-            "topic before it is due, so whether it is stored cannot be seen"
+            f"option 'deliveryGuarantee' is exactly-once, but column {delay_columns[0]!r} delays rows: a delayed row is not in "
+            "its topic before it is due, so whether it is stored cannot be seen"
         )
     if options.topic is None and not options.allowed_topics:
         problems.append(
@@ -93,18 +93,18 @@ def written_topics(options: Options) -> list[str]:
     return [options.topic] if options.topic is not None else sorted(set(options.allowed_topics))
 
 
-def check_settings(get: Callable[[str], str | None], streaming: bool, where: str) -> None:
+def check_settings(get_setting: Callable[[str], str | None], streaming: bool, context_text: str) -> None:
     """Raises ``OptionError`` if Spark's settings allow repeated stages or other partitions on a repeat, which the sink cannot
-    detect. ``get`` returns a setting, or None if it is not set.
+    detect. ``get_setting`` returns a setting, or None if it is not set.
     """
     wrong_settings = [
-        f"{name}={value} (it is {get(name) or 'not set'})"
+        f"{name}={value} (it is {get_setting(name) or 'not set'})"
         for name, value in exactly_once_conf().items()
-        if (get(name) or _DEFAULT_SETTINGS.get(name, "")).lower() != value and (streaming or name != ADAPTIVE)
+        if (get_setting(name) or _DEFAULT_SETTINGS.get(name, "")).lower() != value and (streaming or name != ADAPTIVE)
     ]
     if wrong_settings:
         raise OptionError(
-            f"option 'deliveryGuarantee' is exactly-once, but {where} lacks {', '.join(wrong_settings)}",
+            f"option 'deliveryGuarantee' is exactly-once, but {context_text} lacks {', '.join(wrong_settings)}",
             remedy="Start the Spark context with exactly_once_conf(): SparkSession.builder.config(map=exactly_once_conf()). "
             "Set later, they change nothing",
         )
@@ -117,7 +117,7 @@ def check_registered() -> None:
     """
     settings = context_settings.registered_settings()
     if settings is not None:
-        check_settings(settings.get, streaming=False, where="the Spark context")
+        check_settings(settings.get, streaming=False, context_text="the Spark context")
 
 
 def check_progress(options: Options, asynchronous: bool) -> None:
@@ -131,9 +131,9 @@ def check_progress(options: Options, asynchronous: bool) -> None:
         )
 
 
-def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
+def check_settle(get_setting: Callable[[str], str | None], settle_s: float) -> None:
     """Raise ``OptionError`` if a task that Spark has cancelled could still send after the settle time."""
-    value = get(_KILL_TIMEOUT)
+    value = get_setting(_KILL_TIMEOUT)
     if value is None:
         return
     try:
@@ -149,12 +149,12 @@ def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
         )
 
 
-def check_batch(get: Callable[[str], str | None], query: str, number: int, names: Mapping[str, str]) -> None:
+def check_batch(get_property: Callable[[str], str | None], query: str, number: int, names: Mapping[str, str]) -> None:
     """Raise ``OptionError`` if a task runs in another query or batch than its note says. ``names`` are the local properties."""
-    for name, noted in ((names["query"], query), (names["batch"], str(number))):
-        value = get(name)
-        if value is not None and value != noted:
+    for name, noted_value in ((names["query"], query), (names["batch"], str(number))):
+        value = get_property(name)
+        if value is not None and value != noted_value:
             raise OptionError(
-                f"the note in the checkpoint says {noted}, and Spark says that {name} is {value}",
+                f"the note in the checkpoint says {noted_value}, and Spark says that {name} is {value}",
                 remedy="Give the sink the checkpointLocation of its own query, and run one query with a checkpoint at a time",
             )

@@ -69,7 +69,7 @@ def write_rocketmq(
     write_name: str | None = None,
     **options: Unpack[SinkOptions],
 ) -> Written:
-    """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()`` it needs no ``mode("append")``.
+    """Writes a batch DataFrame. Unlike ``df.write_name.format("rocketmq").save()`` it needs no ``mode("append")``.
 
     Args:
         df: A DataFrame with columns of the sink (docs/options.md, "Columns of the sink").
@@ -104,10 +104,10 @@ def _options(name_server: str | None, options: Mapping[str, object]) -> Options:
 
 
 class QueryBatch(NamedTuple):
-    """A micro-batch of a query, by default the last one, and the name of one write of it."""
+    """A micro-batch of a query, by default the last batch, and the name of one write of the batch."""
 
     checkpoint: str
-    write: str
+    write_name: str
     number: int | None = None
 
 
@@ -122,7 +122,9 @@ def _write_name(name: str | None, options: Options) -> str:
 
 
 class ForeachBatchWriter:
-    """Writes micro-batches of any output mode; ``last_report`` has the counts of the last one, ``total`` those of all."""
+    """Writes micro-batches of any output mode. ``last_report`` has the counts of the last batch, ``total`` the counts of all
+    batches.
+    """
 
     def __init__(self, options: Options, batch: QueryBatch | None = None) -> None:
         self._options = options
@@ -145,8 +147,8 @@ def foreach_batch_writer(
 ) -> ForeachBatchWriter:
     """Returns a function for ``writeStream.foreachBatch``. It works with output modes append, update and complete.
 
-    If Spark repeats a micro-batch, all of its rows are written again; with ``delivery_guarantee`` exactly-once, only those that
-    are not stored yet.
+    If Spark repeats a micro-batch, all of its rows are written again; with ``delivery_guarantee`` exactly-once, only the rows
+    that are not stored yet.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
@@ -158,7 +160,7 @@ def foreach_batch_writer(
 
     Returns:
         A callable ``(df, batch_id)``. Its ``last_report`` is a ``Written`` (described at ``write_rocketmq``) with the counts of
-        the last micro-batch, or None before the first one. Its ``total`` has the counts of all.
+        the last micro-batch, or None before the first micro-batch. Its ``total`` has the counts of all micro-batches.
 
     Raises:
         OptionError: An option is unknown, has a wrong value or does not belong to a sink; the error lists all problems. With
@@ -193,17 +195,17 @@ def _write(
         return _run_write(df, options, columns, plan_job(options), write_text)
     check_owner(batch.checkpoint)
     with _registered_write(df, batch, exactly_once_checks.written_topics(options)):
-        plan = plan_batch(options, batch.checkpoint, batch.write, batch.number)
+        plan = plan_batch(options, batch.checkpoint, batch.write_name, batch.number)
         return _run_write(df, options, columns, plan, write_text)
 
 
 def _run_write(
     df: DataFrame, options: Options, columns: dict[str, str], plan: ExactlyOncePlan | None, write_text: str
 ) -> Written:
-    positions, partitions = checks.environment_queues(options), checks.partition_queues(options, columns)
-    send = functools.partial(_write_partition, options, columns, positions, partitions, plan)
+    environment_queues, partition_queues = checks.environment_queues(options), checks.partition_queues(options, columns)
+    write_partition = functools.partial(_write_partition, options, columns, environment_queues, partition_queues, plan)
     written, topic_names = Written(), list[str]()
-    for row in map_in_arrow(df, send, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
+    for row in map_in_arrow(df, write_partition, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
         topic_names += row["topic_names"]
@@ -223,8 +225,8 @@ def _check_context(context: SparkContext | None, options: Options, streaming: bo
 
 
 class _QueryRun(NamedTuple):
-    """The run of a query that a write belongs to: its session and job group, as far as they are known. Only the query's own
-    thread sees the job group.
+    """The run of a query that a write belongs to: its session and job group, or empty texts if they are unknown. Only the thread
+    of the query sees the job group.
     """
 
     session: str = ""
@@ -248,9 +250,9 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
     write may be repeated.
     """
     folder = checkpoint_folder(batch.checkpoint)
-    name = batch_notes.batch_name(folder, batch.write, batch.number)
-    key, run = (name.query, name.write), _QueryRun.of(df)
-    registered = name, run
+    name = batch_notes.batch_name(folder, batch.write_name, batch.number)
+    key, run = (name.query, name.write_name), _QueryRun.of(df)
+    registration = name, run
     _check_unfinished(folder, name)
     _check_topics(folder, name, topics, run)
     with process.registry_lock():
@@ -258,22 +260,22 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
         if earlier_write is not None and earlier_write[0] == name and run.may_equal(earlier_write[1]):
             raise OptionError(
                 f"batch {name.number} is written to {', '.join(topics)} a second time, and both writes have the name "
-                f"{name.write!r}: after a crash between them, the rows of the second write would count as stored",
+                f"{name.write_name!r}: after a crash between them, the rows of the second write would count as stored",
                 remedy="Give each write of the batch a write_name of its own",
             )
-        process.entries(_WRITES_KEY)[key] = registered
+        process.entries(_WRITES_KEY)[key] = registration
     try:
         yield
     except BaseException:
         with process.registry_lock():
-            if process.entries(_WRITES_KEY).get(key) is registered:
+            if process.entries(_WRITES_KEY).get(key) is registration:
                 del process.entries(_WRITES_KEY)[key]
         raise
 
 
 def _check_unfinished(folder: Folder, name: BatchName) -> None:
     """Raises ``OptionError`` for a batch that Spark has logged as done. Tasks compare the id of their query, but with Spark
-    Connect they cannot see it: then equal rows of another query would count as stored.
+    Connect they cannot see the id. Without this check, equal rows of another query would count as stored.
     """
     if folder.read_bytes(f"commits/{name.number}") is not None:
         raise OptionError(
@@ -283,25 +285,26 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
 
 
 def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _QueryRun) -> None:
-    """Raises ``OptionError`` if an earlier run began this write for other topics and some of them are the same. A write without a
-    ``write_name`` is named after its topics, so it has another name now, and would not find the rows stored in these topics.
+    """Raises ``OptionError`` if an earlier run began this write with other topics, and some topics are in both lists. A write
+    without a ``write_name`` is named after its topics. So it now has another name, and would not find the rows that are stored in
+    these topics.
     """
-    if not _GENERATED_NAME.fullmatch(name.write):
+    if not _GENERATED_NAME.fullmatch(name.write_name):
         return
     notes = batch_notes.notes_of_batch(folder, name)
     if any(note.name == name for note in notes):
         return
     for note in notes:
-        other = note.name
+        other_name = note.name
         with process.registry_lock():
-            registered = process.entries(_WRITES_KEY).get((other.query, other.write))
-        if registered is not None and registered[0] == other and run.may_equal(registered[1]):
+            registration = process.entries(_WRITES_KEY).get((other_name.query, other_name.write_name))
+        if registration is not None and registration[0] == other_name and run.may_equal(registration[1]):
             continue  # another write of this run
-        if _GENERATED_NAME.fullmatch(other.write) and set(note.ends.topics) & set(topics):
+        if _GENERATED_NAME.fullmatch(other_name.write_name) and set(note.ends.topics) & set(topics):
             raise OptionError(
                 f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "
                 f"{', '.join(topics)}; the note of the batch is "
-                f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{other.write}",
+                f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{other_name.write_name}",
                 remedy="Finish the batch with these topics, and write further ones with a writer of their own. Or go back with: "
                 "rocketmq-spark checkpoint rewind, which sends again what the batch has stored. If these are two writes of "
                 "a batch, give each a write_name",
@@ -325,8 +328,8 @@ def _write_partition(
 
 
 def _warn_of_speculation(df: DataFrame) -> None:
-    get: Callable[..., Any] = df.sparkSession.conf.get
-    if get("spark.speculation", "false") == "true":
+    get_setting: Callable[..., Any] = df.sparkSession.conf.get
+    if get_setting("spark.speculation", "false") == "true":
         logger.warning(
             "spark.speculation is on: a task that runs twice writes its rows twice. Switch it off for writes, or give "
             "rows an id with option 'messageId', so that readers can drop duplicates"

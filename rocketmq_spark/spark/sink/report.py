@@ -1,4 +1,4 @@
-"""Counts of acknowledged rows, of one task and of all tasks."""
+"""Counts of acknowledged rows: of one task, and of all tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AtBroker:
-    """The counts of one broker. ``failures`` counts attempts that it did not acknowledge."""
+    """The counts of one broker. ``failures`` counts attempts that the broker did not acknowledge."""
 
     rows: int = 0
     bytes: int = 0
@@ -34,12 +34,12 @@ class Written:
     """Counts of rows that brokers have, of their bytes (bodies and properties on the wire), of batches and of retries.
 
     ``brokers`` has the rows, bytes, batches and failed attempts of each broker.
-    ``batches`` counts requests: batches, and rows that were sent alone. ``spooled`` rows are not included in ``rows``: they are
-    in the spool of their worker. With ``deliveryGuarantee`` exactly-once, ``rows`` includes the ``confirmed`` ones, which were
-    not acknowledged, but which the sink found in the topic. ``already_stored`` rows, not included in ``rows``, were stored by an
-    earlier attempt. ``unmatched`` messages of such attempts match no row of this one. ``found`` is the number of messages that
-    earlier runs of the batch stored for the counted tasks, ``found_of_batch`` the number for all tasks of the batch.
-    ``left_out`` headers of ``kafkaColumns`` were not stored.
+    ``batches`` counts requests: batches, and rows that were sent alone. ``spooled`` rows are in the spool of
+    their worker, and not included in ``rows``. With ``deliveryGuarantee`` exactly-once, ``rows`` includes ``confirmed`` rows,
+    which were not acknowledged, but which the sink found in the topic. ``already_stored`` rows, not included in ``rows``, were
+    stored by an earlier attempt. ``unmatched`` messages of earlier attempts match no row of this attempt. ``found`` is the number
+    of messages that earlier runs of the batch stored for the counted tasks, ``found_of_batch`` the number for all tasks of the
+    batch. ``left_out`` headers of ``kafkaColumns`` were not stored.
     """
 
     rows: int = 0
@@ -61,14 +61,14 @@ class Written:
         return self.rows - self.confirmed
 
     def __add__(self, other: Written) -> Written:
-        nothing = AtBroker()
+        no_counts = AtBroker()
         names = sorted({*self.brokers, *other.brokers})
         return Written(
             self.rows + other.rows,
             self.bytes + other.bytes,
             self.batches + other.batches,
             self.retries + other.retries,
-            {name: self.brokers.get(name, nothing) + other.brokers.get(name, nothing) for name in names},
+            {name: self.brokers.get(name, no_counts) + other.brokers.get(name, no_counts) for name in names},
             self.spooled + other.spooled,
             self.already_stored + other.already_stored,
             self.confirmed + other.confirmed,
@@ -79,62 +79,66 @@ class Written:
         )
 
     def of_all_tasks(self) -> Written:
-        """Return these counts with the messages of tasks that only an earlier run had as ``unmatched``: no row can match them."""
+        """Return these counts. ``unmatched`` then also has the messages of tasks that only an earlier run had, because no row can
+        match these messages.
+        """
         return replace(self, unmatched=self.unmatched + max(0, self.found_of_batch - self.found))
 
     def __str__(self) -> str:
         text = f"{self.rows} rows in {self.batches} batches, {self.bytes} bytes, {self.retries} retries"
         if self.spooled:
             text += f", and {self.spooled} rows spooled"
-        for count, what in (
+        for count, description in (
             (self.already_stored, "stored before and not sent"),
             (self.confirmed, "of them confirmed without an acknowledgement"),
             (self.unmatched, "stored before that match no row"),
             (self.left_out, "headers left out"),
         ):
-            text += f", {count} {what}" if count else ""
+            text += f", {count} {description}" if count else ""
         parts = [
-            f"{name} {part.rows} rows in {part.batches} batches"
-            + (f" and {part.failures} failed attempts" if part.failures else "")
-            for name, part in sorted(self.brokers.items())
+            f"{name} {broker_counts.rows} rows in {broker_counts.batches} batches"
+            + (f" and {broker_counts.failures} failed attempts" if broker_counts.failures else "")
+            for name, broker_counts in sorted(self.brokers.items())
         ]
         return f"{text} ({'; '.join(parts)})" if parts else text
 
 
 def total(tasks: Iterable[Written | None]) -> Written:
     """Return the sum of the counts of all tasks. None stands for a task that did not finish."""
-    written, finished = Written(), True
+    written, all_finished = Written(), True
     for task in tasks:
         if task is not None:
             written += task
         else:
-            finished = False
-    return written.of_all_tasks() if finished else written
+            all_finished = False
+    return written.of_all_tasks() if all_finished else written
 
 
-def warn_of_unmatched(written: Written, write: str) -> None:
+def warn_of_unmatched(written: Written, write_text: str) -> None:
     """Log one warning per batch with unmatched messages.
 
     Each unmatched message may be an earlier copy of a row that was sent again, because the row changed or moved to another task.
     """
     if written.unmatched:
-        maybe_twice = min(written.unmatched, written.rows)
+        max_duplicates = min(written.unmatched, written.rows)
         logger.warning(
             "%s: %d messages that an earlier attempt stored match no row of the repeat: rows of the source are lost, or the "
             "query produced other rows, or split them into other tasks. These messages stay in the topic; %s",
-            write,
+            write_text,
             written.unmatched,
-            f"up to {maybe_twice} rows may be there twice" if maybe_twice else "no row is there twice because of them",
+            f"up to {max_duplicates} rows may be there twice"
+            if max_duplicates
+            else "no row is there twice because of them",
         )
 
 
-def warn_of_omitted_headers(written: Written, write: str) -> None:
+def warn_of_omitted_headers(written: Written, write_text: str) -> None:
     """Log one warning per write with headers that were not stored."""
     if written.left_out:
         logger.warning(
             "%s: %d headers were left out, because they have no value, or a name that is empty, RocketMQ's own or has control "
             "characters, or because their row has a later header of the name; the tasks' logs (INFO) have the first names",
-            write,
+            write_text,
             written.left_out,
         )
 
@@ -151,7 +155,7 @@ def with_counts(error: RocketMQError, written: Written) -> RocketMQError:
 
 
 class TaskCounts:
-    """Counts of a running task; changed in place, because there may be many batches."""
+    """Counts of a running task. They are changed in place, because there may be many batches."""
 
     def __init__(self) -> None:
         self._rows = self._bytes = self._batches = self._retries = self._spooled = 0

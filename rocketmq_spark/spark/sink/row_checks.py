@@ -1,6 +1,6 @@
-"""Finds the rows that the sink would reject, for jobs whose rows come from other users: one bad row would end the query.
+"""Finds the rows that the sink would reject. For jobs whose rows come from other users, because one bad row would end the query.
 
-It runs the checks of a sink's task, so it has no reasons of its own.
+The module runs the checks of a sink's task, so the reasons are the reasons of the sink.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ class SinkChecks:
         self.max_bytes = self._settings.max_message_size
         self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
         self._topic_problems: dict[str, tuple[Deadline, str | None]] = {}
-        self._tools: tuple[RouteCache, RowChecks] | None = (
-            None  # created at first use, because a driver does not need them
-        )
+        # Created at the first use, because a driver does not need them.
+        self._tools: tuple[RouteCache, RowChecks] | None = None
 
     def refusal(self, topic: str) -> str | None:
         """Return why no message can be sent to the topic, or None. Raises failures of requests, as the sink would."""
@@ -66,14 +65,14 @@ class SinkChecks:
             cached = self._topic_problems[topic] = Deadline.after(_CACHE_S), self._topic_problem(topic)
         return cached[1]
 
-    def refused(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
+    def rejection_reasons(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
         """Return the reason for each row that the sink rejects, by number. Raises retriable errors, as the sink would."""
-        found: dict[int, str] = {}
-        self._find_bad_rows(rows, list(range(len(rows))), found)
-        return found
+        reasons: dict[int, str] = {}
+        self._find_bad_rows(rows, list(range(len(rows))), reasons)
+        return reasons
 
-    def _find_bad_rows(self, rows: Sequence[Sequence[Any]], numbers: list[int], found: dict[int, str]) -> None:
-        """Add the bad rows to ``found``. If an error names no row, the rows are bisected to find it."""
+    def _find_bad_rows(self, rows: Sequence[Sequence[Any]], numbers: list[int], reasons: dict[int, str]) -> None:
+        """Add the bad rows to ``reasons``. If an error names no row, the rows are bisected to find the bad row."""
         while numbers:
             bad_rows = BadRows()
             try:
@@ -82,14 +81,14 @@ class SinkChecks:
             except (RocketMQError, ValueError, ArithmeticError) as e:
                 if getattr(e, "retriable", False):
                     raise
-                bad = {numbers[i]: reason for i, reason in bad_rows.found()}
-                if not bad and len(numbers) == 1:
-                    bad = {numbers[0]: str(e)}
-            if not bad:
-                self._find_bad_rows(rows, numbers[: len(numbers) // 2], found)
+                new_reasons = {numbers[i]: reason for i, reason in bad_rows.found()}
+                if not new_reasons and len(numbers) == 1:
+                    new_reasons = {numbers[0]: str(e)}
+            if not new_reasons:
+                self._find_bad_rows(rows, numbers[: len(numbers) // 2], reasons)
                 numbers = numbers[len(numbers) // 2 :]
-            found |= bad
-            numbers = [number for number in numbers if number not in bad]
+            reasons |= new_reasons
+            numbers = [number for number in numbers if number not in new_reasons]
 
     def _check_rows(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
         """Check rows as a task of the sink does. Raises an error for bad rows, and adds the rows that it can name to
@@ -118,9 +117,9 @@ class SinkChecks:
         return pa.RecordBatch.from_arrays(arrays, names=list(self._names))
 
     def _topic_problem(self, topic: str) -> str | None:
-        topics, _ = self._make_tools()
+        routes, _ = self._make_tools()
         try:
-            topics.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S))
+            routes.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S))
         except RouteNotFound as e:
             return f"no message can go to topic {topic}: {e.message}"
         return None
@@ -131,12 +130,12 @@ class SinkChecks:
         options, columns, sender = self._options, self._columns, self._make_sender(self._options)
         ids = UniqueIds(bytes(8), epoch_ms)
         encoder = session.row_encoder(options)(columns, options.max_message_size, ids, batch_bytes(options))
-        topics = RouteCache(sender, self._settings)
+        routes = RouteCache(sender, self._settings)
 
         def queues(topic: str, refresh: bool) -> Any:
-            return topics.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
+            return routes.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
 
         # For some reasons a broker rejects a single message, but drops the message silently if it is in a batch.
         storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)
-        self._tools = topics, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
+        self._tools = routes, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
         return self._tools

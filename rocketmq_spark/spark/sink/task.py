@@ -1,7 +1,7 @@
 """Sends the rows of one task: encodes them, splits them into batches, sends the batches, and counts the acknowledgements.
 
-Correctness does not depend on cleanup after the task (``__del__``, threads), because a killed task gets no chance for it. Its
-next attempt sends the same messages again: at-least-once delivery.
+Correctness does not depend on cleanup after the task (``__del__``, threads), because a killed task cannot clean up. Its next
+attempt sends the same messages again (at least once).
 
 ``producer/rows/sender`` makes batches of rows.
 """
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 # interval.
 ROUTE_REFRESH_S = 30.0
 
-# How often a task that waits for an outcome checks whether Spark has given it up.
+# How often a task that waits for an outcome checks whether Spark has abandoned the task.
 ABANDONED_CHECK_S = 0.5
 
 
@@ -115,13 +115,13 @@ class TaskWriter:
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if exactly_once is None else exactly_once.ids
         encoder = session.row_encoder(options)
         tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
-        self._rows = RowSender(tools, self._columns, ids, self, partitions_of=self._numbered_queues)
-        self._from_kafka = KafkaRows(options.message_id) if options.kafka_columns else None
+        self._row_sender = RowSender(tools, self._columns, ids, self, partitions_of=self._numbered_queues)
+        self._kafka_rows = KafkaRows(options.message_id) if options.kafka_columns else None
         self._counts = TaskCounts()
         self._pending_outcomes = 0
         self._first_row = 0
         self._checked_topics: set[str] = set()
-        self._routes_fresh = Deadline.after(ROUTE_REFRESH_S)
+        self._routes_fresh_until = Deadline.after(ROUTE_REFRESH_S)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
         """Call ``write``, and return the counts for the driver."""
@@ -156,29 +156,31 @@ class TaskWriter:
         if not len(batch):
             return
         batch = self._with_sink_columns(batch)
-        if self._routes_fresh.expired:
+        if self._routes_fresh_until.expired:
             self._routes.refresh(Deadline.after(self._options.request_timeout))
-            self._routes_fresh = Deadline.after(ROUTE_REFRESH_S)
+            self._routes_fresh_until = Deadline.after(ROUTE_REFRESH_S)
             for topic in self._checked_topics:  # a topic may have moved to other brokers
                 self._check_timers(topic)
         checked, plan = self._check_rows(batch)
-        encoded = self._rows.join(batch, checked, plan)
+        encoded = self._row_sender.join(batch, checked, plan)
         if self._exactly_once is not None:
-            if (to_send := self._exactly_once.rows_to_send(encoded.joined, batch, self._columns)) is not None:
-                batch, all_rows = batch.filter(pa.array(to_send)), batch
+            if (rows_mask := self._exactly_once.rows_to_send(encoded.joined, batch, self._columns)) is not None:
+                batch, all_rows = batch.filter(pa.array(rows_mask)), batch
                 self._counts.already_stored(len(all_rows) - len(batch))
                 if not len(batch):
                     return
                 checked, plan = self._check_rows(batch)
-                encoded = self._rows.join(batch, checked, plan)
-            self._rows.identify(encoded, checked, functools.partial(self._exactly_once.hashes, batch, self._columns))
-        self._rows.send(batch, checked, plan, encoded)
+                encoded = self._row_sender.join(batch, checked, plan)
+            self._row_sender.identify(
+                encoded, checked, functools.partial(self._exactly_once.hashes, batch, self._columns)
+            )
+        self._row_sender.send(batch, checked, plan, encoded)
 
     def _with_sink_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with the columns of this sink. Converts Kafka's columns and marks empty bodies if options say so."""
-        if self._from_kafka is not None:
-            batch = self._from_kafka(batch)
-            self._counts.left_out = self._from_kafka.left_out
+        if self._kafka_rows is not None:
+            batch = self._kafka_rows(batch)
+            self._counts.left_out = self._kafka_rows.left_out
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._first_row)
             batch = empty_bodies.with_stand_ins(batch, self._columns, bad_rows)
@@ -191,7 +193,7 @@ class TaskWriter:
 
     def _check_rows(self, batch: pa.RecordBatch) -> tuple[CheckedRows, RoutingPlan]:
         """Return the encoded parts of all rows, and their queues. Raises an error that lists all bad rows."""
-        return self._rows.check(batch, BadRows(self._first_row), self._first_row, self._partition_id)
+        return self._row_sender.check(batch, BadRows(self._first_row), self._first_row, self._partition_id)
 
     def check_topic(self, topic: str) -> None:
         """Check that rows can be sent to the topic, once per task."""
@@ -201,7 +203,7 @@ class TaskWriter:
                 deadline = Deadline.after(self._options.send_timeout)
                 self._routes.wait_for_queues(topic, deadline, deadline.pause)
                 self._check_timers(topic)
-            except RocketMQError as e:  # with a spool, the spool requests the route later
+            except RocketMQError as e:  # if there is a spool, it requests the route later
                 if not self.is_transient(e):
                     raise
             self._checked_topics.add(topic)
@@ -227,12 +229,12 @@ class TaskWriter:
         self._pending_outcomes += 1
         self._engine.submit(outgoing)
 
-    def on_completion(self, rows: Rows, ended: SendCompletion) -> None:
+    def on_completion(self, rows: Rows, completion: SendCompletion) -> None:
         """Store the outcome of a batch; the task's thread counts it later."""
-        self._outcomes.put((len(rows), ended))
+        self._outcomes.put((len(rows), completion))
 
     def _next_outcome(self) -> tuple[int, SendCompletion]:
-        """Return the number of rows and the outcome of the next batch that ends. Raises ``SendFailed`` if none ends in time,
+        """Return the number of rows and the outcome of the next batch that ends. Raises ``SendFailed`` if no batch ends in time,
         which is a bug of the engine.
         """
         allowed_lookups = 1 if self._exactly_once is None else LOOKUP_STEPS
@@ -254,26 +256,28 @@ class TaskWriter:
 
     def _count_outcome(self) -> None:
         """Wait for one outcome and count it."""
-        rows, ended = self._next_outcome()
+        rows, completion = self._next_outcome()
         self._pending_outcomes -= 1
-        outcome = ended.outcome
+        outcome = completion.outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
         if self._options.require_store_ok == "ok" and outcome.status not in (SendStatus.SEND_OK, SendStatus.SPOOLED):
             raise SendFailed(
-                f"a batch was stored with {outcome.status.value} in all {ended.attempts} attempts, and option "
+                f"a batch was stored with {outcome.status.value} in all {completion.attempts} attempts, and option "
                 "'requireStoreOk' is ok",
-                topic=ended.outgoing.topic,
+                topic=completion.outgoing.topic,
                 queue=str(outcome.queue),
                 remedy="Check whether the broker's disk and slaves keep up",
             )
         if outcome.status is SendStatus.SPOOLED:
             self._counts.spooled(rows)
             return
-        if ended.confirmed_count:
-            self._counts.confirmed(ended.confirmed_count)
-        failed_brokers = ended.brokers[:-1]
-        self._counts.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed_brokers)
+        if completion.confirmed_count:
+            self._counts.confirmed(completion.confirmed_count)
+        failed_brokers = completion.brokers[:-1]
+        self._counts.acknowledged(
+            completion.brokers[-1], rows, completion.outgoing.size, completion.attempts - 1, failed_brokers
+        )
 
 
 class TaskCommitMessage(WriterCommitMessage):
@@ -294,8 +298,8 @@ def write_task(
 ) -> TaskCommitMessage:
     """Send the rows of the calling task. A later attempt logs a warning that rows may be in the topic twice.
 
-    Writers cannot see whether ``spark.speculation`` is on, but a speculative attempt has a number like an attempt after a
-    failure, and the same effect. With a plan in ``plan``, a later attempt reads which rows are stored, and omits them.
+    Writers cannot see whether ``spark.speculation`` is on. A speculative attempt has a number like an attempt after a failure,
+    and the same effect. With ``plan``, a later attempt reads which rows are stored, and omits them.
     """
     task = TaskContext.get()
     partition_id = task.partitionId() if task is not None else None

@@ -1,8 +1,8 @@
-"""Detects that Spark has abandoned the task of this worker: its socket to Spark is closed.
+"""Detects that Spark has abandoned the task of this worker: then the worker's socket to Spark is closed.
 
-When the input of a task fails, Spark retries the task at once. It does not kill the Python worker, but closes the connection to
-it. A worker that waits for brokers does not notice that, and can still read the rows that it received before, as if they were all
-rows.
+When the input of a task fails, Spark retries the task at once. Spark does not kill the Python worker, but closes the connection
+to it. A worker that waits for brokers does not notice the closed connection. It can still read the rows that it received before,
+as if there were no other rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLOSED_EVENTS = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLE
 
 
 def never_abandoned() -> bool:
-    """Return False: outside a worker there is no task that Spark could abandon."""
+    """Return False, because outside a worker there is no task that Spark could abandon."""
     return False
 
 
@@ -35,7 +35,7 @@ def watch_worker_socket() -> Callable[[], bool]:
         return never_abandoned
 
     def is_abandoned() -> bool:
-        poll = select.poll()  # a new one, because two threads cannot use one at the same time
+        poll = select.poll()  # a new object, because two threads cannot use the same object at once
         poll.register(descriptor, _CLOSED_EVENTS)
         return bool(poll.poll(0))
 

@@ -1,8 +1,8 @@
 """Spark's writers of batches and streams.
 
-They check the write on the driver, create a ``TaskWriter`` in each task, and log the counts that tasks return in commit messages.
-Spark calls the constructor of a stream's writer twice per micro-batch. So checks that need brokers run once per process, and not
-in the process in which Spark only commits.
+The writers check the write on the driver, create a ``TaskWriter`` in each task, and log the counts that tasks return in commit
+messages. Spark calls the constructor of a stream's writer twice per micro-batch. So checks that need brokers run once per
+process, and not in the process in which Spark only commits.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _COMMIT_WORKER = "pyspark.sql.worker.python_streaming_sink_runner"
 class _DriverWriter:
     """The common part of batch and stream writers.
 
-    Spark pickles only writers that tasks will use, so the first pickling starts the batch. Spark pickles such a writer twice;
-    both copies have the same plan.
+    Spark pickles only writers that tasks will use, so the first pickling starts the batch. Spark pickles each of these writers
+    twice, and both copies have the same plan.
     """
 
     def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
@@ -56,7 +56,7 @@ class _DriverWriter:
         if exactly_once_checks.is_exactly_once(options):
             exactly_once_checks.check_registered()
         if not process.is_worker(_COMMIT_WORKER):
-            # The rows are sent, so the commit must not fail because brokers are down.
+            # Not for a commit: the rows are sent already, so a commit must not fail because brokers are down.
             if checkpoint is not None:
                 check_owner(checkpoint)
             checks.check_brokers(options, self.columns, once_per_process=stream)
@@ -78,16 +78,16 @@ class _DriverWriter:
             self.options, self.columns, self.environment_queues, iterator, self.plan, self.partition_queues or {}
         )
 
-    def commit(self, messages: list[WriterCommitMessage | None], write: str) -> None:
-        self.log(messages, write)
+    def commit(self, messages: list[WriterCommitMessage | None], write_text: str) -> None:
+        self.log(messages, write_text)
         names = [name for message in messages if isinstance(message, TaskCommitMessage) for name in message.topic_names]
         checks.check_topic_names(self.options, names)
 
-    def log(self, messages: list[WriterCommitMessage | None], write: str) -> Written:
+    def log(self, messages: list[WriterCommitMessage | None], write_text: str) -> Written:
         written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
-        logger.info("%s: %s", write, written)
-        warn_of_unmatched(written, write)
-        warn_of_omitted_headers(written, write)
+        logger.info("%s: %s", write_text, written)
+        warn_of_unmatched(written, write_text)
+        warn_of_omitted_headers(written, write_text)
         return written
 
 
@@ -104,9 +104,9 @@ class RocketMQWriter(DataSourceArrowWriter):
         self._writer.commit(messages, "written")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        done = self._writer.log(messages, "the write failed; acknowledged before that")
+        written = self._writer.log(messages, "the write failed; acknowledged before that")
         logger.warning(
-            "a failed write leaves %d rows or more in the topic; the next attempt sends them again", done.rows
+            "a failed write leaves %d rows or more in the topic; the next attempt sends them again", written.rows
         )
 
 

@@ -26,30 +26,30 @@ def orders(run, topic):
 
 
 def wait_until_done(writer):
-    assert awaited(lambda: writer.done, bool)
+    assert awaited(lambda: writer.is_done, bool)
 
 
 def test_it_writes_what_it_says(rocketmq, topic, orders):
     begin = time.monotonic()
     with OrderWriter(rocketmq.name_server, topic, rate=200, seconds=0.5) as writer:
-        assert (writer.sent, writer.done) == (1, False)
+        assert (writer.sent_count, writer.is_done) == (1, False)
         writer.start()
         wait_until_done(writer)
         lasted = time.monotonic() - begin
         assert lasted >= 0.5
-        orders_read = orders(writer.sent)
-        assert len({order["order_id"] for order in orders_read}) == len(orders_read) == writer.sent
-        assert 2 < writer.sent <= 2 + 200 * lasted  # one at first, one at once, no more than the rate allows
+        orders_read = orders(writer.sent_count)
+        assert len({order["order_id"] for order in orders_read}) == len(orders_read) == writer.sent_count
+        assert 2 < writer.sent_count <= 2 + 200 * lasted  # one at first, one at once, no more than the rate allows
         assert sum(order["amount"] for order in orders_read) * 100 == writer.cents
         writer.end_windows()
-        (last,) = (order for order in orders(writer.sent + 1) if order["region"] == "closing")
+        (last,) = (order for order in orders(writer.sent_count + 1) if order["region"] == "closing")
     assert datetime.fromisoformat(last["ts"]).timestamp() > datetime.now(UTC).timestamp() + 80_000
 
 
 def test_leaving_stops_it(rocketmq, topic):
     with OrderWriter(rocketmq.name_server, topic, rate=10, seconds=3600) as writer:
         writer.start()
-    assert writer.done
+    assert writer.is_done
 
 
 def test_what_ended_it_early_is_raised(rocketmq, topic, monkeypatch):
@@ -61,7 +61,7 @@ def test_what_ended_it_early_is_raised(rocketmq, topic, monkeypatch):
         monkeypatch.setattr(writer._producer, "send_async", fail)
         writer.start()
         with pytest.raises(RocketMQError, match="the broker has gone"):
-            awaited(lambda: writer.done, bool)
+            awaited(lambda: writer.is_done, bool)
 
 
 def test_a_failed_run_does_not_wait_for_a_broker_that_is_silent(rocketmq, topic, monkeypatch):
@@ -81,4 +81,4 @@ def test_a_failed_run_does_not_wait_for_a_broker_that_is_silent(rocketmq, topic,
         writer.start()
         raise KeyboardInterrupt
     assert timeouts == [1.0, None]
-    assert writer._writing.done()
+    assert writer._write_future.done()

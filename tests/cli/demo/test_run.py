@@ -20,7 +20,7 @@ class FakeDriver:
         self.can_stop = can_stop
         self.calls = []
         self.state = DemoState()
-        self.finished = 7
+        self.newest_finished = 7
         self.remedy = "Read the log"
 
     def stored_totals(self):
@@ -54,7 +54,7 @@ BEFORE = [(QUIET, 20), (QUIET, 20)]
 
 
 def demo_of(run):
-    return DemoRun(run, run, SimpleNamespace(sent=10), run, 1.0)
+    return DemoRun(run, run, SimpleNamespace(sent_count=10), run, 1.0)
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def test_the_repeated_batch_is_reported_once_with_its_time(kill_of):
     demo._kill_in_a_batch()
     demo._report_repeated_batch()
     assert len(run.state.events) == 1, "the new driver has not finished it"
-    run.finished = 8
-    demo._killed_at -= 22
+    run.newest_finished = 8
+    demo._killed_s -= 22
     demo._report_repeated_batch()
     demo._report_repeated_batch()
     assert run.state.events[1:] == ["A new driver repeated batch 8 and continues, 22 s after the kill"]
@@ -127,11 +127,11 @@ def test_a_run_without_progress_fails_with_its_phase_and_remedy():
     run = FakeDriver([(QUIET, 20)])
     run.state.phase, run.state.read, run.state.closing = "ending the last windows", 11, 1
     demo = demo_of(run)
-    demo._check_progress(changed=False)
-    demo._changed_at -= 200
+    demo._check_progress(has_changed=False)
+    demo._changed_s -= 200
     with pytest.raises(RocketMQError) as error:
-        demo._check_progress(changed=False)
+        demo._check_progress(has_changed=False)
     assert "ending the last windows: nothing has changed for 180 s; 10 of 10 orders are read" in str(error.value)
     assert error.value.remedy == "Read the log"
-    demo._check_progress(changed=True)
-    demo._check_progress(changed=False)
+    demo._check_progress(has_changed=True)
+    demo._check_progress(has_changed=False)

@@ -50,10 +50,10 @@ def test_reports_of_several_drivers_add_up(watched):
     driver.unread = [{"progress": {"rows": 5, "ms": 300, "late": 1}}]
     state = watch.refresh()
     assert (state.batch_ms, state.dropped_late) == ([100, 300], 3), "batches without rows take no part"
-    assert watch.returned is None
+    assert watch.returned_totals is None
     driver.unread = [{"totals": {"different": 3, "repeated": 0, "orders": 15, "cents": 99}}]
     watch.refresh()
-    assert watch.returned == ReturnedTotals(different=3, repeated=0, orders=15, cents=99)
+    assert watch.returned_totals == ReturnedTotals(different=3, repeated=0, orders=15, cents=99)
 
 
 def test_a_failed_query_ends_it_with_its_reason(watched):
@@ -74,7 +74,7 @@ def test_orders_read_are_those_of_the_last_finished_batch(watched):
     log(environment, "offsets", 1, offsets(environment, 12))
     assert watch.batches() == Batches(1, 0)
     assert watch.refresh().read == 7
-    assert watch.finished == 0
+    assert watch.newest_finished == 0
 
 
 def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watched):

@@ -375,14 +375,12 @@ class TestOfReaders:
 
         client: Any = SimpleNamespace(admin=SimpleNamespace(broker_config=told))
         look = QueuePositions([QueueLag(MessageQueue("t", name, 0), 0, 7, 7) for name in hours])
-        found = command._retention_finding(client, "group g", look)
+        found = command._lag_finding(client, "group g", look)
         assert (found.level, found.text) == (Level.OK, f"0 messages behind{kept}")
 
     def test_a_broker_that_does_not_say_how_far_a_reader_is(self) -> None:
         rows = [QueueLag(MessageQueue("t", "a", 0), 0, 7, 7)]
-        found = command._retention_finding(
-            Mock(), "group g", QueuePositions(rows, [CallTimeout("no answer in time", "h:1")])
-        )
+        found = command._lag_finding(Mock(), "group g", QueuePositions(rows, [CallTimeout("no answer in time", "h:1")]))
         assert (found.level, found.text) == (Level.BROKEN, "no answer in time (at h:1)")
 
     def test_a_group_that_nobody_knows(self, rocketmq: LocalBroker) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.delay.node import NodeSettings, open_node
-from rocketmq_spark.delay.release import PROBLEM
+from rocketmq_spark.delay.release import PROBLEM_PROPERTY
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.envelope import Envelope
@@ -43,6 +43,6 @@ def test_delayed_messages_of_removed_queue_are_sent(rocketmq: LocalBroker, topic
         running.join(60)
     assert [message.body for message in stored(rocketmq, topic, 1)] == [b"one"]
     (dead,) = stored(rocketmq, place.dead_topic, 1)
-    assert "is none of those that messages may be delivered to" in dead.properties[PROBLEM], (
+    assert "is none of those that messages may be delivered to" in dead.properties[PROBLEM_PROPERTY], (
         "this node may not send there"
     )

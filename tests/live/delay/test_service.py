@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Message, Producer, PullConsumer
-from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM_PROPERTY
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import ReceivedMessage
@@ -176,7 +176,7 @@ def test_a_body_that_is_no_envelope_is_a_dead_letter(
     node.step_s = DAYS_10
     assert [message.body for message in stored(rocketmq, topic, 1)] == [b"good"]
     (dead,) = awaited(lambda: [message for message in stored(rocketmq, DEAD_TOPIC, 1) if message.body == mark])
-    assert "no envelope of a delayed message" in dead.properties[PROBLEM]
+    assert "no envelope of a delayed message" in dead.properties[PROBLEM_PROPERTY]
 
 
 def test_delay_store_survives_restart_and_new_disk_is_rebuilt(
