@@ -45,7 +45,11 @@ def extra_of(module: str) -> str | None:
     """Return which of the extras that commands need besides ``cli`` installs ``module``; None if none of them does."""
     package = module.partition(".")[0]
     return next(
-        (extra for extra in (ARROW, SPARK) if any(version_bounds(each)[0] == package for each in REQUIREMENTS[extra])),
+        (
+            extra
+            for extra in (ARROW, SPARK)
+            if any(version_bounds(requirement)[0] == package for requirement in REQUIREMENTS[extra])
+        ),
         None,
     )
 

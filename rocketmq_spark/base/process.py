@@ -133,11 +133,11 @@ class LiveObjects(Generic[T]):
         with self._lock:
             return list(self._objects)
 
-    def due(self, now: float) -> list[T]:
+    def due(self, now_s: float) -> list[T]:
         """Return all objects once in ``period_s`` seconds of a monotonic clock; in between, an empty list."""
-        if now < self._next_due:
+        if now_s < self._next_due:
             return []
-        self._next_due = now + self._period_s
+        self._next_due = now_s + self._period_s
         return self.all()
 
 

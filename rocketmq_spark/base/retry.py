@@ -31,10 +31,10 @@ class RetryErrors:
     since: float = 0.0
     attempts: int = 0
 
-    def record(self, error: RocketMQError, now: float, cut_short: bool = False) -> None:
+    def record(self, error: RocketMQError, now_s: float, cut_short: bool = False) -> None:
         """Record an error. ``cut_short`` says whether the deadline expired during the request."""
         if self.first is None:
-            self.first, self.since = error, now
+            self.first, self.since = error, now_s
         if self.last is None or not cut_short:
             self.last = error
         self.attempts += 1
@@ -42,7 +42,7 @@ class RetryErrors:
     def clear(self) -> None:
         self.first, self.last, self.since, self.attempts = None, None, 0.0, 0
 
-    def final_error(self, error: RocketMQError, now: float) -> RocketMQError:
+    def final_error(self, error: RocketMQError, now_s: float) -> RocketMQError:
         """Return the error to raise for ``error``: the first error, with the number and duration of attempts and the last error.
 
         A single error, or a permanent one, is returned as it is.
@@ -53,7 +53,7 @@ class RetryErrors:
         last_texts = [f"at last: {last.message}", last.remark] if last.message != first.message else []
         remark = "; ".join(part for part in (first.remark, *last_texts) if part) or None
         return type(first)(
-            f"{first.message}; tried {self.attempts} times in {now - self.since:.3g} s",
+            f"{first.message}; tried {self.attempts} times in {now_s - self.since:.3g} s",
             first.addr,
             first.broker_code,
             first.topic,
@@ -62,9 +62,9 @@ class RetryErrors:
             first.remedy or last.remedy,
         )
 
-    def raise_final(self, error: RocketMQError, now: float) -> NoReturn:
+    def raise_final(self, error: RocketMQError, now_s: float) -> NoReturn:
         """Raise ``final_error(error)``, chained to ``error`` unless it is the same."""
-        cause = self.final_error(error, now)
+        cause = self.final_error(error, now_s)
         if cause is error:
             raise error
         raise cause from error

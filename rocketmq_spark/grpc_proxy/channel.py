@@ -48,7 +48,7 @@ class Endpoints:
         self._next_start = 0  # index of the endpoint that the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
-    def choose(self, preferred: str | None, now: float) -> str:
+    def choose(self, preferred: str | None, now_s: float) -> str:
         """Return the ``preferred`` address; without one, the addresses take turns. If calls avoid this address, return the next
         one that they do not avoid. If they avoid all addresses, return this address all the same.
         """
@@ -59,13 +59,13 @@ class Endpoints:
                 start, self._next_start = self._next_start % len(self.addresses), self._next_start + 1
             candidates = self.addresses[start:] + self.addresses[:start]
             return next(
-                (address for address in candidates if self._avoided_until.get(address, 0.0) <= now), candidates[0]
+                (address for address in candidates if self._avoided_until.get(address, 0.0) <= now_s), candidates[0]
             )
 
-    def record_failure(self, address: str, now: float, avoid_s: float = AVOID_S) -> None:
+    def record_failure(self, address: str, now_s: float, avoid_s: float = AVOID_S) -> None:
         """Record that an endpoint could not be reached or did not answer. Calls avoid it for ``avoid_s``."""
         with self._lock:
-            self._avoided_until[address] = now + avoid_s
+            self._avoided_until[address] = now_s + avoid_s
             self._verified_addresses.discard(address)
 
     def record_contact(self, address: str) -> None:
@@ -258,14 +258,14 @@ class ProxyChannel:
         for call in calls:
             call.cancel()
 
-    def close_idle(self, now: float) -> None:
+    def close_idle(self, now_s: float) -> None:
         """Close the connection, and end attempts to connect, if there has been no call for ``_IDLE_MS``. A later call opens a new
         connection. This method does not wait, because calls of other channels call it.
         """
         if not self._lock.acquire(blocking=False):
             return  # the channel is in use
         try:
-            if self._channel is None or self._pending_calls or 1000 * (now - self._last_used) < _IDLE_MS:
+            if self._channel is None or self._pending_calls or 1000 * (now_s - self._last_used) < _IDLE_MS:
                 return
             if any(call.is_active() for call in self._active_calls):
                 return

@@ -25,12 +25,12 @@ class OffsetWindow(NamedTuple):
     min_offset: int | None = None
     max_offset: int | None = None
 
-    def may_contain(self, first: int, count: int) -> bool:
-        """Whether a batch of ``count`` offsets from ``first`` on is possible in this window."""
-        is_in_queue = (self.min_offset is None or self.min_offset <= first) and (
-            self.max_offset is None or first + count <= self.max_offset
+    def may_contain(self, first_offset: int, count: int) -> bool:
+        """Whether a batch of ``count`` offsets from ``first_offset`` on is possible in this window."""
+        is_in_queue = (self.min_offset is None or self.min_offset <= first_offset) and (
+            self.max_offset is None or first_offset + count <= self.max_offset
         )
-        return is_in_queue and first < self.end and first + count > self.start
+        return is_in_queue and first_offset < self.end and first_offset + count > self.start
 
 
 MASTER_ID = 0

@@ -144,9 +144,9 @@ def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
 def problems(options: Any, role: str) -> list[str]:
     """Return what the transport does not support in the options of a role: sentences without a full stop."""
     texts = [
-        f"option {name!r} has no effect without {needed!r}: {_remedy(needed)}"
-        for field, (name, other, needed) in REQUIRED_OPTIONS.items()
-        if field in options.given and other not in options.given
+        f"option {name!r} has no effect without {other_name!r}: {_remedy(other_name)}"
+        for field, (name, other_field, other_name) in REQUIRED_OPTIONS.items()
+        if field in options.given and other_field not in options.given
     ]
     if options.transport == GRPC:
         return texts + _grpc_problems(options, role)
@@ -164,8 +164,8 @@ def problems(options: Any, role: str) -> list[str]:
     return texts
 
 
-def _remedy(needed: str) -> str:
-    return "set tls=true, or tls=false for plain text" if needed == "tls" else f"give {needed}, too"
+def _remedy(option_name: str) -> str:
+    return "set tls=true, or tls=false for plain text" if option_name == "tls" else f"give {option_name}, too"
 
 
 def _grpc_problems(options: Any, role: str) -> list[str]:

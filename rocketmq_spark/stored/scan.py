@@ -54,14 +54,14 @@ class ScanTools:
 
 
 class StoredIdScan:
-    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted``, by default
+    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted_ends``, by default
     ``since``.
     """
 
-    def __init__(self, tools: ScanTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
+    def __init__(self, tools: ScanTools, since: QueueEnds, noted_ends: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
         self._since = since
-        self._noted = (since,) if noted is None else noted
+        self._noted = (since,) if noted_ends is None else noted_ends
         self._broker_names = sorted(since.masters)
         self._clock = tools.clock
         self._last_answer_s: dict[str, float] = {}
@@ -370,7 +370,9 @@ class LiveStoredIds(NotedStoredIds):
                 queue=str(queue),
                 remedy="Give the topic as many queues for reading as for writing",
             )
-        return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_store_times(bounds))
+        return QueueEnds(
+            {counted_queue: bounds[counted_queue].max_offset for counted_queue in bounds}, {}, last_store_times(bounds)
+        )
 
     def _queues_to_request(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
         """The queue, and the other queues of the topic on this broker, which the same request can cover. They are those of the

@@ -116,7 +116,7 @@ class Members:
     def owned(self, consumer: BaseConsumer) -> int:
         """How many queues of the topic it has."""
         assert consumer._running is not None
-        return sum(held.queue.topic == self.topic for held in consumer._running.state.owned())
+        return sum(held.queue.topic == self.topic for held in consumer._running.state.owned_queues())
 
     def stored(self) -> dict[MessageQueue, int | None]:
         queues = self.mq.admin.route(self.topic).readable_queues()

@@ -84,7 +84,7 @@ class Group:
 
 def owned(consumer: Consumer, topic: str) -> int:
     running = consumer._running
-    return sum(held.queue.topic == topic for held in running.state.owned())  # type: ignore[union-attr]
+    return sum(held.queue.topic == topic for held in running.state.owned_queues())  # type: ignore[union-attr]
 
 
 @pytest.fixture
