@@ -60,7 +60,7 @@ def test_and_0_28_available_then_reachable_then_any(
     for broker, reachable in isolated.items():
         faults.report(broker, 3, NOW, isolated=True, reachable=reachable)
     assert names([faults.pick(queues, index, last, NOW + 1) for _ in picks.split()]) == picks
-    assert index.stored == after
+    assert index.counter == after
 
 
 OLD = [(549, 0), (550, 30000), (999, 30000), (1000, 60000), (1999, 60000), (2000, 120000), (2999, 120000),
