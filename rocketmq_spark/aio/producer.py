@@ -210,7 +210,9 @@ class Producer(AsyncClient):
         return result
 
     def _begin_new_sends(self) -> None:
-        """Begin the sends of this iteration. Yields to the event loop after some milliseconds."""
+        """Begin the sends that were requested in this iteration of the event loop. Yields to the event loop after some
+        milliseconds.
+        """
         pause_at = time.monotonic() + YIELD_AFTER_S
         try:
             with without_blocking(), batch_writes():

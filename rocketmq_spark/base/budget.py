@@ -65,7 +65,7 @@ class ReceiveBudget:
         self.used = 0
         self._by_holder: Counter[Hashable] = Counter()
         self._accounts: set[ReceiveAccount] = set()
-        self._lock = threading.RLock()  # reentrant, as above
+        self._lock = threading.RLock()  # reentrant for the same reason as in ``Budget``
 
     def account(self, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> ReceiveAccount:
         """Return an empty account for frames of ``holder``: for one frame at a time, or for all frames that a call keeps.

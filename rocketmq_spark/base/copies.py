@@ -1,4 +1,5 @@
-"""Coalesces checks of half messages: while the user's function decides about a message, further checks of it only wait.
+"""Coalesces checks of half messages: while the user's function decides about a message, further checks of the message only
+wait.
 
 A broker repeats its check, and a send that was retried may have stored several copies of a half message.
 """
@@ -54,8 +55,9 @@ class CheckCoalescer(Generic[P, D]):
     """Calls the user's function on a separate thread, so that decisions that do not need the function are sent at once.
 
     Args:
-        send: Sends a decision about the copy at a place, and returns whether the decision has certainly arrived. The
-            function may block: each broker has its own thread, so that a broker that hangs does not delay others.
+        send: Sends a decision about the copy at a place, and returns whether the decision has certainly arrived. The function
+            may block: each broker has its own thread, so that a broker that hangs does not delay the decisions of other
+            brokers.
         broker_of: Returns the broker of a place.
         commit: The decision that is made for one copy only. The other copies then get ``rollback``.
         rollback: The decision that drops a copy.

@@ -246,8 +246,8 @@ def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
 def open_subfolder(top: Path | int, names: Iterable[str] = (), mode: int | None = None) -> Iterator[int]:
     """Open a subfolder of ``top`` part by part, and yield its descriptor until the end of the block.
 
-    Raises ``OSError`` if a part below ``top`` is a link. So what is done through the descriptor stays in ``top``, even if another
-    user exchanges folders meanwhile.
+    Raises ``OSError`` if a part below ``top`` is a link. So what is done through the descriptor stays in ``top``, even if
+    another user replaces folders meanwhile.
 
     Args:
         top: A folder, or its descriptor.
@@ -284,8 +284,9 @@ def open_folder(name: str, folder_descriptor: int) -> int:
 
 
 def make_folder_for(owner_status: os.stat_result, name: str, folder_descriptor: int) -> int:
-    """Create a private folder of the user and group of ``owner_status`` in an open folder, and return its descriptor. Only root
-    can do this, and only in a folder of root, where no other user can exchange the new folder before its owner changes.
+    """Create a private folder in an open folder, and return the descriptor of the new folder, which belongs to the user and
+    group in ``owner_status``. Only root can do this, and only in a folder of root, where no other user can replace the new
+    folder before its owner changes.
 
     Raises ``PermissionError`` otherwise.
     """
@@ -669,7 +670,9 @@ def has_own_rights() -> bool:
 
 
 def error_reader() -> int:
-    """The uid of the user who reads the errors of this process. It stays root's while root has the rights of another user."""
+    """The uid of the user who reads the errors of this process. This is the uid of root also while root has the rights of
+    another user.
+    """
     return os.geteuid() if has_own_rights() else ROOT
 
 

@@ -303,7 +303,7 @@ class Assigned:
         """Continue at ``offset``, which is committed next. Messages that were pulled, and pulls in flight, are dropped."""
         state = self.states[queue]
         state.pull_offset = state.position = state.finished_offset = offset
-        # So that the offset is committed: an earlier commit without an answer may have stored another offset.
+        # None, so that the next commit stores the offset: an earlier commit without an answer may have stored another offset.
         state.committed_offset = None
         state.broker_id, state.retry_at = MASTER_ID, 0.0
         self._renew_token(state)

@@ -268,7 +268,7 @@ class ConcurrentConsumeService:
         return late_batch, unsent_messages
 
     def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
-        if outcome is None and call.context.ack_index is None:  # a short cut for ``judge_concurrent``: nearly always
+        if outcome is None and call.context.ack_index is None:  # nearly always; spares ``judge_concurrent``
             self._finish(call, len(call.messages), call.messages)
             return
         result = capture(self._handle_failure, call, outcome)

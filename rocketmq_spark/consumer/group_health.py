@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Shorter than the interval of heartbeats (30 s), so that some checks find the subscription of another member's heartbeat.
 COMPARE_S = 20.0
-# Other members control the differences. These limits keep them from filling the memory and the log.
+# Other members control the differences, so these limits keep the differences from filling the memory and the log.
 _MAX_REMEMBERED, _MAX_SHOWN, _MAX_SHOWN_CHARACTERS = 100, 5, 200
 
 

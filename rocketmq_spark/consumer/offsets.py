@@ -442,8 +442,8 @@ class BrokerOffsets:
         """Commit offsets. A queue has one commit in flight at a time, so that an old offset cannot arrive after the offset of a
         reset.
 
-        Queues with a commit in flight are committed after the others. Queues that still have a commit in flight at ``deadline``
-        are left out.
+        Queues with a commit in flight are committed after the other queues. Queues that still have a commit in flight at
+        ``deadline`` are left out.
         """
         with self._state.lock:
             remaining_queues = (

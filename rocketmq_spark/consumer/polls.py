@@ -60,10 +60,10 @@ class Polls:
         self._error: tuple[MessageQueue, RocketMQError] | None = None
         self.failed_queue: MessageQueue | None = None  # the queue whose error ``wait`` raised last
         self._is_woken = False  # whether the next ``wait`` returns at once
-        # Both are set in the last instruction before a poll returns or a loop yields, so that messages count as not returned if
-        # Ctrl-C comes before this instruction.
+        # The next two attributes are set in the last instruction before a poll returns or a loop yields, so that messages count
+        # as not returned if Ctrl-C comes before this instruction.
         self.has_returned_all = False  # whether the poll returned all messages that it took
-        self.returned_up_to: int | None = None  # or the offset up to which the poll or a loop returned them
+        self.returned_up_to: int | None = None  # or the offset before which the poll or a loop returned the messages
         self.closed = False
 
     # --- queues and positions, as in ``Assigned``

@@ -54,7 +54,8 @@ class Reachability:
         if by_broker:
             self._broker_answered = True
         elif self._last_failure is None:
-            self._waiting_since = None  # otherwise a member without queues would fail, because it gets no other answers
+            # A member without queues gets only answers of the Proxy, and would otherwise fail as if no broker answered.
+            self._waiting_since = None
 
     def _clear_failure(self, target: Hashable) -> None:
         last_failure = self._last_failure

@@ -431,7 +431,7 @@ def describe_message(record: Record) -> str:
 
 def dead_letter_send(rules: DeliveryRules, letter: Record) -> SpooledSend:
     """The send of a dead letter: the message that was given up, to the topic of dead letters, with the message's topic and the
-    reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for these two.
+    reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for the topic and the reason.
     """
     record, reason = open_dead_letter(letter)
     delivery, max_bytes = _unrestricted_delivery(record.payload), rules.settings.max_message_size

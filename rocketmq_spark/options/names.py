@@ -225,7 +225,8 @@ _MIN_SIMILARITY = 0.8
 
 
 def unknown_option(name: str, spellings: Mapping[str, str], spark_options: Container[str] = ()) -> str:
-    """Return the sentence about an unknown option, with the equivalent of another client's option, or the nearest option.
+    """Return the sentence about an unknown option. If the option belongs to another client, the sentence names the equivalent
+    here, and otherwise the most similar option.
 
     ``spellings`` has the spelling of each option in errors, by name; ``spark_options`` is as in ``foreign_option_equivalent``.
     """

@@ -19,7 +19,7 @@ from rocketmq_spark.options.names import CALLABLES_VARIABLE, code_allowed
 EARLIEST = -2
 LATEST = -1
 
-# Without leading zeros: otherwise one queue could be named twice in an option.
+# The number of a queue. Leading zeros are not allowed, because otherwise an option could name the same queue twice.
 QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _HTTP = re.compile("^http://", re.IGNORECASE)
 _HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
@@ -212,7 +212,7 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
-# Clusters have a handful of name servers or endpoints. Each may cost a connection.
+# Clusters have a handful of name servers or endpoints. Each address may cost a connection.
 _MAX_SERVERS = 100
 
 

@@ -15,7 +15,8 @@ from rocketmq_spark.errors import CallTimeout, RocketMQError
 
 logger = logging.getLogger(__name__)
 
-# A broker answers these pulls within its queueing time of 5 s. A broker that sends nothing for this long counts as down.
+# A broker that sends nothing for this long counts as down. A broker that is up answers the pulls of a read within its queueing
+# time of 5 s.
 BROKER_SILENCE_S = 20.0
 # A wait for bytes ends after this time, so that the reader notices attempts that became due meanwhile.
 _LONGEST_RECEIVE_S = 1.0
@@ -26,7 +27,9 @@ _SHORT_READ_S = 1.0
 
 
 class ProgressTimeout:
-    """The time limit of a read, which starts again whenever the read progresses. Its error has the first failure since then."""
+    """The time limit of a read, which starts again whenever the read progresses. The error at its end has the first failure
+    since the last progress.
+    """
 
     def __init__(self, read_deadline_s: float, clock: Clock) -> None:
         self._read_deadline_s = read_deadline_s

@@ -104,7 +104,7 @@ class Puller:
         )
 
     def template(self, queue: MessageQueue, broker_filter: Filter = NO_FILTER) -> PullTemplate:
-        """Return the template of pulls of one queue. They commit no offset, and the broker does not hold them."""
+        """Return the template of pulls of one queue. These pulls commit no offset, and the broker does not hold them."""
         request = rpc.PULL_MESSAGE.request(
             consumerGroup=self.source.on_wire(self.group),
             topic=self.source.on_wire(queue.topic),

@@ -362,8 +362,8 @@ class RangeReader:
     def _report_loss(
         self, requested_range: PendingRange, until: int | None, cause: Cause, from_range_start: bool = False
     ) -> None:
-        """Report pending offsets as lost: from the start of ``requested_range``, or with ``from_range_start`` of the whole
-        range, up to ``until``, or without it to the end of the range.
+        """Report the pending offsets before ``until`` as lost; without ``until``, those up to the end of the range. They begin
+        at the start of ``requested_range``; with ``from_range_start``, at the start of the whole range.
         """
         whole_range = self._ranges[requested_range.range_number]
         self._record_progress(requested_range)
@@ -441,7 +441,7 @@ class RangeReader:
         self._received.retain(rest_answers, rest_count, stream)
 
     def _report_recreated(self, answers: Sequence[FetchedAnswer]) -> None:
-        """Report as lost ``answers``, whose topics were created again, and the pending offsets of their ranges."""
+        """Report ``answers`` as lost, because their topics were created again, and the pending offsets of their ranges, too."""
         self._received.remove(answers)
         for answer in answers:
             self._pending.add(_covered_range(answer))

@@ -31,8 +31,8 @@ class LossSuspicion:
 
 
 class LossSuspicions:
-    """The suspicions by position, each with its own pauses. A suspicion ends when a message arrives. ``by_position`` is
-    read-only for others.
+    """The suspicions by position, each with its own pauses. A suspicion ends when a message arrives. Other classes only read
+    ``by_position``.
     """
 
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
@@ -66,7 +66,7 @@ class LossSuspicions:
         return now + next(self._suspicion(position).pauses)
 
     def clear(self, position: Position) -> None:
-        """A message arrived, or the offset is lost."""
+        """End the suspicion of a position: a message arrived, or the offset is lost."""
         self.by_position.pop(position, None)
 
     def _suspicion(self, position: Position) -> LossSuspicion:

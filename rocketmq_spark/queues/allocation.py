@@ -50,7 +50,7 @@ def _parsed(config: Any) -> Any:
 
 
 def _is_assignment(value: Mapping[Any, Any]) -> bool:
-    """Whether this is topic -> broker -> ids, rather than consumer -> something."""
+    """Whether a mapping has the form topic -> broker -> queue ids, and not the form consumer -> queues."""
     mappings = [v for v in value.values() if isinstance(v, Mapping)]
     return len(mappings) == len(value) and all(not isinstance(ids, Mapping) for v in mappings for ids in v.values())
 

@@ -384,8 +384,9 @@ def _check_noted_queues(store: Store, noted_queues: _QueuesByTopic, environment:
         if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
-                f"and option 'environments' gives environment {environment.name!r} others",
-                remedy=f"If it is theirs, set it so that these are among them, such as {_sample_option(environment, queues)}",
+                f"and option 'environments' gives environment {environment.name!r} other queues",
+                remedy="If the records belong to this environment, let option 'environments' give it their queues, such as "
+                + _sample_option(environment, queues),
             )
 
 
@@ -394,12 +395,14 @@ def _sample_option(environment: Environment, queues: Sequence[MessageQueue]) -> 
 
 
 def _use_noted_queues(store: Store, noted_queues: _QueuesByTopic, counted_queues: _QueuesByTopic) -> None:
-    """Use the queues in the store's notes. Raises ``SpoolError`` if this process counted others."""
+    """Use the queues in the store's notes. Raises ``SpoolError`` if this process takes other queues for those of the
+    environment.
+    """
     for topic, queues in noted_queues.items():
         if counted_queues.setdefault(topic, queues) != queues:
             raise SpoolError(
-                f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process counted "
-                f"{', '.join(map(str, counted_queues[topic]))} as the queues of the same environment",
+                f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process takes "
+                f"{', '.join(map(str, counted_queues[topic]))} for the queues of the same environment",
                 remedy="Set option 'environments' to the number of environments, or to their queues",
             )
 
