@@ -86,7 +86,7 @@ class CheckCoalescer(Generic[P, D]):
         self._queued_keys: set[str] = set()  # messages that wait for a call of the function
         self._waiting_by_broker: Counter[Hashable] = Counter()
         self._log_limit = RateLimit(LOG_PAUSE_S)
-        self._memory = Budget(MAX_WAITING_BYTES)
+        self._memory_budget = Budget(MAX_WAITING_BYTES)
 
     def leave(self) -> None:
         """Stop deciding. Brokers may send the checks that wait here to other objects."""
@@ -116,7 +116,7 @@ class CheckCoalescer(Generic[P, D]):
                 self._forget(key)
             is_pending = key in self._newest_places
             if not is_pending and self._waiting_by_broker[broker] < MAX_WAITING_CHECKS:
-                release = self._memory.claim(broker, held_bytes)
+                release = self._memory_budget.claim(broker, held_bytes)
             is_accepted = is_pending or release is not None
             if is_accepted:
                 self._newest_places[key], self._newest_receivers[key] = place, self

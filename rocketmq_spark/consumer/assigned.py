@@ -265,7 +265,7 @@ class Assigned:
         self.ready_parts = ReadyParts(self.states)
         self._last_token = 0  # the last token
         # Called if the answer to a pull of a released queue reports a reset. Must not block.
-        self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self.on_reset_of_released: Callable[[MessageQueue, int], None] = lambda queue, offset: None
 
     # --- queues
 
@@ -396,7 +396,7 @@ class Assigned:
         if request.queue in self.states:
             self.seek(request.queue, offset)
         else:
-            self.on_released_reset(request.queue, offset)
+            self.on_reset_of_released(request.queue, offset)
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
         """Mark these queues as no longer read ahead, so that their pulls are due. The next read begins at ``cooldown_until``."""

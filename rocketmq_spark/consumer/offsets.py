@@ -377,7 +377,7 @@ class CommitFailureLog:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._complaints = LogThrottle()  # by broker
+        self._log_throttle = LogThrottle()  # by broker
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Log what changed with a commit of ``queues`` that had these ``errors``."""
@@ -385,9 +385,9 @@ class CommitFailureLog:
         first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
         for broker, error in first_errors.items():
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
-            logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
+            logger.log(self._log_throttle.level(broker, error), text, self._group, broker, error)
         for broker in sorted({queue.broker_name for queue in queues} - first_errors.keys()):
-            if self._complaints.resolved(broker):
+            if self._log_throttle.resolved(broker):
                 logger.warning("group %s: offsets are stored on broker %s again", self._group, broker)
 
 

@@ -85,7 +85,7 @@ class Ownership:
         # to them, too.
         self._handover_until_ms: dict[MessageQueue, int] = {}
         self._reset_count = 0  # changes with each reset, so that longer actions notice a reset that came meanwhile
-        self._complaints = LogThrottle()  # by topic and broker
+        self._log_throttle = LogThrottle()  # by topic and broker
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Release ``queues``; returns the released queues. A queue whose messages a listener has is released later."""
@@ -290,12 +290,12 @@ class Ownership:
         try:
             offset, is_stored = self._read_start_offset(queue)
         except RocketMQError as e:
-            level = self._complaints.level((queue.topic, queue.broker_name), e)
+            level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "queue %s is not started yet, because its offset cannot be read: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue
                 unavailable_brokers.add(queue.broker_name)
             return False
-        self._complaints.resolved((queue.topic, queue.broker_name))
+        self._log_throttle.resolved((queue.topic, queue.broker_name))
         process_queue = self.make_queue(queue, self._timer.now_ms())
         if self._needs_locks:
             process_queue.lock.grant(locked_ms, connection)

@@ -47,8 +47,8 @@ class Polls:
         self._condition = threading.Condition(self._lock)
         self._queues = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
         # Called if the answer to a pull of a released queue reports a reset. Must not block.
-        self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
-        self._queues.on_released_reset = lambda queue, offset: self.on_released_reset(queue, offset)
+        self.on_reset_of_released: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self._queues.on_reset_of_released = lambda queue, offset: self.on_reset_of_released(queue, offset)
         self._prefetcher: Prefetcher | None = None
         if backlog_reader is not None:
             limits = PrefetchLimits(

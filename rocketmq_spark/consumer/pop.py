@@ -670,7 +670,7 @@ class Pollers:
         self._threads: dict[PopTarget, threading.Thread] = {}
         self._targets: set[PopTarget] = set()  # the targets that should have a poller
         self._closed = threading.Event()
-        self._complaints = LogThrottle()  # by target
+        self._log_throttle = LogThrottle()  # by target
 
     @property
     def closed(self) -> bool:
@@ -708,14 +708,14 @@ class Pollers:
                 self._poll_once(target)
             except RocketMQError as e:
                 if not self._closed.is_set():
-                    level = self._complaints.level(target, e)
+                    level = self._log_throttle.level(target, e)
                     logger.log(level, "cannot receive messages of %s now, retrying: %s", target[0], e)
                 self._closed.wait(self._settings.pull_delay_on_error_s)
 
     def _on_poller_end(self, target: PopTarget) -> None:
         with self._lock:
             del self._threads[target]
-            self._complaints.resolved(target)
+            self._log_throttle.resolved(target)
 
     def _poll_once(self, target: PopTarget) -> None:
         """Wait for room, send one request, and pass its messages on."""
@@ -726,7 +726,7 @@ class Pollers:
         # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
         requested_ms = self._timer.lease_ms()
         messages = self._port.receive(target, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
-        if self._complaints.resolved(target):
+        if self._log_throttle.resolved(target):
             logger.warning("messages of %s are received again", topic)
         if not messages or self._is_obsolete(target):
             return  # the Proxy delivers messages that arrive after the close to other members

@@ -73,7 +73,7 @@ class Rebalancing:
         self._is_unlisted = False
         # Failures in a row, by topic and subject of the request.
         self._failure_counts: Counter[tuple[str, str]] = Counter()
-        self._complaints = LogThrottle()  # by topic and subject of the request
+        self._log_throttle = LogThrottle()  # by topic and subject of the request
 
     def schedule(self, delay_s: float = 0.0) -> None:
         """Rebalance in ``delay_s`` seconds, unless a run is due earlier; at most once per second."""
@@ -182,7 +182,7 @@ class Rebalancing:
         """Rebalance a topic; returns whether it is balanced, and whether queues changed."""
         allocation = self._allocation_of(topic)
         if allocation.problem is not None:
-            level = self._complaints.level((topic, "strategy"), allocation.problem)
+            level = self._log_throttle.level((topic, "strategy"), allocation.problem)
             logger.log(
                 level,
                 "the assignment of topic %s stays unchanged, because the allocation strategy failed: %s",
@@ -228,7 +228,7 @@ class Rebalancing:
         try:
             answer = request()
         except OptionError as e:
-            level = self._complaints.level((topic, subject), e)
+            level = self._log_throttle.level((topic, subject), e)
             logger.log(level, "the assignment of topic %s stays unchanged: %s", topic, e)
             return None
         except RocketMQError as e:
@@ -236,12 +236,12 @@ class Rebalancing:
             self._is_unlisted |= subject == "members" and isinstance(e, ServerFault)
             is_lasting = self._failure_counts[topic, subject] > 1 or isinstance(e, AccessDenied | NotSupported)
             warns = is_lasting and not topic.startswith(RETRY_PREFIX)
-            level = self._complaints.level((topic, subject), e) if warns else logging.INFO
+            level = self._log_throttle.level((topic, subject), e) if warns else logging.INFO
             text = "group %s: cannot read the %s of topic %s, its assignment stays unchanged: %s"
             logger.log(level, text, self._settings.group, subject, topic, e)
             return None
         self._failure_counts.pop((topic, subject), None)
-        self._complaints.resolved((topic, subject))
+        self._log_throttle.resolved((topic, subject))
         return answer
 
     def _owned_queues(self) -> dict[MessageQueue, ProcessQueue]:

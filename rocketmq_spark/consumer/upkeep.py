@@ -58,7 +58,7 @@ class PullMembership:
         self.subscription_conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
         self.consume_modes = ConsumeModes(member, settings.group, subscriptions)
         self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
-        self._complaints = LogThrottle()  # limits the log lines about a topic, or about the queues of a broker
+        self._log_throttle = LogThrottle()  # limits the log lines about a topic, or about the queues of a broker
         self.balanced = False  # whether the last check allocated the queues of all topics
 
     @property
@@ -134,13 +134,13 @@ class PullMembership:
         except RocketMQError as e:
             self.balanced = False
             self._reachability.on_failure(queue.broker_name, e)
-            level = self._complaints.level((queue.topic, queue.broker_name), e)
+            level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "%s is assigned, but its start offset cannot be read yet: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue or topic
                 unavailable_brokers.add(queue.broker_name)
             return None
         self._reachability.on_queue_read(queue.broker_name)
-        self._complaints.resolved((queue.topic, queue.broker_name))
+        self._log_throttle.resolved((queue.topic, queue.broker_name))
         return start_offset
 
     def _allocation_of(self, topic: str) -> Allocation:
@@ -159,13 +159,13 @@ class PullMembership:
         if allocation.problem is not None or not members:
             self._log_unchanged(topic, allocation.problem or "no member is known yet")
         else:
-            self._complaints.resolved(topic)
+            self._log_throttle.resolved(topic)
         return allocation
 
     def _log_unchanged(self, topic: str, reason: object) -> None:
         self.balanced = False
         logger.log(
-            self._complaints.level(topic, reason), "the assignment of topic %s stays unchanged: %s", topic, reason
+            self._log_throttle.level(topic, reason), "the assignment of topic %s stays unchanged: %s", topic, reason
         )
 
     def leave(self) -> None:
@@ -207,7 +207,7 @@ class Upkeep:
         self._commit_lock = threading.RLock()  # allows one commit at a time; reentrant for commits in signal handlers
         self._uncommitted_offsets: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
         self._resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
-        polls.on_released_reset = self.on_reset
+        polls.on_reset_of_released = self.on_reset
         self._runs_in_background = False  # whether the timer checks between polls
         self._next_commit_at = clock.now() + settings.auto_commit_interval_s
         self._next_recommit_at = clock.now() + RECOMMIT_S

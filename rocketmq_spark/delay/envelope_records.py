@@ -393,28 +393,28 @@ def dead_letter_of(rules: DeliveryRules, record: Record, failure: Resent) -> Rec
         return record if failure.is_temporary else None
     text = release.reason_text(failure.error or "").encode()
     payload = b"".join((_LENGTH.pack(len(text)), text, record.payload))
-    letter = replace(record, kind=DEAD_LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))
+    dead_letter = replace(record, kind=DEAD_LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))
     try:
-        dead_letter_send(rules, letter)
+        dead_letter_send(rules, dead_letter)
     except MessageRefused:
         return None
-    return letter
+    return dead_letter
 
 
-def open_dead_letter(letter: Record) -> tuple[Record, str]:
+def open_dead_letter(dead_letter: Record) -> tuple[Record, str]:
     """Return the record that was given up, with the target of its dead letter, and the reason. In another user's folder, the
     payload may be any bytes.
     """
-    start, data = _LENGTH.size, letter.payload
+    start, data = _LENGTH.size, dead_letter.payload
     end = start + int.from_bytes(data[:start])
-    return replace(letter, kind=DELAYED_KIND, payload=data[end:]), release.reason_text(
+    return replace(dead_letter, kind=DELAYED_KIND, payload=data[end:]), release.reason_text(
         data[start:end].decode(errors="replace")
     )
 
 
-def given_up_record(rules: DeliveryRules, letter: Record) -> tuple[Record, str]:
+def given_up_record(rules: DeliveryRules, dead_letter: Record) -> tuple[Record, str]:
     """Return the record that was given up, with its own target, and the reason."""
-    record, reason = open_dead_letter(letter)
+    record, reason = open_dead_letter(dead_letter)
     return replace(record, target=rules.target_of(record)), reason
 
 
@@ -429,11 +429,11 @@ def describe_message(record: Record) -> str:
     return f"message {release.reason_text(msg_id)[:_MAX_ID_CHARS]} for topic {delivery.envelope.topic}"
 
 
-def dead_letter_send(rules: DeliveryRules, letter: Record) -> SpooledSend:
+def dead_letter_send(rules: DeliveryRules, dead_letter: Record) -> SpooledSend:
     """The send of a dead letter: the message that was given up, to the topic of dead letters, with the message's topic and the
     reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for the topic and the reason.
     """
-    record, reason = open_dead_letter(letter)
+    record, reason = open_dead_letter(dead_letter)
     delivery, max_bytes = _unrestricted_delivery(record.payload), rules.settings.max_message_size
     if isinstance(delivery, DecodeError) or delivery.original is None:
         return _send(rules, record, delivery)

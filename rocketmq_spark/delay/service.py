@@ -120,7 +120,7 @@ class DelayService:
         self._availability, self._complaints = BrokerAvailability(RETRY_S), LogThrottle()
         self._back_pressure = BackPressure(store.path, reader)
         self._damage_count = store.damage_count
-        self._next_commit = self._next_recreation_check = Deadline(0.0)
+        self._commit_due = self._recreation_check_due = Deadline(0.0)
         self._has_joined, self._join_deadline = False, Deadline.after(JOIN_S)
         self._catch_up_ends: dict[MessageQueue, int] = {}
         self._catch_up_deadline, self.stored_count = Deadline(0.0), 0
@@ -182,8 +182,8 @@ class DelayService:
         if self._spool is not None:
             self._spool.redelivery.set_paused(is_catching_up)
             self._spool.redelivery.wake()  # the clock may have been set forward
-        if self._next_commit.expired:
-            self._next_commit = Deadline.after(COMMIT_S if self._commit_progress(self._checkpoints) else RETRY_S)
+        if self._commit_due.expired:
+            self._commit_due = Deadline.after(COMMIT_S if self._commit_progress(self._checkpoints) else RETRY_S)
 
     @property
     def sent_count(self) -> int:
@@ -201,7 +201,7 @@ class DelayService:
         try:
             if self._spool is not None:
                 self._spool.redelivery.close(deadline)
-            self._check_commits(all_now=True)
+            self._check_commits(checks_all=True)
             self._commit_progress(self._checkpoints)
         except RocketMQError as e:
             logger.warning("could not commit the last positions: %s", e)
@@ -268,8 +268,8 @@ class DelayService:
                 self._restart([queue])
 
         queues = queues_with_messages
-        if self._next_recreation_check.expired:
-            queues, self._next_recreation_check = set(self._checkpoints), Deadline.after(RECREATION_CHECK_S)
+        if self._recreation_check_due.expired:
+            queues, self._recreation_check_due = set(self._checkpoints), Deadline.after(RECREATION_CHECK_S)
         self._availability.for_each(queues, check_queue)
         self._restart((queues_with_messages - unchanged_queues) & self._checkpoints.keys())
 
@@ -286,9 +286,11 @@ class DelayService:
             return
         self._availability.for_each(self._revoked_queues.keys() & existing_queues, self._hand_over)
 
-    def _check_commits(self, all_now: bool = False) -> None:
+    def _check_commits(self, checks_all: bool = False) -> None:
         """Read the committed progress of own queues if the next check is due."""
-        due_queues = {queue for queue in self._checkpoints if all_now or self._commit_states[queue].next_check.expired}
+        due_queues = {
+            queue for queue in self._checkpoints if checks_all or self._commit_states[queue].next_check.expired
+        }
         for queue in due_queues:
             self._commit_states[queue].is_current = False
         self._availability.for_each(due_queues, self._check_commit)

@@ -124,9 +124,9 @@ class Puller:
         return keys
 
 
-def batch_topic_filter_error(sql: Filter, topic: str) -> OptionError:
+def batch_topic_filter_error(sql_filter: Filter, topic: str) -> OptionError:
     """Return the error for an SQL expression about a topic whose messages brokers store in batches."""
     return OptionError(
-        f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, or a compaction topic, which brokers do not filter",
+        f"option 'sql' is {sql_filter.expression!r}, but {topic} is a batch topic, or a compaction topic, which brokers do not filter",
         remedy="Filter with option 'tags', or in Spark",
     )
