@@ -141,8 +141,8 @@ class Replies(Protocol):
 class Resender(Protocol):
     """Sends the records of a spool."""
 
-    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        """Return a function that accepts sends of the queue of ``first``, in their order, while they fit into its batch."""
+    def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
+        """Return a function that accepts sends of the queue of ``first_send``, in their order, while they fit into its batch."""
 
     def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         """Return one batch of sends that ``batch_predicate`` accepted, in their order. A broker stores the whole batch or

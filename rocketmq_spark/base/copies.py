@@ -71,7 +71,7 @@ class CheckCoalescer(Generic[P, D]):
         shared_as: Hashable = None,
     ) -> None:  # fmt: skip
         self._send, self._broker_of = send, broker_of
-        self._commit, self._rollback, self._unknown = commit, rollback, unknown
+        self._commit_decision, self._rollback_decision, self._unknown_decision = commit, rollback, unknown
         self._decide_executor = KeyedExecutor()
         self._send_executor = KeyedExecutor(2 * MAX_WAITING_CHECKS)  # half of them for decisions without the function
         # Set by ``leave``. Decisions of the function after this time are ignored.
@@ -106,7 +106,7 @@ class CheckCoalescer(Generic[P, D]):
         with self._lock:
             rollback_deadline = self._rollback_deadlines.get(key)
             if rollback_deadline is not None and not rollback_deadline.expired:
-                return self._rollback
+                return self._rollback_decision
             if self._leave_deadline is not None:
                 return None
             decider, _ = self._deciders.get(key, (self, broker))
@@ -177,7 +177,7 @@ class CheckCoalescer(Generic[P, D]):
         release()
         if isinstance(outcome, Failure):  # continue, because the state of the message must be removed
             outcome.log(logger, "%s could not be decided", key)
-        decision = self._unknown if isinstance(outcome, Failure) else outcome
+        decision = self._unknown_decision if isinstance(outcome, Failure) else outcome
         with self._lock:
             if not self._is_own(key):
                 return
@@ -188,10 +188,10 @@ class CheckCoalescer(Generic[P, D]):
         previous_place: P | None = None
         is_committed = False
         # A further copy may arrive while a decision is sent.
-        while (copy := self._next_copy(key, previous_place, is_committed)) is not None:
-            receiver, previous_place = copy
-            is_committed = receiver._send_to(key, previous_place, decision) and decision is self._commit
-            decision = self._rollback if is_committed else decision
+        while (newest_copy := self._next_copy(key, previous_place, is_committed)) is not None:
+            receiver, previous_place = newest_copy
+            is_committed = receiver._send_to(key, previous_place, decision) and decision is self._commit_decision
+            decision = self._rollback_decision if is_committed else decision
 
     def _send_to(self, key: str, place: P, decision: D) -> bool:
         outcome = capture(self._send, place, decision)

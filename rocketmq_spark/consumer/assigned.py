@@ -198,7 +198,7 @@ class ReadyParts:
             for taken_part in self._taken_parts
         )
 
-    def any_current(self) -> bool:
+    def has_current_part(self) -> bool:
         """Whether the queue of any taken part was neither revoked nor sought since the poll."""
         return any(map(self._is_current, self._taken_parts))
 
@@ -252,7 +252,7 @@ class ReadyParts:
         )
 
 
-class Assigned:
+class AssignedQueues:
     """All assigned queues of a consumer. Other classes only read ``states``.
 
     A queue is pulled while fewer than ``max_count`` of its offsets, and fewer than ``max_bytes``, wait for a poll.

@@ -273,7 +273,7 @@ NO_NOTICES_LOCK_S = 3.0
 END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
 # The instance name in the folder of a broadcasting member: Java's default. The folder must be the same after a restart.
 INSTANCE_NAME = "DEFAULT"
-_numbers = itertools.count()
+_consumer_numbers = itertools.count()
 
 
 class RunningConsumer:
@@ -297,7 +297,7 @@ class RunningConsumer:
         tools: ConsumerTools,
     ) -> None:
         make_timer = tools.timer
-        name = f"rocketmq-{settings.group}-{next(_numbers)}"
+        name = f"rocketmq-{settings.group}-{next(_consumer_numbers)}"
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions

@@ -67,7 +67,7 @@ class Rebalancing:
         self._next_run_ms = math.inf  # when the next run is due
         self._last_run_ms = -math.inf  # when the last run started
         self._is_started = self._is_stopped = self._is_closed = False
-        self._resets: deque[Callable[[], None]] = deque()  # pending resets
+        self._pending_resets: deque[Callable[[], None]] = deque()  # pending resets
         # Whether a broker does not know this member, because the broker restarted or is new. Then a heartbeat is sent at once.
         # The next regular heartbeat may come 30 s later, and until then the other members would get a list without this member.
         self._is_unlisted = False
@@ -130,7 +130,7 @@ class Rebalancing:
         """Reset queues to ``offsets`` without waiting for brokers. ``RunningConsumer.stop`` applies resets that are still
         pending.
         """
-        self._resets.append(partial(self._ownership.reset, dict(offsets)))
+        self._pending_resets.append(partial(self._ownership.reset, dict(offsets)))
         self._run_soon(self.apply_resets)
 
     def run(self) -> bool:
@@ -165,7 +165,7 @@ class Rebalancing:
         """Apply pending resets; waits for brokers."""
         with contextlib.suppress(IndexError):
             while True:
-                result = capture(self._resets.popleft())
+                result = capture(self._pending_resets.popleft())
                 if isinstance(result, Failure):
                     result.log(logger, "group %s: offsets could not be reset", self._settings.group)
 

@@ -113,9 +113,9 @@ class PullMembership:
         unavailable_brokers: set[str] = set()  # to wait only once for a broker that does not answer
         for topic in self.topics:
             allocation = self._allocation_of(topic)
-            owned_of_topic = {queue for queue in owned_queues if queue.topic == topic}
-            for queue in sorted(owned_of_topic if allocation.queues is None else allocation.queues):
-                if queue in owned_of_topic:
+            owned_queues_of_topic = {queue for queue in owned_queues if queue.topic == topic}
+            for queue in sorted(owned_queues_of_topic if allocation.queues is None else allocation.queues):
+                if queue in owned_queues_of_topic:
                     start_offsets[queue] = None
                 elif queue.broker_name not in unavailable_brokers:
                     start_offset = self._start_offset(queue, unavailable_brokers)
@@ -206,7 +206,7 @@ class Upkeep:
         self._rebalancing_thread: int | None = None
         self._commit_lock = threading.RLock()  # allows one commit at a time; reentrant for commits in signal handlers
         self._uncommitted_offsets: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
-        self._resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
+        self._pending_resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
         polls.on_reset_of_released = self.on_reset
         self._runs_in_background = False  # whether the timer checks between polls
         self._next_commit_at = clock.now() + settings.auto_commit_interval_s
@@ -323,7 +323,7 @@ class Upkeep:
         """
         if not was_released and not self._rebalance_lock.locked():
             return
-        self._resets.append((queue, offset, was_released))
+        self._pending_resets.append((queue, offset, was_released))
         with contextlib.suppress(RuntimeError):  # if the timer cannot start its thread, ``close`` applies the reset
             self._timer.call_later(0, self._apply_resets_exclusively)
 
@@ -336,7 +336,7 @@ class Upkeep:
         """Commit pending resets. They overwrite offsets from before the reset, which a release may have committed."""
         with contextlib.suppress(IndexError):
             while True:
-                queue, offset, was_released = self._resets.popleft()
+                queue, offset, was_released = self._pending_resets.popleft()
                 self._uncommitted_offsets = {
                     other_queue: other_offset
                     for other_queue, other_offset in self._uncommitted_offsets.items()
@@ -356,7 +356,7 @@ class Upkeep:
             self.rebalance()
 
     def apply_assignment(self, start_offsets: Mapping[MessageQueue, StartOffset | None]) -> None:
-        """Assign these queues (see ``Assigned.assign``), and commit the finished offsets of released queues.
+        """Assign these queues (see ``AssignedQueues.assign``), and commit the finished offsets of released queues.
 
         If the group has no offset for a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
         might start at a later offset and skip messages.

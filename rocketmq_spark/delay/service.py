@@ -318,7 +318,7 @@ class DelayService:
                 None if committed is None else self._valid_progress(queue, committed),
             )
             if valid_progress is not None:
-                state.proven_progress = state.proven_progress.merged(valid_progress)
+                state.proven_progress = state.proven_progress.merged_with(valid_progress)
             if valid_progress is not None and self._records.has_record(queue, valid_progress.is_done):
                 state.conflict_count += 1
                 logger.warning(
@@ -329,7 +329,9 @@ class DelayService:
                 state.conflict_count = 0
                 if valid_progress is not None and committed is not None:
                     checkpoint = self._with_newest_ms(
-                        queue, checkpoint._replace(committed=checkpoint.committed.merged(valid_progress)), committed
+                        queue,
+                        checkpoint._replace(committed=checkpoint.committed.merged_with(valid_progress)),
+                        committed,
                     )
         state.is_current, state.next_check = True, Deadline.after(COMMIT_CHECK_S)
         return checkpoint
@@ -341,7 +343,7 @@ class DelayService:
             return None
         return (
             None
-            if self._recreation_check.changed_from(queue, *committed.end_and_newest_ms, bounds) is not None
+            if self._recreation_check.first_changed_offset(queue, *committed.end_and_newest_ms, bounds) is not None
             else committed.progress
         )
 
@@ -413,15 +415,17 @@ class DelayService:
             committed is not None
             and had_other_owner
             and (
-                changed_from := self._recreation_check.changed_from_logged(queue, *committed.end_and_newest_ms, bounds)
+                first_changed_offset := self._recreation_check.first_changed_offset_with_log(
+                    queue, *committed.end_and_newest_ms, bounds
+                )
             )
             is not None
         ):
-            progress = committed.progress.truncated(changed_from)
+            progress = committed.progress.truncated_at(first_changed_offset)
         if (
             own_checkpoint is not None
             and (
-                changed_from := self._recreation_check.changed_from_logged(
+                first_changed_offset := self._recreation_check.first_changed_offset_with_log(
                     queue, *own_checkpoint.end_and_newest_ms, bounds
                 )
             )
@@ -429,14 +433,14 @@ class DelayService:
         ):
             # Remove the queue's marks from records whose messages are no longer in the topic. The messages of the other records
             # are not done.
-            first_offset, end_offset = bounds.min_offset, changed_from
+            first_offset, end_offset = bounds.min_offset, first_changed_offset
             self._records.for_marks(
                 queue, lambda offset, due_ms: not first_offset <= offset < end_offset, self._store.remove_marks
             )
-            own_checkpoint = own_checkpoint.truncated(changed_from)
+            own_checkpoint = own_checkpoint.truncated_at(first_changed_offset)
             progress = progress if had_other_owner else own_checkpoint.committed
         if progress is not None and had_other_owner:
-            progress = progress if own_checkpoint is None else progress.merged(own_checkpoint.committed)
+            progress = progress if own_checkpoint is None else progress.merged_with(own_checkpoint.committed)
             self._records.for_marks(queue, progress.is_done, self._store.drop_records)
         return self._with_newest_ms(queue, resumed_checkpoint(own_checkpoint, progress, bounds.min_offset), committed)
 
@@ -464,17 +468,17 @@ class DelayService:
         try:
             checkpoint = self._records.checkpoint(queue)
             bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
-            changed_from = (
+            first_changed_offset = (
                 None
                 if checkpoint is None
-                else self._recreation_check.changed_from_logged(queue, *checkpoint.end_and_newest_ms, bounds)
+                else self._recreation_check.first_changed_offset_with_log(queue, *checkpoint.end_and_newest_ms, bounds)
             )
         except RocketMQError as e:
             if e.retriable:
                 raise
             logger.warning("the messages of %s stay here, and another node may send them, too: %s", queue, e)
             return
-        first_offset, end_offset = bounds.min_offset, 1 << 63 if changed_from is None else changed_from
+        first_offset, end_offset = bounds.min_offset, 1 << 63 if first_changed_offset is None else first_changed_offset
         state = self._commit_states.get(queue)
         progress_of_others = (
             state.committed_progress.progress

@@ -150,10 +150,10 @@ class FilteredReadCheck:
         stored_offsets = self._single_message_reader(positions) if positions else []
         for i, offset in zip(unverified_ranges, stored_offsets, strict=True):
             start, self._verified_until[i] = self._verified_until[i], searched_ends[i]
-            first_found = self._first_found_offsets.pop(i, searched_ends[i])
+            first_found_offset = self._first_found_offsets.pop(i, searched_ends[i])
             # A message that was found existed, and so did all later messages.
-            if offset is None and start < first_found:
-                lost_range = OffsetRange(self._ranges[i].queue, start, min(first_found, searched_ends[i]))
+            if offset is None and start < first_found_offset:
+                lost_range = OffsetRange(self._ranges[i].queue, start, min(first_found_offset, searched_ends[i]))
                 self._on_loss(lost_range, Cause.TRUNCATED)
         self._checked_at = self._clock.now()
 

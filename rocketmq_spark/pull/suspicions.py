@@ -50,7 +50,7 @@ class LossSuspicions:
             suspicion.suspected_at = None
         return suspicion.suspected_for_s(now) >= self._grace_s
 
-    def address_changed(self) -> None:
+    def on_address_changed(self) -> None:
         """The next answers come from another address: suspected losses remain, but their grace period starts again."""
         for suspicion in self.by_position.values():
             if suspicion.suspected_at is not None:
@@ -91,9 +91,9 @@ class HoleSuspicions:
             )
         ]
 
-    def address_changed(self) -> None:
+    def on_address_changed(self) -> None:
         """The next answers come from another address: the grace period starts again."""
-        self._suspicions.address_changed()
+        self._suspicions.on_address_changed()
 
     def retries(
         self, answers: Sequence[FetchedAnswer], unconfirmed_holes: Sequence[Hole], now: float

@@ -381,11 +381,11 @@ def _check_disjoint(layout: Mapping[str, frozenset[tuple[str, int]]]) -> None:
     owners_by_id: dict[int, list[tuple[str, str]]] = {}
     for name, pairs in layout.items():
         for broker, queue_id in pairs:
-            for other, other_broker in owners_by_id.setdefault(queue_id, []):
-                if other != name and (broker == other_broker or ANY_BROKER in (broker, other_broker)):
+            for other_name, other_broker in owners_by_id.setdefault(queue_id, []):
+                if other_name != name and (broker == other_broker or ANY_BROKER in (broker, other_broker)):
                     raise OptionError(
                         f"option 'environments' gives queue {broker or other_broker or '*'}:{queue_id} to "
-                        f"{other!r} and {name!r}; expected each queue to belong to one environment"
+                        f"{other_name!r} and {name!r}; expected each queue to belong to one environment"
                     )
             owners_by_id[queue_id].append((name, broker))
 

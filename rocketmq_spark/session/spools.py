@@ -217,9 +217,9 @@ def claim(folder: Path, make_store: Callable[[Path], Store]) -> Store:
 def adopt(folder: Path, target_store: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
     """Move the records of dead processes into a store of this process. Returns the number of moved records.
 
-    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but loses none.
-    Dead letters stay in their folder, and so do records for which ``target_store`` has no room; neither is an error here. If the
-    other process had a clock ahead of ``now_ms``, records keep their remaining delays.
+    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but
+    loses none. Dead letters stay in their folder, and so do records for which ``target_store`` has no room; neither is an error
+    here. If the other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
     moved_count = 0
     # Left by processes that were killed while they removed an empty folder.

@@ -138,7 +138,7 @@ def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[
 
 def _unknown_columns_problem(names: Sequence[str], others: Sequence[str]) -> str:
     which = f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
-    hints = "".join(kafka_column_hint(name, sink=True) for name in names)
+    hints = "".join(kafka_column_hint(name, for_sink=True) for name in names)
     if {"body", "value"} & {name.lower() for name in others}:
         remedy = f"select only columns of the sink: select({[*others]})"
     else:
