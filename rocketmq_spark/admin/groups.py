@@ -51,7 +51,7 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
     """
     positions: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
-        queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # the number of queues may have changed
+        queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # not cached: the number of queues may change
         positions |= tools.offset_reader.committed(group, queues, deadline(tools))
     if all(position is None for position in positions.values()):
         require_masters(tools)
@@ -85,7 +85,7 @@ def new_group_remedy(group: str, topics: Sequence[str] = ()) -> str:
 
 
 def similar_groups_hint(tools: AdminTools, group: str) -> str:
-    """Return a hint with similar group names. It is empty if brokers know the group, or if there is no similar name."""
+    """Return a hint with similar group names. The hint is empty if brokers know the group, or if there is no similar name."""
     try:
         existing_groups = topic_readers.groups(tools.rpc_client, tools.admin)
     except RocketMQError:  # the hint is optional
@@ -104,7 +104,7 @@ def queue_lags(
     bounds, errors = bounds_of(tools, positions)
     request_deadline = deadline(tools)
     rows = []
-    unavailable_brokers: set[str] = set()  # brokers that did not answer get no further requests
+    unavailable_brokers: set[str] = set()  # brokers that did not answer; they get no further requests
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
@@ -117,7 +117,7 @@ def queue_lags(
             try:
                 stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, request_deadline)
                 row = row._replace(next_stored_ms=stored_ms)
-            except NotReadable:  # the topic lacks read permission now; only the store time is missing
+            except NotReadable:  # the topic lacks read permission now; the result has all but the store time
                 pass
             except RocketMQError as e:
                 errors.append(e)
@@ -315,7 +315,7 @@ def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[Messa
 
 
 def names(tools: AdminTools) -> list[str]:
-    """Return all groups that brokers know, sorted, without RocketMQ's own."""
+    """Return all groups that brokers know, sorted, without RocketMQ's own groups."""
     return topic_readers.groups(tools.rpc_client, tools.admin)
 
 
@@ -325,7 +325,7 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     settings, online = _group_settings(tools, group, addresses), _online_members(tools, group, addresses)
     topics = _topics_with_offsets(tools, group, bool(settings or online))
     lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
-    # Reading the store times of messages needs more permissions. If only the store times are missing, describe the rest.
+    # Reading the store times of messages needs more permissions. If only the store times cannot be read, return everything else.
     errors = [
         e for e in lags.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in lags.rows)
     ]
@@ -372,7 +372,9 @@ def _online_members(tools: AdminTools, group: str, addresses: Mapping[str, str])
 
 
 def _topics_with_offsets(tools: AdminTools, group: str, is_known: bool) -> list[str]:
-    """Return the topics in which the group has offsets. Raises ``GroupNotFound`` if there are none and not ``is_known``."""
+    """Return the topics in which the group has offsets. Raises ``GroupNotFound`` if there are no such topics, unless
+    ``is_known`` says that the group exists.
+    """
     topics = tools.admin.consumed_topics(group)
     if not topics and not is_known:
         require_masters(tools)
@@ -381,9 +383,9 @@ def _topics_with_offsets(tools: AdminTools, group: str, is_known: bool) -> list[
 
 
 def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = False) -> None:
-    """Delete a group and its offsets on all masters. With ``topics``, delete also its retry and dead-letter topics.
+    """Delete a group and its offsets on all masters. With ``topics``, also delete the group's retry and dead-letter topics.
 
-    Raises ``GroupNotFound`` if no broker knows the group and, without ``force``, ``OffsetError`` if it has members.
+    Raises ``GroupNotFound`` if no broker knows the group. Without ``force``, raises ``OffsetError`` if the group has members.
     Mirrors ``DeleteSubscriptionGroupCommand -r true``, which with ``-c`` always deletes the topics.
     """
     check_deletable(tools, group, force)
@@ -417,8 +419,8 @@ def _retry_and_dead_letter_topics(tools: AdminTools, group: str) -> list[str]:
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
-    """Raise the errors that ``delete`` would raise, but delete nothing. Raises ``BrokerNotFound`` if a master is not registered,
-    because this master would keep the group.
+    """Raise the errors that ``delete`` would raise, but delete nothing. Also raises ``BrokerNotFound`` if a master is not
+    registered, because the group would stay on this master.
     """
     if not is_user_group(tools.rpc_client.on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")

@@ -29,7 +29,7 @@ MAX_BY_KEY = 64
 _MAX_MS = (1 << 63) - 1
 # An index stores times as whole seconds after its begin timestamp.
 _INDEX_RESOLUTION_MS = 1000
-_MAX_RESULT_BYTES = 256 << 20  # for the messages of one search; messages beyond it stay compressed
+_MAX_RESULT_BYTES = 256 << 20  # for the messages of one search; messages beyond this limit stay compressed
 
 
 class IndexSearch(NamedTuple):
@@ -71,9 +71,8 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
 def messages_by_key(
     tools: AdminTools, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
 ) -> list[ReceivedMessage]:
-    """Return the messages of a topic with this key, or with this id that their producer assigned, oldest first.
-
-    Returns at most ``limit`` messages of each broker, the newest ones that were stored from ``begin_ms`` to ``end_ms``.
+    """Return the messages of a topic with this key, or with this id that the producer assigned, oldest first. Returns at most
+    ``limit`` messages of each broker: the newest messages that were stored from ``begin_ms`` to ``end_ms``.
     """
     if not 0 < limit <= MAX_BY_KEY:
         raise OptionError(
@@ -81,7 +80,7 @@ def messages_by_key(
         )
     first_ms, last_ms = _period(begin_ms, end_ms)
     # Times in an index are up to a second too early. So a broker may return messages that were stored after the end. Therefore
-    # request as many messages as possible, and filter them below.
+    # request the maximum number of messages, and filter these messages below.
     search = IndexSearch(key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_BY_KEY)
     # An index compares hashes of keys, so compare the keys here.
     matching_messages = [

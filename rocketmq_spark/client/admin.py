@@ -34,9 +34,9 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import DecodeBudget, decode_leniently
 
 _ROUTE_POLL_S = 0.01
-# Brokers register a change with the current version of their data. Name servers ignore a change of a known topic whose version
-# they already have. So if two topics change at once, one change may never appear. Therefore it is registered again after this
-# time.
+# Brokers register a change with the current version of their data. Name servers ignore a change of a known topic if they already
+# have this version. So if two topics change at once, one change may never appear. Therefore a change is registered again after
+# this time.
 _REGISTER_AGAIN_S = 3.0
 # The most messages that a broker returns for a key by default, and the limit of their decoded size.
 _MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
@@ -118,9 +118,8 @@ class BaseAdmin(Closeable):
         return self.change_topic(topic, resized, timeout_s)
 
     def change_topic(self, topic: str, configs: Mapping[str, TopicConfig], timeout_s: float = 30.0) -> TopicRoute:
-        """Set the configurations of a topic, by broker, and wait until the route shows them.
-
-        Attributes that a configuration does not name stay as they are.
+        """Set the configuration of a topic on each broker, and wait until the route shows it. Attributes that a configuration
+        does not name stay as they are.
         """
         deadline = Deadline.after(timeout_s)
         for _ in _configure_topic(
@@ -174,8 +173,8 @@ class BaseAdmin(Closeable):
         """Delete a topic and its data: on masters, then on slaves, then on name servers. Raises ``RouteNotFound`` if the topic
         does not exist. The error of a slave or a name server is raised at the end.
 
-        A slave deletes the topic when its master does. But the slave keeps the index of the topic, which a new topic of the same
-        name would inherit. So slaves also get a request, as from DeleteTopicSubCommand.
+        A slave deletes the topic when its master deletes it. But the slave keeps the index of the topic, which a new topic of
+        the same name would inherit. So slaves also get a request, as DeleteTopicSubCommand sends it.
         """
         self.route(topic)
         on_wire = self._rpc_client.on_wire(topic)
@@ -236,7 +235,7 @@ class BaseAdmin(Closeable):
             pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
-        """Return messages of a topic with a key that were stored in this period, from the indexes of its brokers.
+        """Return messages that have a key and were stored in this period, from the indexes of the topic's brokers.
 
         If there are many messages, returns only some of them. Messages beyond a limit of memory stay compressed, because callers
         only need their ids. If a master is down, its slave is asked.
@@ -266,7 +265,9 @@ class BaseAdmin(Closeable):
         return consume_progress(self._rpc_client, self.route(topic), self._rpc_client.on_wire(group))
 
     def consumed_topics(self, group: str) -> list[str]:
-        """Topics for which brokers have offsets of a group, with its retry topic. If a master is down, its slave is asked."""
+        """Topics for which brokers have offsets of a group, including the group's retry topic. If a master is down, its slave is
+        asked.
+        """
         topics: set[str] = set()
         for name, broker in require_brokers(self.cluster()).items():
             if address := broker.replica("hint"):
@@ -276,10 +277,9 @@ class BaseAdmin(Closeable):
         return sorted(scope.user_name(topic) for topic in topics if scope.is_reversible(topic))
 
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
-        """Return all settings, among them passwords of users and the keys of the broker's own client.
-
-        Raises ``OptionError`` if the network could read them. With ``allow_plain_text``, an explicit ``tls=false`` permits
-        the request without TLS.
+        """Return all settings, among them passwords of users and the keys of the broker's own client. Raises ``OptionError`` if
+        others on the network could read the settings. With ``allow_plain_text``, an explicit ``tls=false`` permits the request
+        without TLS.
         """
         address = masters_of(self.cluster(), [broker])[broker]
         self._rpc_client.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)
@@ -369,7 +369,7 @@ def _configs_to_register(
             ):
                 configs[name] = config
         except (RocketMQError, ValueError) as e:
-            # The configuration is unknown. So the registered one stays, unless the topic is gone.
+            # The configuration is unknown. So the registered configuration stays, unless the topic is gone.
             configs |= (
                 {}
                 if name not in registered_configs or isinstance(e, TopicNotFound)
@@ -389,7 +389,9 @@ def _queues_and_perm(config: TopicConfig | QueueData) -> _QueuesAndPerm:
 def _change_each(
     masters: Mapping[str, str], change: Callable[[str, str], Command]
 ) -> Iterator[tuple[str, str, Command]]:
-    """Change one master after the other; yields name, address and answer. An error names the masters that have changed."""
+    """Change one master after the other; yields name, address and answer. The error names the masters that have applied the
+    change.
+    """
     changed_brokers: list[str] = []
     for name, address in masters.items():
         try:
@@ -438,7 +440,7 @@ def _partial_result(
 
 
 def _broker_permission(admin: BaseAdmin, broker: str) -> int:
-    """The permission of a broker, which limits those of its topics in routes; -1 if it limits nothing."""
+    """The permission of a broker, which limits the permissions of its topics in routes; -1 if it limits nothing."""
     read_and_write = Perm.READ | Perm.WRITE
     permission = bodies.config_number(admin.broker_config(broker), "brokerPermission")
     return -1 if permission is None or permission & read_and_write == read_and_write else permission

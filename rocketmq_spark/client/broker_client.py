@@ -44,7 +44,7 @@ AttributesByTopic = Mapping[tuple[str, str], Attributes | RocketMQError]
 
 
 class BrokerClient:
-    """Sends requests to brokers by name, whose addresses come from the routes of a client."""
+    """Sends requests to brokers by name. The addresses of the brokers come from the routes of a client."""
 
     def __init__(self, rpc_client: RpcClient, routes: Routes) -> None:
         self.rpc_client = rpc_client
@@ -115,7 +115,9 @@ class BrokerClient:
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
     def broker_config(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
-        """Return a master's answer with its configuration, or the error; None if the network could read the passwords in it."""
+        """Return the answer with the configuration of a broker's master, or the error; None if others on the network could read
+        the passwords in the configuration.
+        """
         try:
             address = self._routes.address(broker_name)
         except RocketMQError as e:
@@ -127,7 +129,7 @@ class BrokerClient:
         return _answer_or_error(answer, command, address, (Response.SUCCESS,))
 
     def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
-        """Remove the entries of ``table`` whose key, broker and topic, is in no cached route."""
+        """Remove the entries of ``table`` that no cached route has. The keys of ``table`` are pairs of broker and topic."""
         routed_topics = self._routes.cached_topic_brokers()
         for key in [key for key in list(table) if key[::-1] not in routed_topics]:
             table.pop(key, None)
@@ -214,7 +216,7 @@ SWEEP_ABOVE_ENTRIES = 64
 
 
 def has_attribute(attributes: AttributesByTopic, queue: MessageQueue, name: str, value: str) -> bool | None:
-    """Whether the topic of a queue has this value of an attribute; None if its broker did not report attributes."""
+    """Whether the topic of a queue has this value of an attribute; None if the broker of the queue did not report attributes."""
     topic_attributes = attributes[queue.broker_name, queue.topic]
     return None if isinstance(topic_attributes, RocketMQError) else topic_attributes.get(name) == value
 

@@ -120,7 +120,7 @@ def from_file(path: Path) -> Credentials:
 
 
 def credentials_of(options: Options) -> Credentials | RotatingCredentials | None:
-    """Return the keys that the options give, or a file or function that they name; None without keys."""
+    """Return the keys from the options, or from the file or function that an option names; None without keys."""
     if options.credentials_provider is not None:
         provider = resolve(options.credentials_provider, "credentialsProvider")
         return RotatingCredentials(lambda: from_provider(provider()))

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
-# The time for the request of the list of brokers. It is long enough to try another name server after one that hangs. It is far
-# below the 120 s after which brokers forget a client.
+# The time for the request of the list of brokers. This time is long enough to try another name server if the first one hangs. It
+# is far below the 120 s after which brokers forget a client.
 CLUSTER_TIMEOUT_S = 10.0
 _MAX_LINGERING_GROUPS = 50
 _MAX_PARALLEL = 64  # brokers that are contacted in parallel
@@ -56,7 +56,7 @@ _GROUP_FIELDS = {
 }
 
 _Addresses = Sequence[tuple[str, str]]  # pairs of broker name and address
-# Takes the broker's address and its request, and returns the answer, or None to reject it. It may block.
+# Takes the broker's address and its request, and returns the answer, or None to reject the request. The handler may block.
 RequestHandler = Callable[[str, Command], Command | None]
 # Handles a forwarded reply, on the thread that reads answers. The second argument runs the rest of the work on another thread.
 # Returns False to reject the reply.
@@ -65,7 +65,8 @@ ReplyHandler = Callable[[ServerRequest, Callable[[Callable[[], None]], None]], b
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegisteredMember:
-    """A member of a group: a consumer if it has a ``membership``, whose subscriptions are in every heartbeat; else a producer.
+    """A member of a group. A member with a ``membership`` is a consumer, and every heartbeat has its subscriptions. A member
+    without a ``membership`` is a producer.
 
     ``request_handler`` handles requests of brokers. With ``heartbeat_s`` 0, the member needs no heartbeat. With ``all_brokers``,
     heartbeats go to all brokers of the cluster, because each of them may send requests. With ``receives_replies``, brokers
@@ -141,7 +142,9 @@ class MemberRegistry:
             return any(member.all_brokers for members in self._members.values() for member in members)
 
     def reply_groups(self) -> list[str]:
-        """A list with the name, on brokers, of one group whose member receives replies. It is empty without such a member."""
+        """Return a list with one group that has a member that receives replies, by the group's name on brokers. The list is
+        empty without such a group.
+        """
         with self._lock:
             return [
                 name
@@ -178,7 +181,7 @@ class MemberRegistry:
     def _dispatch_check(self, request: ServerRequest) -> None:
         dispatched = False
         try:
-            # Only the properties are needed, which have the group's name. So the body stays compressed.
+            # Only the group's name is needed, which is a property. So the body stays compressed.
             messages = itertools.islice(decode_leniently(request.command.body, max_body_bytes=None), 2)
             groups = [message.properties.get(Property.PRODUCER_GROUP, "") for message in messages]
             dispatched = len(groups) == 1 and self._dispatch((False, groups[0]), request)
@@ -189,7 +192,7 @@ class MemberRegistry:
                 request.reject()
 
     def _log_rejected(self, request: ServerRequest, error: RuntimeError) -> None:
-        if self._log_limit.due():  # there may be thousands of them
+        if self._log_limit.due():  # a broker may send thousands of such requests
             logger.warning("request %s of %s is refused: %s", request.command.code, request.address, error)
 
     def _dispatch(self, key: tuple[bool, str], request: ServerRequest) -> bool:
@@ -197,7 +200,8 @@ class MemberRegistry:
             handlers = [member for member in self._members.get(key, ()) if member.request_handler is not None]
         if not handlers:
             return False
-        # A message that an operator sent (``consumeMessageDirectly``) gets its own thread, because the listener may hang with it.
+        # A message that an operator sent (``consumeMessageDirectly``) gets its own thread, because the listener may hang while
+        # it handles such a message.
         is_direct = request.command.code == Request.CONSUME_MESSAGE_DIRECTLY
         self._executor.run((key, is_direct), functools.partial(_answer, handlers[0], request))
         return True
@@ -267,8 +271,8 @@ class ClientInstance:
             raise
 
     def leave(self, member: RegisteredMember, deadline: Deadline) -> None:
-        """Remove ``member``. The last member unregisters the group, perhaps later. Failures of single brokers are logged.
-        After an interruption, the call may be repeated.
+        """Remove ``member``. After its last member has left, the group is unregistered, perhaps later. Failures of single
+        brokers are logged. After an interruption, the call may be repeated.
         """
         group_on_wire = self._rpc_client.on_wire(member.group)
         is_last = self._registry.remove(group_on_wire, member)
@@ -334,7 +338,8 @@ class ClientInstance:
     def _reregister(self, groups: Sequence[str], deadline: Deadline, up_to_date_brokers: Container[str] = ()) -> None:
         """Unregister producer groups, except at ``up_to_date_brokers``, and send a heartbeat if a member receives replies.
 
-        Between the two requests, a broker forwards no replies. So each broker gets its heartbeat without waiting for the others.
+        Between the two requests, a broker forwards no replies. So each broker gets its heartbeat without waiting for the answers
+        of other brokers.
         """
 
         def reregister_at(name_and_address: tuple[str, str]) -> None:
@@ -394,7 +399,7 @@ class ClientInstance:
         return replace(member.membership().on_wire(self._rpc_client.on_wire), group=group_on_wire)
 
     def refresh_cluster(self, deadline: Deadline) -> None:
-        """Fetch the list of all brokers, if any member sends heartbeats to all of them."""
+        """Fetch the list of all brokers, if any member sends heartbeats to all brokers."""
         if not self._registry.needs_all_brokers():
             return
         try:

@@ -142,8 +142,8 @@ class RemotingMember:
     def _request_from_any(
         self, topic: str, rpc_row: rpc.RequestRow, group: str, deadline: Deadline, broker_name: str = ""
     ) -> Command:
-        """Send a request to broker ``broker_name`` of the topic; by default to a random one, because all get the same
-        heartbeats.
+        """Send a request to broker ``broker_name`` of the topic; by default to a random broker of the topic, because all of
+        these brokers get the same heartbeats.
         """
         routed_brokers = self._routes.recent(topic, deadline).brokers.values()
         brokers = [data for data in routed_brokers if data.addresses and broker_name in ("", data.broker_name)]

@@ -45,11 +45,11 @@ class NameServers:
     def request_with_address(
         self, make_command: Callable[[], Command], deadline: Deadline | None = None
     ) -> tuple[str, Command]:
-        """Send the request to one server after the other. Returns the address of the first that answers, and its answer.
+        """Send the request to one server after the other. Returns the address and the answer of the first server that answers.
 
         Each server gets the request timeout, but no more than its share of the remaining time. Name servers do not replicate, so
-        a topic that one server does not know may be known to another. If no server answers, raises the last error, with all
-        addresses. Raises ``OptionError`` if all addresses are brokers.
+        a topic that one server does not know may be known to another server. If no server answers, raises the last error, with
+        all addresses. Raises ``OptionError`` if all addresses are brokers.
         """
         first_index = self._current_index
         topic_not_found: TopicNotFound | None = None

@@ -62,7 +62,7 @@ class RemotingOffsetReader:
         self.broker_client = broker_client
         self.rpc_client = broker_client.rpc_client
         self._stats: dict[tuple[str, str], _Stats] = {}
-        # About how many queues have statistics, and above how many queues some are removed.
+        # The approximate number of queues with cached statistics, and the number above which some statistics are removed.
         self._queue_count, self._sweep_above = 0, _SWEEP_ABOVE_QUEUES
 
     @property
@@ -125,7 +125,7 @@ class RemotingOffsetReader:
     def _bounds_from(
         self, command: BrokerCommand, body: Bytes, requested_queues: set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
-        """Parse an answer, or reuse the cached result of an equal one, because most topics have no new messages.
+        """Parse an answer, or reuse the cached result of an equal answer, because most topics have no new messages.
 
         An answer names its broker with each queue. So the answer shows if another broker now has the address. A broker may report
         any number of queues, so only requested queues are cached.
@@ -144,7 +144,7 @@ class RemotingOffsetReader:
                 else requested_queues | cached_stats.queues
             )
             kept_stats = {queue: queue_bounds for queue, queue_bounds in stats.items() if queue in kept_queues}
-            # Reuse the queue objects, so that all callers that keep them have the same objects.
+            # Reuse the queue objects of the cached result, so that all callers keep the same objects.
             queue_objects = (
                 cached_stats.bounds
                 if cached_stats is not None and list(cached_stats.bounds) == list(kept_stats)
@@ -284,7 +284,7 @@ class RemotingOffsetReader:
     def committed_of_member(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, zero_if_in_memory: bool, read_from: str
     ) -> dict[MessageQueue, int | None]:
-        """Return the group's offset of each queue, None for a queue without one.
+        """Return the group's offset of each queue, None for a queue without an offset.
 
         With ``zero_if_in_memory``, returns 0 instead of None if the queue's first message is in the broker's memory.
         """
@@ -327,7 +327,7 @@ class RemotingOffsetReader:
         return store_times
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
-        """Total bytes of the messages that one pull at ``offset`` returns, and the number of their offsets.
+        """Total bytes of the messages that one pull at ``offset`` returns, and the number of offsets of these messages.
 
         An inner batch counts as the number of its messages. A message that cannot be decoded counts as one message.
         """
@@ -430,7 +430,7 @@ def _doubtful_queues(
     """Return queues of batch topics whose offset for a time is wrong: the message at the offset is older than the time, or the
     message before the offset is not older.
 
-    If the type of a topic is unknown, permanent errors of these pulls are ignored.
+    If the type of a topic is unknown, permanent errors of the pulls from that topic are ignored.
     """
 
     def on_error(error: RocketMQError, queue: MessageQueue) -> None:

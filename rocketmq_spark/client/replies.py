@@ -1,4 +1,4 @@
-"""The ``Replies`` port over remoting: requests that wait for replies, and replies to requests of others.
+"""The ``Replies`` port over remoting: requests that wait for replies, and replies to requests of other clients.
 
 A request is an ordinary message with a correlation id and the client id of its sender. The reply is sent to a broker, which
 forwards it over the connection of the requester's heartbeats. Mirrors ``RequestFutureHolder``,
@@ -113,7 +113,7 @@ class AwaitedReplies:
     def on_reply(self, request: ServerRequest, run_later: Callable[[Callable[[], None]], None]) -> bool:
         """Handle a forwarded reply on the thread that reads answers; ``run_later`` runs a function on another thread.
 
-        Any client of the cluster can send replies to this one, so the body is decoded only if a request waits for the reply.
+        Any client of the cluster can send replies to this client, so the body is decoded only if a request waits for the reply.
         Otherwise the broker gets a success, as in Java. Returns False, which rejects the reply, if this client has never sent a
         request.
         """

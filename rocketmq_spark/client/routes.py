@@ -42,8 +42,8 @@ UNLISTED_S = 90.0
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 
 
-# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. All routes that were
-# forgotten in the last ``UNLISTED_S`` are kept, and at most ``_MAX_FORGOTTEN`` in total if there are older ones.
+# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. Above
+# ``_MAX_FORGOTTEN`` of them, the routes that were forgotten more than ``UNLISTED_S`` ago are discarded.
 _MAX_FORGOTTEN = 64
 # ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
 # brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and 200 bytes may announce 200,000
@@ -54,10 +54,11 @@ _QUEUE_BYTES = 128
 
 # The routes of all clients of a process are limited, too, because the process keeps the client of each set of options. Above
 # ``_MAX_IDLE_BYTES``, clients without calls for ``_IDLE_S`` forget their routes. Above ``_MAX_PROCESS_BYTES``, the clients with
-# the most bytes forget theirs.
+# the most bytes forget their routes.
 _IDLE_S, _MAX_IDLE_BYTES, _MAX_PROCESS_BYTES = 100.0, 16 << 20, 2 * _MAX_BYTES
-# A client that forgets its routes keeps up to this many bytes of broker addresses, which a paused consumer needs first. It also
-# keeps up to this many bytes of routes with numbered queues, because a change of the numbers must be noticed.
+# A client that forgets its routes keeps up to ``_MAX_ADDRESS_BYTES`` of broker addresses, because a paused consumer needs
+# addresses first. It also keeps up to ``_MAX_ADDRESS_BYTES`` of routes with numbered queues, because a change of the numbers
+# must be noticed.
 _MAX_ADDRESS_BYTES = 1 << 16
 _CLUSTER_KEY = ""  # the key of the list of all brokers in ``_bytes_by_key``; not a topic
 
@@ -225,8 +226,8 @@ class Routes:
             )
 
     def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _Unlisted:
-        """The brokers that are in earlier routes, but not in ``route``. If there are more than a route may have, the
-        last ones.
+        """The brokers that are in earlier routes, but not in ``route``. If a route may not have so many brokers, the brokers
+        that went missing last.
         """
         earlier_entry, now = self._routes.get(topic) or self._forgotten_routes.get(topic), time.monotonic()
         unlisted = self._unlisted_brokers.get(topic, {})
@@ -246,8 +247,9 @@ class Routes:
 
     def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
-        a broker with another name answers. It is present if one of its replicas has the topic. A broker whose state is unclear is
-        asked again until ``deadline``. If its state is still unclear then, it counts as present. Proxies are left out.
+        a broker with another name answers. A broker is present if one of its replicas has the topic. A broker whose state is
+        unclear is asked again until ``deadline``. If its state is still unclear then, it counts as present. Proxies are left
+        out.
         """
         with self._lock:
             unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
@@ -372,7 +374,7 @@ class Routes:
         return {name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()}
 
     def _advertise(self, brokers: Mapping[str, BrokerData], peer: Peer) -> None:
-        """Pass the addresses to the pool, so that it knows whether a later connection leads to a Proxy."""
+        """Pass the brokers' addresses to the pool, so that the pool knows whether a later connection leads to a Proxy."""
         addresses = (address for data in brokers.values() for address in data.addresses.values())
         self._name_servers.rpc_client.pool.advertise(addresses, peer)
 
@@ -381,7 +383,7 @@ class Routes:
 
         A route does not distinguish an acting master from the master of a topic that is not writable. If the list cannot be
         fetched now, brokers that look like acting masters count as acting masters. If servers cannot list brokers, no broker
-        does.
+        counts as an acting master.
         """
         possible_acting_masters = [data for data in route.brokers.values() if data.acting]
         if not possible_acting_masters:
@@ -420,8 +422,9 @@ class Routes:
         return self._cached_bytes
 
     def forget_all(self, idle_at: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
-        """Forget all routes; with a time ``idle_at``, only if the cache was not used in the ``_IDLE_S`` before it. Keeps up to
-        ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, to compare the next routes with.
+        """Forget all routes; with a time ``idle_at``, only if the cache was not used in the ``_IDLE_S`` seconds before that
+        time. Keeps up to ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, to compare the
+        next routes with.
         """
         with self._lock:
             if idle_at is not None and idle_at - self._last_used_s < _IDLE_S:
@@ -481,7 +484,7 @@ class Routes:
         return address
 
     def broker(self, broker_name: str) -> BrokerData | None:
-        """A broker's data, from the newest route with it, or else from the last list of all brokers."""
+        """A broker's data, from the newest route that has the broker, or else from the last list of all brokers."""
         self._last_used_s = time.monotonic()
         brokers = self._brokers_by_name
         if brokers is None:
@@ -500,7 +503,7 @@ class Routes:
         return [data for _, data in sorted(newest_brokers.items())]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
-        """See ``ports.RouteReader``. With a namespace or environment, returns only its topics, by the user's names.
+        """See ``ports.RouteReader``. With a namespace or environment, returns only its topics, as users name them.
 
         Leaves out a topic whose short name would resolve to another topic.
         """
@@ -600,7 +603,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
 
 
 def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
-    """Each broker's data from the newest route with the broker. An earlier table takes precedence over a later one."""
+    """Each broker's data from the newest route with the broker. An earlier table takes precedence over a later table."""
     newest_brokers: dict[str, BrokerData] = {}
     for routes in tables:
         for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):

@@ -73,7 +73,7 @@ _ACCESS_DENIED_REMEDY = (
 )
 
 
-# A route may name thousands of addresses; this many threads connect at once.
+# The maximum number of threads that connect at once, because a route may name thousands of addresses.
 _MAX_PARALLEL_CONNECTS = 64
 _FIELD_BYTES = 6  # estimated memory of a header field, besides its name and value
 
@@ -81,8 +81,8 @@ _FIELD_BYTES = 6  # estimated memory of a header field, besides its name and val
 class _PendingAnswers:
     """Requests that were sent together, and their answers; None for an answer that has not arrived.
 
-    All answers stay in memory until the last one has arrived. So until they are released, they count against the client's memory
-    budget, by address. If other connections need the memory, all answers of an address become errors.
+    All answers stay in memory until the last one has arrived. So the answers count against the client's memory budget, by
+    address, until they are released. If other connections need the memory, all answers of an address become errors.
     """
 
     def __init__(
@@ -146,11 +146,12 @@ class _PendingAnswers:
         return None if grace_s is None else max(grace_s, (time.monotonic() - self._started_s) / 4)
 
     def wait(self, grace_s: float | None = None, max_missing: int = 0) -> None:
-        """Wait for all answers. With ``grace_s``, return when none arrives for that long and fewer than ``max_missing`` are
-        missing.
+        """Wait for all answers. With ``grace_s``, also return when no answer has arrived for the time of the grace, and fewer
+        than ``max_missing`` answers are missing.
 
-        The grace begins after the first real answer, because an address that refuses at once does not show how fast others
-        answer. The grace grows with the time that the answers take, so that a busy machine does not make brokers appear to hang.
+        The grace begins after the first real answer, because an address that refuses at once does not show how fast other
+        addresses answer. The grace grows with the time that the answers take, so that a busy machine does not make brokers
+        appear to hang.
         """
         earlier_missing_count = self._missing_count
         while not self._all_answered.wait(self._extended_grace_s(grace_s)):
@@ -190,7 +191,8 @@ class RpcClient:
         return self.pool.connect_options.is_private(address)
 
     def check_private(self, address: str, secrets_text: str, allow_plain_text: bool = False) -> None:
-        """Raise ``OptionError`` if the network could read secrets in an exchange with an address. ``secrets_text`` names them.
+        """Raise ``OptionError`` if others on the network could read secrets in an exchange with an address. ``secrets_text``
+        names the secrets.
 
         With ``allow_plain_text``, an explicit ``tls=false`` permits the exchange in clear text.
         """
@@ -371,7 +373,9 @@ class RpcClient:
         return self.credentials.sign(command) if self.credentials else command
 
     def _on_answer(self, answer: Command, address: str, connection: Connection) -> None:
-        """Retire the connection of a server that shuts down: it rejects requests on this connection, but not on new ones."""
+        """Retire the connection of a server that shuts down, because the server rejects requests on this connection, but not on
+        new connections.
+        """
         if answer.code == Response.GO_AWAY:
             self.pool.retire(address, connection)
 

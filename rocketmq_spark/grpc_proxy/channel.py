@@ -34,7 +34,7 @@ from rocketmq_spark.grpc_proxy.protos import error_from_grpc, proto
 from rocketmq_spark.grpc_proxy.tables import TELEMETRY, Rpc
 from rocketmq_spark.options import paths
 
-# Minimum time for which calls avoid an endpoint after a failed connection or a time-out, if there is another endpoint.
+# If there are several endpoints, calls avoid an endpoint for at least this time after a failed connection or a time-out.
 AVOID_S = 5.0
 
 
@@ -45,7 +45,7 @@ class Endpoints:
         self.addresses = tuple(addresses)
         self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
         self._verified_addresses: set[str] = set()  # addresses that have answered since their last failure
-        self._next_start = 0  # index of the endpoint that the next call without a preferred endpoint tries first
+        self._next_start = 0  # which endpoint the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
     def choose(self, preferred: str | None, now_s: float) -> str:
@@ -69,7 +69,7 @@ class Endpoints:
             self._verified_addresses.discard(address)
 
     def record_contact(self, address: str) -> None:
-        """Record that an endpoint answered, even with an error. Calls avoid it no longer."""
+        """Record that an endpoint answered, even with an error. Calls no longer avoid the endpoint."""
         if address in self._avoided_until:
             with self._lock:
                 self._avoided_until.pop(address, None)
@@ -80,10 +80,9 @@ class Endpoints:
         self.record_contact(address)
 
     def time_slice(self, address: str, deadline: Deadline, untried_count: int) -> Deadline:
-        """Return the deadline of a call to ``address`` if ``untried_count`` endpoints, this one included, can still be tried.
-
-        An endpoint that has not answered yet gets only a part of the remaining time, because an address that drops all packets
-        causes no error before the time is over.
+        """Return the deadline of a call to ``address``. ``untried_count`` is the number of endpoints that are left to try, this
+        endpoint included. An endpoint that has not answered yet gets only its share of the remaining time, because an address
+        that drops all packets causes no error before the time is over.
         """
         return (
             deadline if address in self._verified_addresses else deadline.within(deadline.remaining() / untried_count)
@@ -136,7 +135,8 @@ def metadata(
 _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000  # as in RocketMQ's Java client
 _IDLE_MS = 100_000  # a connection without calls is closed after this time, as over remoting
-# The largest message of a telemetry stream, unless option 'maxMessageSize' is larger. A Proxy sends these without a request.
+# The largest message of a telemetry stream, unless option 'maxMessageSize' is larger. A Proxy sends such messages without a
+# request.
 MAX_PUSHED_BYTES = 16 << 20
 # gRPC pings while messages arrive, to measure the connection, and the answer to a ping waits behind these messages. So this time
 # must be longer than a consumer waits for messages. gRPC's default is a minute.
@@ -284,7 +284,7 @@ class ProxyChannel:
         """Start a call, and make sure that gRPC has a thread to deliver its answers."""
         try:
             if self._lacks_threads:
-                # Try to start a thread first: while the system has none, this method leaks no further channel.
+                # Try to start a thread first, so that this method leaks no further channel while the system has no thread.
                 start_thread("rocketmq-grpc", _do_nothing).join()
                 self._lacks_threads = False
             call = start(self._multi_callable(rpc))
@@ -405,8 +405,8 @@ class ProxyChannel:
         return error
 
 
-# A channel makes no more calls if its options are no longer used, so it does not close its own connection. The calls of other
-# channels close it.
+# A channel closes idle connections when it makes a call. If its options are no longer used, it makes no more calls. So the calls
+# of other channels close its connection.
 _all_channels: LiveObjects[ProxyChannel] = LiveObjects(_IDLE_MS / 100_000)
 
 

@@ -104,7 +104,7 @@ HEARTBEAT_S = 10.0
 _MIN_ANSWER_BYTES, _ANSWER_BYTES_PER_MESSAGE = 64 << 20, 4 << 20
 # If one endpoint has accepted the settings, a member waits only this long for the other endpoints.
 _OTHER_ENDPOINTS_S = 1.0
-# Maximum age of the cached brokers of a topic.
+# The maximum age of the cached list of a topic's brokers.
 _ASSIGNMENT_AGE_S = 30.0
 # A consumer starts a thread for each broker of a topic, and a hostile Proxy could list any number of brokers.
 _MAX_BROKERS = 1024
@@ -128,7 +128,7 @@ class ProxyMember:
         self._timer: Timer | None = None
         self._policy = group_policy(proto("Settings")())
         self._closed = False
-        self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered: the last settings of each endpoint
+        self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered, as of an endpoint's last settings
         # The queues of each topic, one queue for each broker of the topic, and when they expire.
         self._assignments: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
@@ -143,7 +143,7 @@ class ProxyMember:
                 self._proxy.open()
                 self._closed = False
             existing_streams = list(self._streams.values())
-            # A call may fail in the middle. So each step below checks what exists, and the next call completes the steps.
+            # A call may fail in the middle. So each step below checks what an earlier call has already done, and does the rest.
             if self._timer is None:
                 timer = Timer(f"rocketmq-{self._group}-heartbeat")
                 timer.call_repeatedly(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
@@ -315,7 +315,7 @@ class ProxyMember:
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
                 with self._lock:
-                    # An endpoint that fails delivers no messages, so it does not matter whether it keeps their order.
+                    # An endpoint that fails delivers no messages, so it does not matter whether this endpoint keeps the order.
                     self._fifo_by_endpoint.pop(address, None)
 
     def _on_settings(self, address: str, settings: Any) -> None:

@@ -108,7 +108,7 @@ class Proxy:
     def request(
         self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, preferred: str | None = None
     ) -> Any:
-        """Return a successful answer, or raise ``RocketMQError``. Tries the next endpoint if one cannot be reached."""
+        """Return a successful answer, or raise ``RocketMQError``. If an endpoint cannot be reached, tries the next endpoint."""
         for untried_count in range(len(self.addresses), 0, -1):
             channel = self.channel(preferred)
             time_slice = self._endpoints.time_slice(channel.address, deadline, untried_count)
@@ -260,7 +260,7 @@ class TelemetryStream:
         return self._error is not None and not self._error.retriable
 
     def _end_if_late(self) -> None:
-        """End the stream if an answer is missing for too long. The next stream begins with the newest settings."""
+        """End the stream if an answer has been missing for too long. The next stream begins with the newest settings."""
         with self._lock:
             is_late = bool(self._unanswered) and time.monotonic() - self._unanswered[0][1] > _SETTINGS_TIMEOUT_S
             call = self._call if is_late else None
@@ -268,7 +268,7 @@ class TelemetryStream:
             call.cancel()
 
     def _enqueue_settings(self) -> None:
-        # This line comes first. So if it raises, no answer is expected.
+        # This line comes first, so that no answer is expected if it raises an error.
         command = proto("TelemetryCommand")(settings=self._settings())
         self._unanswered.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)

@@ -30,8 +30,8 @@ from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, SentMe
 logger = logging.getLogger(__name__)
 
 OnSent = Callable[[SendResult | RocketMQError], None]
-# Virtual queues of each endpoint. Requests of one message group are sent one after the other, so at most this many groups are in
-# flight at a time.
+# Virtual queues of each endpoint. A message group uses one virtual queue, and a virtual queue has only one request in flight. So
+# this is also the maximum number of groups that have a request in flight.
 QUEUES_PER_ENDPOINT = 16
 UNKNOWN_QUEUE_ID = -1
 ROUTE_AGE_S = 30.0
@@ -290,7 +290,7 @@ class _ParallelSend:
 
 
 def _concerns_one_message(error: RocketMQError) -> bool:
-    """Whether an error concerns one message only, so that others can still be sent."""
+    """Whether an error concerns one message only, so that other messages can still be sent."""
     return isinstance(error, MessageIllegal)
 
 

@@ -94,8 +94,8 @@ class ProxyTransactions:
     def announce(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
         """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
-        A Proxy rejects all topics because of one topic, and does not report which one. So if it rejects this topic together with
-        the other topics, this topic is announced alone.
+        A Proxy that rejects one topic rejects all topics that were announced with it, and does not report which topic is the
+        reason. So if the Proxy rejects the announcement of this topic with the other topics, this topic is announced alone.
         """
         deadline = deadline.within(self._proxy.connect_options.request_timeout_s)
         try:

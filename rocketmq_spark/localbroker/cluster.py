@@ -287,7 +287,8 @@ class LocalBroker(Closeable):
         if brokers_to_resize and not resize:
             raise LocalBrokerError(
                 f"Topic {name} exists with {format_queue_counts(existing_queues)}; expected {queues}",
-                remedy="Create it with as many, or pass resize=True: with fewer, the messages of the others are not read",
+                remedy="Pass the number of queues that the topic has, or resize=True (with fewer queues, the messages in the "
+                "removed queues are not read)",
             )
         new_brokers = [broker for broker in brokers if broker not in existing_queues]
         if brokers_to_resize:

@@ -1,8 +1,8 @@
 """A stream of pipelined pulls: one connection, one thread, and one tuple per answer.
 
 Requests are formatted from a template with three placeholders. Answers are received into one large buffer, and only the
-positions of their bodies are recorded. The owner of the stream reads the bodies in place. It lists the bodies that must
-stay when it calls ``compact``, which frees the rest. docs/design.md explains why this is not a ``Connection``.
+positions of their bodies are recorded. The owner of the stream reads the bodies in place. When the owner calls ``compact``, it
+lists the bodies that must stay; ``compact`` frees the rest. docs/design.md explains why this is not a ``Connection``.
 """
 
 from __future__ import annotations
@@ -153,11 +153,11 @@ class BulkStream:
         self._buffer_bytes = buffer_bytes
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
-        self._spare_bytes = spare_bytes  # may be used without asking ``receive_budget``
+        self._spare_bytes = spare_bytes  # bytes that do not count against ``receive_budget``
         self._account = (receive_budget or ReceiveBudget()).account(address)
         self._growth_refused = False  # whether the buffer may not grow
         self._filled_bytes = 0  # bytes in the buffer
-        self._scanned_bytes = 0  # bytes of them in complete frames that ``scan`` has returned
+        self._scanned_bytes = 0  # those of the filled bytes whose answers ``scan`` has returned
         self.received_bytes = 0
 
     @property
@@ -171,8 +171,8 @@ class BulkStream:
 
     @property
     def full(self) -> bool:
-        """Whether the buffer is full, and ``compact`` must make room. False if there is no memory for it: then ``receive``
-        raises.
+        """Whether the buffer is full, and ``compact`` must make room. False if there is no memory for the buffer to grow: then
+        ``receive`` raises an error.
         """
         return self.free_bytes == 0 and not self._out_of_memory
 
@@ -194,7 +194,7 @@ class BulkStream:
             ) from e
 
     def receive(self, timeout_s: float) -> bool:
-        """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
+        """Read once into the buffer; False if nothing arrived in time. The buffer must not be ``full``."""
         if self._out_of_memory:
             problem = f"an answer to a pull was dropped after {self._filled_bytes - self._scanned_bytes} bytes"
             raise ConnectionLost(f"{problem}: other arriving frames fill the memory limit", self.address)
@@ -202,7 +202,7 @@ class BulkStream:
         try:
             count = self._try_nonblocking(lambda: self._sock.recv_into(free_view, 0, _NO_WAIT))
             if count is None:
-                # A stream that uses the shared budget checks often whether others need it.
+                # A stream that uses the shared budget checks often whether other connections need the memory.
                 with self._waiting(min(timeout_s, _ACCOUNT_CHECK_S) if self._account.size else timeout_s):
                     count = self._sock.recv_into(free_view)
         except TimeoutError:
@@ -279,7 +279,7 @@ class BulkStream:
             e.addr = self.address
             raise
         if not command.is_response:
-            return  # a broker sends requests only to registered clients, and this connection is not registered
+            return  # ignored: a broker sends requests only to registered clients, and this connection is not registered
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
             suggested_broker = answer.suggested_broker or 0
             min_offset = b"%d" % (answer.min_offset or 0)
@@ -319,7 +319,7 @@ class BulkStream:
 
     def close(self) -> None:
         self._sock.close()
-        # Errors may refer to the stream, so free its memory now.
+        # Errors may refer to the stream, so free the memory of its buffer now.
         self.buffer = _uninitialised(SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
         self._filled_bytes = self._scanned_bytes = 0

@@ -2,8 +2,8 @@
 
 All threads share a connection. Callbacks run outside of the mutex. The socket does not block. The reader and the writers wait
 with ``poll``, and hold the channel's lock only while they read or write, because a TLS socket allows only one user at a time. A
-writer waits until its deadline. After that, the reader sends the remaining bytes, even from the middle of a frame. Ctrl-C during
-a write closes the connection. No module above this one sees an ``OSError``.
+writer waits until its deadline. After its deadline, the reader sends the remaining bytes, even from the middle of a frame.
+Ctrl-C during a write closes the connection. No module above this one sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -141,11 +141,13 @@ class _Waiter:
 
 
 class _ReaderThread(threading.Thread):
-    """The thread of a connection. It never waits for the socket to accept bytes, because the server may wait until it reads."""
+    """The thread of a connection. It never waits for the socket to accept bytes, because the server may accept none until this
+    thread reads.
+    """
 
 
 class Connection:
-    """An open connection. Thread-safe; ``close`` fails all waiting requests.
+    """An open connection. Thread-safe; after ``close``, all waiting requests fail.
 
     ``peer`` is the kind of server, from the caller or from answers; each answer gets it as ``Command.peer``. ``receive_budget``
     and ``waiting_count`` are the client's memory budgets for arriving frames, and for requests of servers that wait.
@@ -168,7 +170,7 @@ class Connection:
         self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered_policy))
         self._drops_unsent = undelivered_policy.drop_unsent is not DropUnsent.NEVER
-        self._may_have_unsent = False  # whether a request timed out, so that some of its bytes may not be sent
+        self._may_have_unsent = False  # whether a request timed out before all of its bytes were sent
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = (
@@ -385,7 +387,7 @@ class Connection:
     def _reject(self, event: RequestReceived) -> None:
         if event.reply is not None:
             self._reply(event.reply)
-        if self._log_limit.due():  # there may be thousands of them
+        if self._log_limit.due():  # a server may send thousands of such requests
             reason = event.drop_reason or f"requests of {self._waiting_budget.used} bytes wait"
             logger.warning("request %s of %s is rejected: %s", event.command.code, self.address, reason)
 

@@ -4,10 +4,10 @@ The lock guards decisions; connections are opened and closed without it. After a
 connects to the address again (*backoff*). The pause doubles with each failure, so that callers do not flood a broker that is
 down. Callers that waited for a failed attempt get its error.
 
-A name server decides how many addresses there are, so the number of connections is limited. At the limit, the connection that has
-been idle for longest is closed for a new one. While all are in use, a caller waits.
+A name server decides how many addresses there are, so the number of connections is limited. At the limit, the connection that
+has been idle for longest is closed for a new one. While all connections are in use, a caller waits.
 
-A pool closes idle connections when it is used. Pools in use also close those of pools that are no longer used.
+A pool closes idle connections when it is used. A pool in use also closes idle connections of pools that are no longer used.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rocketmq_spark.wire.header import Peer
 
 logger = logging.getLogger(__name__)
 
-# Servers drop a connection after 120 s without traffic. The pool closes such a connection earlier, because a request that crosses
-# the drop would be lost.
+# Servers drop a connection after 120 s without traffic. The pool closes a connection earlier, because a request that is sent
+# while the server drops the connection would be lost.
 IDLE_S = 100.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 MAX_CONNECTIONS = 1024
-# A connection that ``get`` returned less than this time ago is not closed for a new one, because the caller may not have sent its
-# request yet.
+# A connection that ``get`` returned within the last ``MIN_IDLE_S`` is not closed for a new one, because the caller may not have
+# sent its request yet.
 MIN_IDLE_S = 0.2
 _POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
 # Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED``, all advertised addresses are
@@ -110,7 +110,7 @@ class Pool:
         self._retired_connections: list[Connection] = []  # each is closed when its last request is answered
         self._connecting_count = 0  # connections that are being opened
         self._limit_reported = False  # whether the limit of connections was reached, and logged
-        self._idle_checked_s = 0.0  # when idle connections were last looked for
+        self._idle_checked_s = 0.0  # when the pool last looked for idle connections
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
@@ -189,7 +189,7 @@ class Pool:
             return self.connect_options.reachable(address) in self._reachable_addresses
 
     def attempts(self, address: str) -> int:
-        """The number of attempts to connect to the address. While it is unchanged, so is the connection."""
+        """The number of attempts to connect to the address. While this number is unchanged, the connection is the same."""
         with self._lock:
             slot = self._slots.get(address)
             return slot.attempts if slot is not None else 0
@@ -245,8 +245,8 @@ class Pool:
                 deadline.pause(_POLL_S)
 
     def _remove_longest_idle_locked(self, slots: Iterable[_Slot], idle_since: float) -> Connection | None:
-        """Remove and return a retired connection without requests, or else the connection that has been idle for longest; None if
-        all were used after ``idle_since``.
+        """Remove and return a retired connection without requests, or else the connection that has been idle for longest; None
+        if all connections were used after ``idle_since``.
         """
         for retired_connection in self._retired_connections:
             if not retired_connection.busy:
@@ -296,8 +296,8 @@ class Pool:
         return self.may_send_requests(address) and on_request(replace(request, address=address))
 
     def _add_remedy(self, error: RocketMQError, address: str, slot: _Slot) -> None:
-        """Add the remedy for advertised addresses that cannot be reached. Not if one of them is connected, or if this one was
-        connected before, because then only this server is down.
+        """Add the remedy for advertised addresses that cannot be reached. Adds nothing if an advertised address is connected, or
+        if the address of the error was connected before, because then only this server is down.
         """
         with self._lock:
             peer = self._advertised_peers.get(address)
