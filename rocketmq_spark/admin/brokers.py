@@ -404,7 +404,7 @@ def delete_user(tools: AdminTools, name: str) -> None:
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
-    """Return all policies, or the policies of ``user``. A policy occurs more than once if brokers store the policy differently."""
+    """Return all policies, or the policies of ``user``. A policy occurs more than once if brokers store it differently."""
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
         for p, brokers in _with_brokers(_stored_policies(tools, user))
@@ -455,10 +455,10 @@ def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
     }
     if not kinds_and_brokers:
         raise OptionError(f"user {user} has no policy for {resource}")
-    masters, row = _masters(tools), rpc.AUTH_DELETE_ACL
+    masters, rpc_row = _masters(tools), rpc.AUTH_DELETE_ACL
     for kind in sorted({kind for kind, _ in kinds_and_brokers}):
         requests = {
-            broker: (address, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
+            broker: (address, rpc_row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
             for broker, address in masters.items()
             if (kind, broker) in kinds_and_brokers
         }
@@ -502,10 +502,10 @@ def _request_masters(
     return answers
 
 
-def _with_brokers(stored: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
+def _with_brokers(stored_items: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
     """Return each different user or policy once, with the brokers that store it. Sorted; None comes first."""
-    brokers: dict[Stored, list[str]] = {}
-    for broker, item in stored:
-        brokers.setdefault(item, []).append(broker)
-    sorted_items = sorted(brokers.items(), key=lambda entry: [(part is not None, part) for part in entry[0]])
+    brokers_of_item: dict[Stored, list[str]] = {}
+    for broker, item in stored_items:
+        brokers_of_item.setdefault(item, []).append(broker)
+    sorted_items = sorted(brokers_of_item.items(), key=lambda entry: [(part is not None, part) for part in entry[0]])
     return [(item, tuple(names)) for item, names in sorted_items]

@@ -109,10 +109,10 @@ def queue_lags(
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
-        bound, position = bounds[queue], positions[queue]
+        queue_bounds, position = bounds[queue], positions[queue]
         if position is None and queue in new_queues:
-            position = bound.min_offset
-        row = QueueLag(queue, bound.min_offset, position, bound.max_offset)
+            position = queue_bounds.min_offset
+        row = QueueLag(queue, queue_bounds.min_offset, position, queue_bounds.max_offset)
         if row.lag and row.next_offset is not None and queue.broker_name not in unavailable_brokers:
             try:
                 stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, request_deadline)
@@ -226,8 +226,8 @@ def _target_offsets(
     tools: AdminTools, target: OffsetTarget, bounds: Mapping[MessageQueue, QueueBounds], argument_name: str
 ) -> dict[MessageQueue, int]:
     if isinstance(target, int):
-        times = dict.fromkeys(bounds, target)
-        offsets_at_time = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
+        times_ms = dict.fromkeys(bounds, target)
+        offsets_at_time = tools.offset_reader.search_offsets(times_ms, deadline(tools), group=GROUP)
         return {queue: bounds[queue].clamp(offset) for queue, offset in offsets_at_time.items()}
     if isinstance(target, str):
         return {queue: b.min_offset if target == "earliest" else b.max_offset for queue, b in bounds.items()}
@@ -240,9 +240,10 @@ def _target_offsets(
     }
     invalid_queues = [q for q, offset in offsets.items() if bounds[q].clamp(offset) != offset]
     if invalid_queues:
-        queue, bound = invalid_queues[0], bounds[invalid_queues[0]]
+        queue, queue_bounds = invalid_queues[0], bounds[invalid_queues[0]]
         raise OffsetError(
-            f"{argument_name}: {queue} is {offsets[queue]}, but the queue has {bound.min_offset} to {bound.max_offset}",
+            f"{argument_name}: {queue} is {offsets[queue]}, but the queue has {queue_bounds.min_offset} to "
+            f"{queue_bounds.max_offset}",
             topic=queue.topic,
             remedy="Give an offset in between; -2 is the first, -1 the end",
         )
@@ -322,8 +323,11 @@ def names(tools: AdminTools) -> list[str]:
 def describe(tools: AdminTools, group: str) -> GroupDescription:
     """Return a group's settings, members and lag. Raises ``GroupNotFound``, with similar names, if no broker knows the group."""
     addresses = _group_brokers(tools)
-    settings, online = _group_settings(tools, group, addresses), _online_members(tools, group, addresses)
-    topics = _topics_with_offsets(tools, group, bool(settings or online))
+    settings, online_members_by_broker = (
+        _group_settings(tools, group, addresses),
+        _online_members(tools, group, addresses),
+    )
+    topics = _topics_with_offsets(tools, group, bool(settings or online_members_by_broker))
     lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
     # Reading the store times of messages needs more permissions. If only the store times cannot be read, return everything else.
     errors = [
@@ -332,10 +336,12 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     if errors:
         raise errors[0]
     scope = tools.rpc_client.scope
-    members = {member.client_id: member for broker_members in online for member in broker_members.members}
+    members = {
+        member.client_id: member for broker_members in online_members_by_broker for member in broker_members.members
+    }
     filters = {
         scope.user_name(topic): topic_filter
-        for broker_members in online
+        for broker_members in online_members_by_broker
         for topic, topic_filter in broker_members.filters.items()
         if scope.is_reversible(topic)
     }
@@ -343,8 +349,8 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
         group,
         settings,
         [member for _, member in sorted(members.items())],
-        online[0].consume_type if online else None,
-        online[0].message_model if online else None,
+        online_members_by_broker[0].consume_type if online_members_by_broker else None,
+        online_members_by_broker[0].message_model if online_members_by_broker else None,
         {topic: topic_filter for topic, topic_filter in sorted(filters.items()) if not topic.startswith(RETRY_PREFIX)},
         lags.rows,
     )
@@ -425,12 +431,14 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     if not is_user_group(tools.rpc_client.on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
-    online = _online_members(tools, group, masters)
-    _topics_with_offsets(tools, group, bool(online or _group_settings(tools, group, masters)))
+    online_members_by_broker = _online_members(tools, group, masters)
+    _topics_with_offsets(tools, group, bool(online_members_by_broker or _group_settings(tools, group, masters)))
     if not force:
         check_members(
             group,
-            sorted({member.client_id for broker_members in online for member in broker_members.members}),
+            sorted(
+                {member.client_id for broker_members in online_members_by_broker for member in broker_members.members}
+            ),
             "create the group again",
         )
 

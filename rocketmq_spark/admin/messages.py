@@ -281,24 +281,24 @@ def messages_of_time(
     first_ms, last_ms = _period(begin_ms, end_ms)
     queues = EnvironmentQueues(environment)(tools.routes.get_existing(topic, 0.0).stored_queues())
     bounds = with_kept_minimums(tools, tools.offset_reader.bounds(queues, deadline(tools)))
-    times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
-    start_offsets = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
+    times_ms = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
+    start_offsets = tools.offset_reader.search_offsets(times_ms, deadline(tools), group=GROUP)
     decode_budget, read_ahead_budget = DecodeBudget(_MAX_RESULT_BYTES), UnwrapBudget(_MAX_READ_AHEAD_BYTES)
     readers = [
         _QueueReader(
             queue,
-            bound.clamp(start_offsets.get(queue, bound.min_offset)),
-            bound.max_offset,
+            queue_bounds.clamp(start_offsets.get(queue, queue_bounds.min_offset)),
+            queue_bounds.max_offset,
             first_ms,
             last_ms,
             read_ahead_budget,
         )
-        for queue, bound in sorted(bounds.items())
+        for queue, queue_bounds in sorted(bounds.items())
     ]
-    result: list[ReceivedMessage] = []
+    found_messages: list[ReceivedMessage] = []
     next_messages: list[tuple[tuple[int, str, int], int, ReceivedMessage]] = []
     pulled_indexes = range(len(readers))
-    while len(result) < limit:
+    while len(found_messages) < limit:
         _pull_heads(
             tools, [readers[index] for index in pulled_indexes], _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0
         )
@@ -309,10 +309,12 @@ def messages_of_time(
             break
         _, index, message = heapq.heappop(next_messages)
         message = decode_budget.decompress(message)
-        result.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
+        found_messages.append(
+            message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic)
+        )
         readers[index].advance()
         pulled_indexes = range(index, index + 1)
-    return result
+    return found_messages
 
 
 def _pull_heads(tools: AdminTools, readers: Sequence[_QueueReader], max_bytes: int) -> None:

@@ -21,7 +21,7 @@ from rocketmq_spark.wire.names import is_user_topic, topic_problem
 
 
 def names(tools: AdminTools, with_system_topics: bool = False) -> list[str]:
-    """Return all topics, sorted. With ``with_system_topics``, includes RocketMQ's own topics, and retry and dead-letter topics."""
+    """Return all topics, sorted. With ``with_system_topics``, includes RocketMQ's own, and retry and dead-letter topics."""
     cluster = require_brokers(tools.admin.cluster())
     system_names = {*cluster, *(data.cluster for data in cluster.values())}
     return [name for name in tools.admin.topics() if with_system_topics or is_user_topic(name, system_names)]
@@ -110,9 +110,11 @@ def shrink(
         raise _wrong_direction(argument_name, topic, queues, existing_queues, "widen")
     bounds = tools.admin.describe_topic(topic)
     removed_bounds = [
-        bound for queue, bound in bounds.items() if queue.broker_name in existing_queues and queue.queue_id >= queues
+        queue_bounds
+        for queue, queue_bounds in bounds.items()
+        if queue.broker_name in existing_queues and queue.queue_id >= queues
     ]
-    lost_messages = sum(bound.max_offset - bound.min_offset for bound in removed_bounds)
+    lost_messages = sum(queue_bounds.max_offset - queue_bounds.min_offset for queue_bounds in removed_bounds)
     if preview:
         return TopicQueues(topic, existing_queues, lost_messages)
     return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing_queues)), lost_messages)

@@ -111,11 +111,11 @@ class BaseAdmin(Closeable):
         queues are not read until the queues are back.
         """
         current_configs = {name: self.topic_config(topic, name) for name in brokers}
-        resized = {
+        resized_configs = {
             name: replace(config, read_queues=queues, write_queues=queues, attributes={})
             for name, config in current_configs.items()
         }
-        return self.change_topic(topic, resized, timeout_s)
+        return self.change_topic(topic, resized_configs, timeout_s)
 
     def change_topic(self, topic: str, configs: Mapping[str, TopicConfig], timeout_s: float = 30.0) -> TopicRoute:
         """Set the configuration of a topic on each broker, and wait until the route shows it. Attributes that a configuration
@@ -131,23 +131,23 @@ class BaseAdmin(Closeable):
     def _await_route(self, topic: str, configs: Mapping[str, TopicConfig], deadline: Deadline) -> TopicRoute:
         """Wait until the route shows the numbers of queues and the permissions that brokers report for the topic."""
         requested_by_broker = {name: _queues_and_perm(config) for name, config in configs.items()}
-        expected_by_broker, checked_brokers, next_registration = (
+        expected_by_broker, checked_brokers, registration_due = (
             dict(requested_by_broker),
             set[str](),
             deadline.within(_REGISTER_AGAIN_S),
         )
         while True:
             route = _route_or_none(self.routes, topic)
-            in_route = _queues_and_perms_in_route(route)
+            shown_in_route = _queues_and_perms_in_route(route)
             if route is not None and all(
-                in_route.get(name) == queues_and_perm for name, queues_and_perm in expected_by_broker.items()
+                shown_in_route.get(name) == queues_and_perm for name, queues_and_perm in expected_by_broker.items()
             ):
                 return route
             for name, (read_queue_count, write_queue_count, perm) in requested_by_broker.items():
                 if (
                     name not in checked_brokers
-                    and in_route.get(name, ())[:2] == (read_queue_count, write_queue_count)
-                    and in_route[name] != expected_by_broker[name]
+                    and shown_in_route.get(name, ())[:2] == (read_queue_count, write_queue_count)
+                    and shown_in_route[name] != expected_by_broker[name]
                 ):
                     checked_brokers.add(name)
                     with suppress(RocketMQError, ValueError):  # only shortens the wait
@@ -159,14 +159,14 @@ class BaseAdmin(Closeable):
             if deadline.expired:
                 remedy = "The brokers have applied the change; if a name server withholds write permission: mqadmin addWritePerm"
                 raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
-            if next_registration.expired:
+            if registration_due.expired:
                 shown_by_broker = {
-                    name: in_route.get(name)
+                    name: shown_in_route.get(name)
                     for name, queues_and_perm in expected_by_broker.items()
-                    if in_route.get(name) != queues_and_perm
+                    if shown_in_route.get(name) != queues_and_perm
                 }
                 _register_topic(self, topic, shown_by_broker, deadline)
-                next_registration = deadline.within(_REGISTER_AGAIN_S)
+                registration_due = deadline.within(_REGISTER_AGAIN_S)
             deadline.pause(_ROUTE_POLL_S)
 
     def delete_topic(self, topic: str) -> None:
@@ -320,7 +320,8 @@ def _configure_topic(
 ) -> Iterator[tuple[str, str, Command]]:
     on_wire = rpc_client.on_wire(topic)
     return _change_each(
-        masters, lambda name, address: rpc_client.request(address, put_topic(on_wire, name, configs[name]), deadline)
+        masters,
+        lambda name, address: rpc_client.request(address, put_topic_request(on_wire, name, configs[name]), deadline),
     )
 
 
@@ -416,26 +417,28 @@ def _change_each(
 
 
 def add_partial_result(
-    error: RocketMQError, changed_brokers: Sequence[str], others: Mapping[str, RocketMQError | None]
+    error: RocketMQError, changed_brokers: Sequence[str], errors_of_others: Mapping[str, RocketMQError | None]
 ) -> None:
-    """Add to the remedy of ``error`` which brokers have applied a change, which may have, and which have not.
+    """Add to the remedy of ``error`` which brokers have applied a change, which may have applied it, and which have not.
 
-    ``others`` are the brokers that are not in ``changed_brokers``, with their errors. A broker that did not answer may have
-    applied the change.
+    ``errors_of_others`` are the brokers that are not in ``changed_brokers``, with their errors. A broker that did not answer may
+    have applied the change.
     """
-    perhaps_changed = [
-        name for name, error_of_broker in others.items() if isinstance(error_of_broker, CallTimeout | ConnectionLost)
+    perhaps_changed_brokers = [
+        name
+        for name, error_of_broker in errors_of_others.items()
+        if isinstance(error_of_broker, CallTimeout | ConnectionLost)
     ]
-    unchanged_brokers = [name for name in others if name not in perhaps_changed]
-    if bool(changed_brokers) + bool(perhaps_changed) + bool(unchanged_brokers) > 1:
-        note = _partial_result(changed_brokers, perhaps_changed, unchanged_brokers)
+    unchanged_brokers = [name for name in errors_of_others if name not in perhaps_changed_brokers]
+    if bool(changed_brokers) + bool(perhaps_changed_brokers) + bool(unchanged_brokers) > 1:
+        note = _partial_result(changed_brokers, perhaps_changed_brokers, unchanged_brokers)
         error.remedy = f"{note}. {error.remedy}" if error.remedy else note
 
 
 def _partial_result(
-    changed_brokers: Sequence[str], perhaps_changed: Sequence[str], unchanged_brokers: Sequence[str]
+    changed_brokers: Sequence[str], perhaps_changed_brokers: Sequence[str], unchanged_brokers: Sequence[str]
 ) -> str:
-    groups = [("on ", changed_brokers), ("perhaps on ", perhaps_changed), ("not on ", unchanged_brokers)]
+    groups = [("on ", changed_brokers), ("perhaps on ", perhaps_changed_brokers), ("not on ", unchanged_brokers)]
     return f"It is done {', and '.join(preposition + ', '.join(names) for preposition, names in groups if names)}"
 
 
@@ -446,7 +449,7 @@ def _broker_permission(admin: BaseAdmin, broker: str) -> int:
     return -1 if permission is None or permission & read_and_write == read_and_write else permission
 
 
-def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
+def put_topic_request(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
     """Return the request that creates or changes a topic on a broker. Attributes without a value stay as they are."""
     return rpc.UPDATE_AND_CREATE_TOPIC.request(
         topic=topic_on_wire,

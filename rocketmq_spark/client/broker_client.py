@@ -50,15 +50,15 @@ class BrokerClient:
         self.rpc_client = rpc_client
         self._routes = routes
 
-    def for_queue(self, rpc_row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
+    def queue_command(self, rpc_row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """Return the request of a row of ``wire/rpc`` about a queue."""
         command = rpc_row.request(
             topic=self.rpc_client.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
         return BrokerCommand(queue.broker_name, command, queue.topic, queue)
 
-    def pull_at(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> BrokerCommand:
-        return self.for_queue(
+    def pull_command_at(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> BrokerCommand:
+        return self.queue_command(
             rpc.PULL_MESSAGE,
             queue,
             consumerGroup=self.rpc_client.on_wire(group),
@@ -70,14 +70,16 @@ class BrokerClient:
         )
 
     def request_pulls(
-        self, pulls: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
+        self, pull_commands: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
         """As ``request_each``. Repeats a pull whose answer only reports that an operator reset the offset."""
-        answers = self.request_each(pulls, deadline, PULL_CODES, read_from)
+        answers = self.request_each(pull_commands, deadline, PULL_CODES, read_from)
         while reset_indexes := [
             i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _OFFSET_RESET_ANSWER
         ]:
-            repeated_answers = self.request_each([pulls[i] for i in reset_indexes], deadline, PULL_CODES, read_from)
+            repeated_answers = self.request_each(
+                [pull_commands[i] for i in reset_indexes], deadline, PULL_CODES, read_from
+            )
             for i, answer in zip(reset_indexes, repeated_answers, strict=True):
                 answers[i] = answer
         return answers
@@ -99,19 +101,19 @@ class BrokerClient:
             for command, answer in zip(commands, self.request_each(commands, deadline), strict=True)
         }
 
-    def first_kept(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
+    def first_kept_offset(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
         """Return the offset of the first message of a compaction topic that was stored at or after a time. This offset may be
         below the minimum offset of the queue.
         """
 
         def next_ms(offset: int) -> int:
-            (answer,) = self.request_pulls([self.pull_at(group, queue, offset)], deadline)
+            (answer,) = self.request_pulls([self.pull_command_at(group, queue, offset)], deadline)
             if isinstance(answer, RocketMQError):
                 raise answer
             stamp = first_stamp(answer.body) if answer.code == Response.SUCCESS else None
             return time_ms if stamp is None else stamp.stored_ms
 
-        (answer,) = self.request_all([self.for_queue(rpc.GET_MAX_OFFSET, queue)], deadline)
+        (answer,) = self.request_all([self.queue_command(rpc.GET_MAX_OFFSET, queue)], deadline)
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
     def broker_config(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:

@@ -62,7 +62,9 @@ class OffsetCommit:
     def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
         group = self.broker_client.rpc_client.on_wire(self.group)
         commands = [
-            self.broker_client.for_queue(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
+            self.broker_client.queue_command(
+                rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset
+            )
             for queue, offset in offsets.items()
         ]
         answers = self.broker_client.request_with_grace(commands, deadline, self.read_from, self.grace_s)

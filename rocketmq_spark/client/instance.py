@@ -43,7 +43,7 @@ CLUSTER_TIMEOUT_S = 10.0
 _MAX_LINGERING_GROUPS = 50
 _MAX_PARALLEL = 64  # brokers that are contacted in parallel
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests
-_tracebacks = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
+_traceback_limit = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
 _MAX_WAITING_REQUESTS = 1000  # waiting requests of brokers per group; more are rejected
 
 # Requests of brokers to consumers, with the field that names the group. Requests to producers name the group in the message.
@@ -114,11 +114,13 @@ class MemberRegistry:
         """Remove a member. Returns whether the group has no more members here. Removing a member twice is allowed."""
         with self._lock:
             key = member.consumes, group_on_wire
-            if others := tuple(other for other in self._members.get(key, ()) if other is not member):
-                self._members[key] = others
+            if other_members := tuple(
+                other_member for other_member in self._members.get(key, ()) if other_member is not member
+            ):
+                self._members[key] = other_members
             else:
                 self._members.pop(key, None)
-            return not others
+            return not other_members
 
     def has_consumer(self, group_on_wire: str) -> bool:
         """Whether the group has a consumer here."""
@@ -179,16 +181,16 @@ class MemberRegistry:
             )
 
     def _dispatch_check(self, request: ServerRequest) -> None:
-        dispatched = False
+        is_dispatched = False
         try:
             # Only the group's name is needed, which is a property. So the body stays compressed.
             messages = itertools.islice(decode_leniently(request.command.body, max_body_bytes=None), 2)
             groups = [message.properties.get(Property.PRODUCER_GROUP, "") for message in messages]
-            dispatched = len(groups) == 1 and self._dispatch((False, groups[0]), request)
+            is_dispatched = len(groups) == 1 and self._dispatch((False, groups[0]), request)
         except RuntimeError as e:
             self._log_rejected(request, e)
         finally:
-            if not dispatched:
+            if not is_dispatched:
                 request.reject()
 
     def _log_rejected(self, request: ServerRequest, error: RuntimeError) -> None:
@@ -213,7 +215,7 @@ def _answer(member: RegisteredMember, request: ServerRequest) -> None:
     if isinstance(
         reply, Failure
     ):  # the answer is the error, so that the broker does not wait until the request times out
-        text, traceback = "group %s could not handle request %s: %s", _tracebacks.due(reply)
+        text, traceback = "group %s could not handle request %s: %s", _traceback_limit.due(reply)
         capture(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
     if reply is None:
@@ -247,7 +249,7 @@ class ClientInstance:
         ] = {}  # groups whose last producer has left and that are still registered
         self._checked_groups: set[str] = set()  # producer groups that brokers send transaction checks to
         # Whether brokers may forward no replies, because producer groups were unregistered.
-        self._reply_connection_lost = False
+        self._is_reply_connection_lost = False
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
@@ -299,11 +301,11 @@ class ClientInstance:
             return
         producer_groups = {name for name, member in self._registry.one_per_group() if not member.consumes}
         left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
-        self._reply_connection_lost = True
+        self._is_reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
         self._lingering_groups.clear()  # only now, because heartbeats after an interruption must include these groups
         self._checked_groups.difference_update(left_groups)
-        self._reply_connection_lost = not reply_groups  # see ``register_connection``
+        self._is_reply_connection_lost = not reply_groups  # see ``register_connection``
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Send heartbeats of all groups now: to masters, and to slaves if any group consumes."""
@@ -322,15 +324,15 @@ class ClientInstance:
             self._send_heartbeats(self._registry.reply_groups(), [], self._addresses(False, True), deadline)
             return False
         try:
-            if up_to_date_brokers is not None or self._reply_connection_lost:
+            if up_to_date_brokers is not None or self._is_reply_connection_lost:
                 self._reregister(
                     self._registry.reply_groups(),
                     deadline,
-                    () if self._reply_connection_lost else up_to_date_brokers or (),
+                    () if self._is_reply_connection_lost else up_to_date_brokers or (),
                 )
             else:
                 self._heartbeat(deadline)
-            self._reply_connection_lost = False
+            self._is_reply_connection_lost = False
         finally:
             self._registration_lock.release()
         return True
@@ -408,10 +410,10 @@ class ClientInstance:
             logger.info("cannot list the brokers of the cluster; only those of topics in use get heartbeats: %s", e)
 
     def _addresses(self, with_slaves: bool, all_brokers: bool) -> list[tuple[str, str]]:
-        routed = {data.broker_name: data for data in self._routes.brokers()}
+        routed_brokers = {data.broker_name: data for data in self._routes.brokers()}
         return [
             (data.broker_name, address)
-            for data in ({**self._cluster, **routed} if all_brokers else routed).values()
+            for data in ({**self._cluster, **routed_brokers} if all_brokers else routed_brokers).values()
             for address in (data.master, *(data.slaves if with_slaves else ()))
             if address
         ]

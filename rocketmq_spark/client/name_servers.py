@@ -55,7 +55,7 @@ class NameServers:
         topic_not_found: TopicNotFound | None = None
         last_error: RocketMQError | None = None
         silent_servers: list[str] = []
-        not_name_server: OptionError | None = None
+        broker_address_error: OptionError | None = None
         for i in range(len(self.addresses)):
             index = (first_index + i) % len(self.addresses)
             try:
@@ -76,7 +76,7 @@ class NameServers:
                     return self.addresses[index], self.rpc_client.request(
                         self.addresses[index], make_command(), self._server_deadline(deadline)
                     )
-                not_name_server = _error_for_broker_address(self.addresses[index])
+                broker_address_error = _error_for_broker_address(self.addresses[index])
             else:
                 self._current_index = index
                 return self.addresses[index], answer
@@ -84,8 +84,8 @@ class NameServers:
             topic_not_found.silent = silent_servers
             raise topic_not_found
         if last_error is None:
-            assert not_name_server is not None
-            raise not_name_server
+            assert broker_address_error is not None
+            raise broker_address_error
         if deadline is not None and deadline.expired and isinstance(last_error, CallTimeout):
             remedy = kafka_port_remedy(self.addresses) or _TIMEOUT_REMEDY
             raise CallTimeout(

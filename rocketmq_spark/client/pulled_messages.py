@@ -55,13 +55,13 @@ def _with_valid_offsets(
 ) -> Iterator[ReceivedMessage]:
     """Yield the messages from ``start`` on. Replaces an impossible offset by the first possible offset."""
     message_bounds = _merge_damaged(data, message_bounds, end - start, settings)
-    next_offset, remaining = start, len(message_bounds)
+    next_offset, remaining_count = start, len(message_bounds)
     for bounds, max_offset in zip(message_bounds, _max_offsets(message_bounds, next_offset, end), strict=True):
-        remaining -= 1
+        remaining_count -= 1
         *_, is_batch = bounds
         if is_batch:
             settings = settings._replace(
-                window=OffsetWindow(start, end, next_offset if next_offset > start else None, end - remaining)
+                window=OffsetWindow(start, end, next_offset if next_offset > start else None, end - remaining_count)
             )
         for message in decode_one(data, bounds, settings):
             is_decoded_batch = is_batch and message.decode_error is None

@@ -94,8 +94,8 @@ class RemotingSender:
             route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
         except (ConnectionLost, CallTimeout):
             route = self._routes.recent(topic, deadline)
-        if unlisted := self._routes.unlisted_queues(topic, deadline.within(self._rpc_client.request_timeout_s)):
-            broker_names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
+        if unlisted_queues := self._routes.unlisted_queues(topic, deadline.within(self._rpc_client.request_timeout_s)):
+            broker_names = ", ".join(sorted({queue.broker_name for queue in unlisted_queues}))
             raise BrokerNotFound(
                 f"partitions cannot be numbered yet: no name server lists {broker_names}, which had queues of the topic and may "
                 "be up",

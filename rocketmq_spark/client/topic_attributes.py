@@ -229,10 +229,10 @@ def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str
         for group in bodies.group_list(answer.body)
     ]
     member_answers = rpc_client.invoke_each(member_requests, deadline)
-    for members in member_answers:
-        if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
+    for member_answer in member_answers:
+        if isinstance(member_answer, RocketMQError) or member_answer.code != Response.SUCCESS:
             continue  # the group has no online member
-        if topic_on_wire in bodies.group_filters(members.body):
+        if topic_on_wire in bodies.group_filters(member_answer.body):
             return True
     for answer in (*answers, *member_answers):
         if isinstance(answer, RocketMQError):

@@ -54,10 +54,10 @@ class Endpoints:
         """
         with self._lock:
             if preferred in self.addresses:
-                start = self.addresses.index(preferred)
+                start_index = self.addresses.index(preferred)
             else:
-                start, self._next_start = self._next_start % len(self.addresses), self._next_start + 1
-            candidates = self.addresses[start:] + self.addresses[:start]
+                start_index, self._next_start = self._next_start % len(self.addresses), self._next_start + 1
+            candidates = self.addresses[start_index:] + self.addresses[:start_index]
             return next(
                 (address for address in candidates if self._avoided_until.get(address, 0.0) <= now_s), candidates[0]
             )
@@ -198,14 +198,14 @@ class ProxyChannel:
         # Streams and asynchronous calls, also of replaced channels. ``close`` cancels them.
         self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False  # whether the system had no thread for the last call
-        self._last_used = time.monotonic()
-        self._pending_calls = 0  # calls of ``invoke`` that have no answer yet
+        self._last_used_s = time.monotonic()
+        self._pending_call_count = 0  # calls of ``invoke`` that have no answer yet
         _all_channels.add(self)
 
     def invoke(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
         """Make one call and return its answer, whose status may be an error. Raises ``ConnectionLost``, ``CallTimeout``, ..."""
         with self._lock:
-            self._pending_calls += 1
+            self._pending_call_count += 1
         try:
             return self._multi_callable(rpc)(request, timeout=_timeout_s(deadline), metadata=self._headers())
         except grpc.RpcError as e:
@@ -214,8 +214,8 @@ class ProxyChannel:
             raise self._not_sent_error(e) from e
         finally:
             with self._lock:
-                self._pending_calls -= 1
-                self._last_used = time.monotonic()
+                self._pending_call_count -= 1
+                self._last_used_s = time.monotonic()
 
     def invoke_async(self, rpc: Rpc, request: Any, deadline: Deadline, on_answer: OnAnswer) -> None:
         """Make one call. A thread of gRPC calls ``on_answer`` once, with the answer or a ``RocketMQError``."""
@@ -265,7 +265,7 @@ class ProxyChannel:
         if not self._lock.acquire(blocking=False):
             return  # the channel is in use
         try:
-            if self._channel is None or self._pending_calls or 1000 * (now_s - self._last_used) < _IDLE_MS:
+            if self._channel is None or self._pending_call_count or 1000 * (now_s - self._last_used_s) < _IDLE_MS:
                 return
             if any(call.is_active() for call in self._active_calls):
                 return
@@ -290,7 +290,7 @@ class ProxyChannel:
             call = start(self._multi_callable(rpc))
             with self._lock:
                 self._active_calls.add(call)
-                self._last_used = time.monotonic()
+                self._last_used_s = time.monotonic()
             return call
         except ValueError as e:
             raise self._not_sent_error(e) from e
@@ -302,9 +302,9 @@ class ProxyChannel:
             raise ConnectionLost(f"there is no thread for the answer: {e}", self.address) from e
 
     def _multi_callable(self, rpc: Rpc) -> Any:
-        self._last_used = time.monotonic()
-        for idle_channel in _all_channels.due(self._last_used):
-            idle_channel.close_idle(self._last_used)
+        self._last_used_s = time.monotonic()
+        for idle_channel in _all_channels.due(self._last_used_s):
+            idle_channel.close_idle(self._last_used_s)
         credentials = self._renew_credentials()
         multi_callable = self._multi_callables.get(rpc.name)
         if multi_callable is None:

@@ -35,7 +35,7 @@ from rocketmq_spark.remoting.transport import (
     SocketChannel,
     TlsSettings,
     UndeliveredPolicy,
-    closed_by_peer,
+    closed_by_peer_error,
     connect,
     to_rocketmq_error,
 )
@@ -209,25 +209,25 @@ class Connection:
 
     def call(self, command: Command, deadline: Deadline) -> Command:
         """Send a request and return its answer, with any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
-        arrived = threading.Lock()
-        arrived.acquire()
+        arrival_lock = threading.Lock()
+        arrival_lock.acquire()
         result: list[Command | RocketMQError] = []
 
         def on_response(answer: Command | RocketMQError) -> None:
             result.append(answer)
-            arrived.release()
+            arrival_lock.release()
 
         with self._lock:
             waiter = self._queue(command, deadline, on_response)
         self._flush(deadline)
-        if not arrived.acquire(timeout=deadline.remaining()):
+        if not arrival_lock.acquire(timeout=deadline.remaining()):
             with self._lock:
                 canceled_waiter = self._protocol.cancel(waiter.opaque)
                 self._may_have_unsent = self._may_have_unsent or canceled_waiter is not None
             if canceled_waiter is not None:
                 self._check_silence()
                 raise self._timed_out(f"no answer to request {command.code} in time")
-            arrived.acquire()  # the answer arrived at the same moment and is being delivered
+            arrival_lock.acquire()  # the answer arrived at the same moment and is being delivered
         if isinstance(result[0], RocketMQError):
             raise result[0]
         return result[0]
@@ -325,7 +325,7 @@ class Connection:
                 if self._await_bytes():
                     count = self._channel.receive(view)
                     if count == 0:
-                        self._fail(closed_by_peer(self.address, is_first_request=not self._server_has_answered))
+                        self._fail(closed_by_peer_error(self.address, is_first_request=not self._server_has_answered))
                     elif count > 0:
                         self._handle(view[:count])
                 self._tick()

@@ -109,7 +109,7 @@ class Pool:
         self._name_servers: frozenset[str] = frozenset()
         self._retired_connections: list[Connection] = []  # each is closed when its last request is answered
         self._connecting_count = 0  # connections that are being opened
-        self._limit_reported = False  # whether the limit of connections was reached, and logged
+        self._is_limit_reported = False  # whether the limit of connections was reached, and logged
         self._idle_checked_s = 0.0  # when the pool last looked for idle connections
         self._lock = threading.Lock()
         self._closed = False
@@ -225,7 +225,7 @@ class Pool:
                 if len(slots) + len(self._retired_connections) + self._connecting_count < max_connections:
                     self._connecting_count += 1
                     return
-                is_first, self._limit_reported = not self._limit_reported, True
+                is_first, self._is_limit_reported = not self._is_limit_reported, True
                 idle_connection = self._remove_longest_idle_locked(slots, time.monotonic() - MIN_IDLE_S)
             if is_first:
                 logger.warning(
@@ -289,7 +289,7 @@ class Pool:
                 slot.connection, slot.last_used_s = connection, time.monotonic()
                 return connection
         connection.close()
-        raise _closed(address)
+        raise _closed_error(address)
 
     def _on_server_request(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
         """Pass on a request with the advertised address, which may differ from the address of the connection."""
@@ -306,7 +306,7 @@ class Pool:
             live_connections = (
                 a
                 for a in self._advertised_peers
-                if (other := self._slots.get(a)) is not None and other.live_connection is not None
+                if (other_slot := self._slots.get(a)) is not None and other_slot.live_connection is not None
             )
             if next(live_connections, None) is None:
                 with_advertised_remedy(error, self._advertised_peers, peer)
@@ -354,7 +354,7 @@ class Pool:
 
     def _check_open(self, address: str) -> None:
         if self._closed:
-            raise _closed(address)
+            raise _closed_error(address)
 
     def close_connections(self) -> None:
         """Close all connections. Later calls of ``get`` open new ones."""
@@ -378,7 +378,7 @@ class Pool:
             connection.close()
 
 
-def _closed(address: str) -> ClosedError:
+def _closed_error(address: str) -> ClosedError:
     return ClosedError("the client is closed", address)
 
 

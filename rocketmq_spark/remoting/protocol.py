@@ -187,7 +187,7 @@ class RemotingProtocol(Generic[W]):
                     events.append(
                         ResponseReceived(waiter, command)
                         if max_bytes is None or size <= max_bytes
-                        else ResponseDropped(waiter, _answer_too_long(size, max_bytes))
+                        else ResponseDropped(waiter, _too_long_error(size, max_bytes))
                     )
             else:
                 size = len(frame)
@@ -234,7 +234,7 @@ class RemotingProtocol(Generic[W]):
             return []
         waiter = self._remove_waiter(large_frame.answered_opaque)
         self._drop_large(large_frame, "")
-        return [] if waiter is None else [ResponseDropped(waiter, _answer_too_long(body_bytes, max_bytes))]
+        return [] if waiter is None else [ResponseDropped(waiter, _too_long_error(body_bytes, max_bytes))]
 
     def _remove_waiter(self, opaque: int) -> W | None:
         """Remove and return the waiter of a request."""
@@ -301,7 +301,7 @@ class RemotingProtocol(Generic[W]):
         return lost_waiters
 
 
-def _answer_too_long(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
+def _too_long_error(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"an answer has {body_bytes} bytes; expected at most {max_bytes}")
 
 
@@ -320,7 +320,9 @@ def peer_after(known_peer: Peer, request_code: int, answer: Command) -> Peer:
 
 
 def _request_event(command: Command, held_bytes: int | None, drop_reason: str = "") -> RequestReceived:
-    return RequestReceived(command, None if command.is_oneway else _not_supported(command), held_bytes, drop_reason)
+    return RequestReceived(
+        command, None if command.is_oneway else _not_supported_answer(command), held_bytes, drop_reason
+    )
 
 
 def _held_bytes(command: Command, frame_bytes: int) -> int:
@@ -329,7 +331,7 @@ def _held_bytes(command: Command, frame_bytes: int) -> int:
     return _REQUEST_BYTES + fields_bytes + body_bytes
 
 
-def _not_supported(command: Command) -> Command:
+def _not_supported_answer(command: Command) -> Command:
     """The answer to an unknown request. Without an answer, administrative tools would wait until they time out."""
     return Command(
         codes.Response.REQUEST_CODE_NOT_SUPPORTED,

@@ -113,7 +113,7 @@ _MAX_CONTEXTS = 64
 
 
 @functools.lru_cache(_MAX_CONTEXTS)
-def _reloaded(tls: TlsSettings) -> ReloadedValue[ssl.SSLContext]:
+def _reloaded_context(tls: TlsSettings) -> ReloadedValue[ssl.SSLContext]:
     return ReloadedValue((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
 
 
@@ -126,7 +126,7 @@ def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
     be loaded again.
     """
     try:
-        return _reloaded(tls).get()
+        return _reloaded_context(tls).get()
     except (OSError, ssl.SSLError) as e:
         raise OptionError(
             f"the TLS files cannot be used: {e}",
@@ -269,12 +269,12 @@ def to_rocketmq_error(error: OSError, address: str, problem: str, is_first_reque
             remedy="Name the authority of the certificate with option 'tlsCaFile'",
         )
     if is_first_request and isinstance(error, ConnectionResetError | BrokenPipeError):
-        return closed_by_peer(address, is_first_request)
+        return closed_by_peer_error(address, is_first_request)
     reason = error.strerror or str(error) or type(error).__name__
     return ConnectionLost(f"{problem}: {reason}", address)
 
 
-def closed_by_peer(address: str, is_first_request: bool) -> ConnectionLost:
+def closed_by_peer_error(address: str, is_first_request: bool) -> ConnectionLost:
     """The error if the server closes the connection. If that happens at the first request, usually only one side uses TLS."""
     remedy = (
         "If the server demands TLS or a client certificate, set option 'tls' and its files"
