@@ -215,7 +215,7 @@ class TopicReader:
             decoded_messages = decode_leniently(
                 stored_bytes, queue.broker_name, queue=queue, window=window, budget=self._unwrap_budget
             )
-            for message in messages_in_range(decoded_messages, answer, dense=not self._filter):
+            for message in messages_in_range(decoded_messages, answer, is_dense=not self._filter):
                 if self._subscription.accepts(message.tags) or message.decode_error is not None:
                     yield message
 
