@@ -248,7 +248,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
             bounds = {
                 queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
             }
-    # The route may name a new queue that its broker does not have. The query will not read such a queue.
+    # The route may name a new queue that the broker does not have. The query will not read such a queue.
     compared_positions = {
         q: position
         for q, position in positions.items()
@@ -260,7 +260,9 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
 
 
 def _unregistered_brokers(client: Client, batch: LoggedBatch) -> set[str]:
-    """Return the brokers of a batch that are not registered at a name server. Empty for a Proxy, which does not report this."""
+    """Return the brokers of a batch that are not registered at a name server. The result is empty for a Proxy, because a Proxy
+    does not report registrations.
+    """
     try:
         return {queue.broker_name for queue in batch.positions} - client.routes.cluster().keys()
     except (AccessDenied, NotSupported):

@@ -56,7 +56,7 @@ class CliCommand(click.Command):
                 output.note(note)
             ctx.exit(INTERRUPTED)
         except Exception as error:
-            # No caller is left that could handle the error, so every type of error is reported here.
+            # No caller could handle the error, so every type of error is reported here.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 _discard_output()
                 ctx.exit(self.broken_pipe_exit_code)
@@ -67,7 +67,7 @@ class CliCommand(click.Command):
 
 
 class SendingCommand(CliCommand):
-    """A command that sends while it prints. If it can no longer print, it has not sent everything."""
+    """A command that sends while it prints. If such a command can no longer print, it has not sent everything."""
 
     broken_pipe_exit_code = 1
 
@@ -95,7 +95,7 @@ class CliGroup(SuggestingGroup):
 
 
 def confirm(action: str, yes: bool) -> None:
-    """Return if the user confirms, with ``--yes`` or on the terminal; otherwise raise."""
+    """Return if the user confirms ``action``, with ``--yes`` or on the terminal. Raises an error otherwise."""
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():  # None if stdin is closed
             raise click.UsageError(f"{action}. There is no terminal for the confirmation: give --yes")
@@ -276,7 +276,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
     if topic.lower() in row_by_name:
         _, row = row_by_name[topic.lower()]
         output.item(row, *(f"{heading}: {cell}" for heading, cell in row.items()))
-    if command is not None:  # shown in addition to an option of the same name
+    if command is not None:  # a command is shown in addition to an option of the same name
         text = command.get_help(click.Context(command, parent=ctx.parent, info_name=topic))
         output.item({"command": topic, "text": text}, *text.split("\n"))
     if command is not None or topic.lower() in row_by_name:

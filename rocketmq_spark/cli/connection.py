@@ -50,7 +50,7 @@ class Target:
         return parsed_options
 
     def for_role(self, role: str) -> Target:
-        """Return a target with the options of a role, without all others. It always has a name server."""
+        """Return a target with only the options of a role. The target always has a name server."""
         from rocketmq_spark import options
 
         rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
@@ -70,9 +70,9 @@ class Target:
         )
 
     def in_checkpoint_scope(self, identities: Sequence[Mapping[str, object]]) -> Target:
-        """Return a target with the namespace of a checkpoint's sources, and with their environment if it has its own topics.
-
-        Returns this target if the checkpoint does not record the namespaces, or if its sources differ.
+        """Return a target with the namespace of a checkpoint's sources, and with the environment of the sources if that
+        environment has its own topics. Returns this target if the checkpoint does not record namespaces, or if its sources have
+        different namespaces or environments.
         """
         recorded_scopes = [record for record in identities if "namespace" in record]
         scopes = [
@@ -166,7 +166,8 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _merge_options(ctx: click.Context, options: dict[str, Any], further_options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a command with the ``further_options`` options of ``-o``, which override environment variables.
+    """Return the options of a command, merged with ``further_options``, the options of ``-o``. These override environment
+    variables.
 
     Raises ``OptionError`` for an option that the command line gives twice, in any spelling.
     """

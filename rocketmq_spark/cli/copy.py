@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 # If the command is killed, a restart repeats the messages sent within this time, and those in flight.
 COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
-# The most bytes of the originals of one batch. A larger message is sent alone, because the limit of single messages is higher.
+# The most bytes of the original messages of one batch. A larger message is sent alone, because the limit of single messages is
+# higher.
 _MAX_BATCH_BYTES = 512 << 10
 # The interval of checks whether the end is reached, while messages arrive.
 _END_CHECK_S = 1.0
 # Shorter pauses are skipped.
 _MIN_PAUSE_S = 0.01
-# With a rate, messages may catch up for at most this much idle time.
+# With ``--rate``, the command makes up for at most this many seconds in which it had no messages.
 _MAX_CREDIT_S = 1.0
 _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
@@ -67,14 +68,14 @@ class Copier:
         self._arguments = arguments
         self._stop = stop
         self._last_commit_s = time.monotonic()
-        # When the rate allows the next messages.
+        # The monotonic time from which the rate allows the next messages.
         self._next_send_s = self._last_commit_s
         self.copied_count = self.skipped_count = self.spooled_count = 0
 
     def send(self, polled: PolledMessages, limit: int | None = None) -> int:
         """Send copies of the messages of one queue, in order. Returns how many messages are done. Ends early if the command
-        stops. Also ends early if the queue was revoked, because its other messages belong to the next owner, which may be this
-        command.
+        stops. Also ends early if the queue was revoked, because the rest of the messages belong to the next owner, which may be
+        this command.
         """
         rate, done_count = self._arguments["rate"], 0
         for chunk in chunks(
@@ -145,9 +146,9 @@ class Copier:
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of the destination that gets the copies of a source queue. It is the queue with the same broker name and
-    id. If there is none, a number that is computed from broker name and id selects a queue. The result does not depend on other
-    source queues, because these are missing in the route while their broker is down.
+    """Return the queue of the destination that gets the copies of a source queue. This is the queue with the same broker name
+    and id. If there is no such queue, a number that is computed from broker name and id selects a queue. The result does not
+    depend on other source queues, because these are missing in the route while their broker is down.
     """
     broker_and_id = source.broker_name, source.queue_id
     queue_number = zlib.crc32(source.broker_name.encode()) + source.queue_id
@@ -157,7 +158,9 @@ def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQu
 def remapped_queues(
     sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
 ) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
-    """Return the source queues whose copies releases up to 0.1.0 sent to another queue. Each has the old and the new queue."""
+    """Return the source queues whose copies went to another queue in releases up to 0.1.0. Each source queue has the old and the
+    new queue of the destination.
+    """
     mappings = {
         source: (queues[index % len(queues)], queue_for(source, queues)) for index, source in enumerate(sources)
     }
@@ -280,11 +283,12 @@ def _locations(target: Target, topic: str) -> set[Location]:
 
 
 def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
-    """The target of the copies: the cluster of the source, with its options that a producer has, or another cluster. Both use the
-    environment of the source, because environments share the queues of the destination, too; ``environment=`` means none.
+    """The target of the copies: the cluster of the source, with those of its options that a producer has, or another cluster.
+    Both use the environment of the source, because environments share the queues of the destination, too; ``environment=`` means
+    none.
 
-    Raises ``OptionError`` if messages read with TLS would be sent in plain text without an explicit option, and for a Proxy,
-    which would reject each copy because it names a queue.
+    Raises ``OptionError`` if messages that are read with TLS would be sent in plain text without an explicit option. Also raises
+    ``OptionError`` for a Proxy, because copies name their queues, and a Proxy rejects such messages.
     """
     from rocketmq_spark import options
     from rocketmq_spark.options.transport import features
@@ -323,8 +327,8 @@ def _normalized(name: str) -> str:
 
 
 def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments: dict[str, Any], stop: Latch) -> None:
-    """Copy up to the current ends of the queues, or without end with ``follow``; at most ``count`` messages, and until
-    ``stop``.
+    """Copy messages up to the current ends of the queues. With ``follow``, copy without end. Stops after ``count`` messages, or
+    when ``stop`` is set.
     """
     from rocketmq_spark.consumer.pull import PolledMessages
 
@@ -345,7 +349,7 @@ def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments:
 
 
 def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
-    """Return the committed offsets of the group in those queues of ``source`` that the environment owns.
+    """Return the committed offsets of the group in the queues of ``source`` that belong to the environment.
 
     Raises ``OffsetError`` for an offset beyond the end of its queue: the consumer would continue at the end, and the messages
     before the end would count as copied.

@@ -22,7 +22,7 @@ _OPTIONS = "the options are computed: compare them with docs/coming-from-kafka.m
 ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
 _FINAL_CALLS = ("load", "save", "start", "toTable")
 _OTHER_FINAL_CALLS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
-# Methods of readers and writers. ``format`` is not among them, because texts have it, too.
+# Methods of readers and writers. ``format`` is missing, because texts have this method, too.
 _IO_METHODS = {"option", "options", *_FINAL_CALLS}
 # Parameters of load, save, start and toTable that are not options, in the order of positional arguments.
 _PARAMETERS = {
@@ -248,7 +248,7 @@ class Chains:
         return key
 
     def _may_be_io(self, node: ast.expr) -> bool:
-        """Whether an expression may be a reader or a writer. The result of load, save or start is none."""
+        """Whether an expression may be a reader or a writer. The result of load, save or start is neither."""
         match node:
             case ast.Name():
                 return True
@@ -277,7 +277,7 @@ class Chains:
 
 
 class KafkaChains:
-    """Finds what changes in the chains of a program that read or write Kafka, or may do so."""
+    """Finds the lines that must change in chains of a program that read or write Kafka, or may read or write Kafka."""
 
     def __init__(self, chains: Chains) -> None:
         self._program = chains.program

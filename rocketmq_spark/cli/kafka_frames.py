@@ -17,7 +17,7 @@ class Frames:
         self._chains = chains
         self._format = format
         self._are_read: dict[object, bool | None] = {}  # by variable and function
-        self._origins: dict[ast.expr, ast.expr] = {}  # by each call and attribute between a chain's end and its origin
+        self._origins: dict[ast.expr, ast.expr] = {}  # by each node from the end of a chain to its origin
         self._examined_keys: set[object] = set()
         self._is_circular = False
 

@@ -159,8 +159,8 @@ def table(snapshot: LagSnapshot) -> list[str]:
 def screen(snapshot: LagSnapshot, width: int, height: int | None = None) -> list[str]:
     """Return the lines for a terminal: a summary, then the queues of each topic.
 
-    Columns are omitted until the rest fit into ``width``. With a ``height``, only the queues that are furthest behind are shown,
-    and the number of the others.
+    Columns are omitted until the remaining columns fit into ``width``. With a ``height``, only the queues that are furthest
+    behind are shown, and the number of other queues.
     """
     summary_lines = fold(summary(snapshot), width)
     rows, hidden_rows = list(snapshot.rows), list[QueueLag]()
@@ -220,7 +220,7 @@ def _headings(snapshot: LagSnapshot) -> dict[str, str]:
 
 
 def _fitting_columns(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str], width: int) -> dict[str, str]:
-    """Return the columns without the topic, which has a separate line, and without those that do not fit."""
+    """Return the columns that fit. The column of the topic is omitted, because the topic has a separate line."""
     fitting_columns = {key: heading for key, heading in columns.items() if key != "topic"}
     for key in _DROP_ORDER:
         if _table_width(cells, fitting_columns) > width:

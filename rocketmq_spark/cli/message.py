@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.pull.outcomes import Cause
 
 
-# A resent dead letter gets a key of this prefix and its id. Brokers index keys, so the next command can find it.
+# A resent dead letter gets a key that consists of this prefix and the id of the dead letter. Brokers index keys, so the next
+# command can find the resent message.
 _RESENT_KEY_PREFIX = "dlq:"
 # The assumed maximum difference between the clocks of brokers and ours.
 _CLOCK_TOLERANCE_MS = 3_600_000
@@ -162,8 +163,8 @@ def resend(
 
 
 def _without_spool(output: Output, target: Target) -> Target:
-    """Return the target without a spool. If a resent letter waited in a spool, the next command would not find it in its topic,
-    and would send it again. Without a spool, a dead letter that cannot be sent stays in the dead-letter topic.
+    """Return the target without a spool. If a resent letter waited in a spool, the next command would not find this letter in
+    its topic, and would send it again. Without a spool, a dead letter that cannot be sent stays in the dead-letter topic.
     """
     from rocketmq_spark import options
     from rocketmq_spark.session.spools import SPOOL_OPTIONS
@@ -192,8 +193,8 @@ def _earlier_resend(
     letter: ReceivedMessage,
     row: dict[str, object],
 ) -> str | None:
-    """Return the id of the message as which a dead letter was resent; None if it was not resent. Also returns None if brokers
-    cannot say that, and prints a note.
+    """Return the id of the message as which a dead letter was resent; None if it was not resent. If brokers cannot say whether
+    it was resent, prints a note and returns None.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -212,7 +213,9 @@ def _note_counts(output: Output, sent_count: int, skipped_count: int, apply_chan
 
 
 def _check_environment(target: Target, group: str) -> None:
-    """Raise if the group belongs to an environment and the command has none, because letters could go to other environments."""
+    """Raise ``OptionError`` if the group belongs to an environment and the command has no environment, because letters could go
+    to other environments.
+    """
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of, environment_of_group
 

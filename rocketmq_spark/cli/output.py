@@ -41,7 +41,7 @@ class Output(Protocol):
         """Print one line of information for people. Programs do not get it. Line breaks are escaped."""
 
     def warning(self, text: str) -> None:
-        """Print what the results lack. Programs get it, too."""
+        """Print a sentence about what the results lack. Programs get this sentence, too."""
 
     def failure(self, error: BaseException) -> None:
         """Print the error that ends the command, in one line."""

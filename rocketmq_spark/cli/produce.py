@@ -102,7 +102,7 @@ def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[in
             stop.wait(max(_MIN_PAUSE_S, started_s + sent_count / per_second - time.monotonic()))
 
 
-# The most sends that wait for an answer. More of them would only use memory.
+# The maximum number of sends that wait for an answer. More sends would only use memory.
 _MAX_UNACKNOWLEDGED = 1000
 
 
@@ -115,7 +115,7 @@ def _parse_rate(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option ``--rate``, in messages per second."""
+    """Return the option ``--rate``, whose value is in messages per second."""
     return click.option("--rate", callback=_parse_rate, metavar="N/s", help=help)
 
 

@@ -1,6 +1,7 @@
 """Computes the values that expressions of a Python program may have, from the text of the program. Pure; the program is not run.
 
-The order of statements is not considered: a name has the values of all its assignments, a parameter those of all calls.
+The order of statements is not considered: a name has the values of all its assignments, and a parameter has the arguments of all
+calls.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _MAX_TOTAL_CHARS = 20_000_000  # a limit of this kind: characters in the texts o
 _MAX_DEPTH = 100
 # Calls that copy an object and change attributes.
 _COPYING_CALLS = ("replace", "_replace", "evolve")
-# Base classes of other modules that set no attributes. Any other base class may set some, such as pydantic's ``BaseSettings``.
+# Base classes of other modules that set no attributes. Any other base class may set attributes, such as pydantic's
+# ``BaseSettings``.
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _PLAIN_BASES = {"object", "str", "int", "ABC", "Protocol", "Generic", "NamedTuple", "TypedDict", *_ENUMS}
 
@@ -104,8 +106,8 @@ class PythonProgram:
         self.module = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
         self._attributes: dict[str, list[Binding]] = {}  # by name, for all objects
-        self._sets_any_attribute = False  # whether it sets attributes whose names it does not show
-        self._attribute_changes = NameScope(None)  # has the changes of dictionaries in attributes
+        self._sets_any_attribute = False  # whether the program sets attributes whose names its text does not show
+        self._attribute_changes = NameScope(None)  # holds the changes of dictionaries that are in attributes
         self._classes: list[tuple[ast.ClassDef, NameScope]] = []
         self._methods: dict[str, list[Function]] = {}  # by name, for all classes
         self._returned_by: dict[ast.AST, list[ast.expr]] = {}  # by function
@@ -133,7 +135,7 @@ class PythonProgram:
     # Bindings
 
     def _bind_all(self, tree: ast.AST) -> None:
-        """Bind all nodes, each before its parts. Not recursive, because a chain may have a thousand calls."""
+        """Bind all nodes, each node before its parts. This method is not recursive, because a chain may have a thousand calls."""
         pending_parts: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
         while pending_parts:
             pending_parts += reversed(list(self._bind(*pending_parts.pop())))
@@ -141,7 +143,9 @@ class PythonProgram:
     def _bind(
         self, node: ast.AST, scope: NameScope, function: Function | None
     ) -> Iterable[tuple[ast.AST, NameScope, Function | None]]:
-        """Bind a node. Returns its parts, with their scopes and functions."""
+        """Record the scope of a node, and bind the names that the node defines. Returns the parts of the node, each with its
+        scope and function.
+        """
         self._scopes[node] = scope
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
@@ -212,7 +216,7 @@ class PythonProgram:
         ]
 
     def _added_node(self, node: ast.expr, nearby_node: ast.AST, scope: NameScope) -> ast.expr:
-        """Return ``node``, which is not in the program's text, with the line of ``nearby_node``, a node that is."""
+        """Return ``node``, which is not in the program's text, with the line of ``nearby_node``, which is in the text."""
         self._scopes[node] = scope
         return ast.copy_location(node, nearby_node)
 
@@ -240,7 +244,9 @@ class PythonProgram:
     def _record_change(
         self, dictionary: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
     ) -> None:
-        """Record additions and removals of a dictionary. If it is an item of another dictionary, that one may have any value."""
+        """Record additions and removals of a dictionary. If the dictionary is an item of another dictionary, the other
+        dictionary may have any value.
+        """
         match dictionary:
             case ast.Name(id=name):
                 owner = scope.outer_names.get(name) or scope.owner(name) or scope
@@ -260,8 +266,8 @@ class PythonProgram:
         owner.removals.setdefault(name, []).extend(removed)
 
     def _propagate_changes(self) -> None:
-        """Apply the changes of a dictionary to all of its names, because a change through one name is visible through
-        the others.
+        """Apply the changes of a dictionary to all of its names, because a change through one name is visible through the other
+        names.
         """
         scopes = {*self._scopes.values(), self._attribute_changes}
         pending_names = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
@@ -291,7 +297,9 @@ class PythonProgram:
     def _add_changes(
         source: Mapping[str, list[ast.expr]], name: str, target: dict[str, list[ast.expr]], target_name: str
     ) -> bool:
-        """Add the changes of ``name`` in ``source`` to those of ``target_name`` in ``target``. Return whether any was new."""
+        """Add the changes of ``name`` in ``source`` to the changes of ``target_name`` in ``target``. Return whether any change
+        was new.
+        """
         earlier_nodes = dict.fromkeys(target.get(target_name, []))
         merged_nodes = {**earlier_nodes, **dict.fromkeys(source.get(name, []))}
         if len(merged_nodes) == len(earlier_nodes):
@@ -302,7 +310,7 @@ class PythonProgram:
     def _add_unknown_field_values(self) -> None:
         """Add an unknown value to the attributes of classes whose objects may have values that the program does not show.
 
-        They come from a base class of another module, or from arguments that the program does not assign to an attribute.
+        Such values come from a base class of another module, or from arguments that the program does not assign to an attribute.
         """
         constructed_classes: set[ast.ClassDef] = set()
         for call in self._all_calls:
@@ -444,7 +452,7 @@ class PythonProgram:
         return self._returned_by.get(function, [])
 
     def arguments(self, parameter: Parameter) -> list[ast.expr | None]:
-        """Return the expressions that a parameter may have: arguments of calls, and its default. None is an unknown one."""
+        """Return the expressions that a parameter may have: arguments of calls, and its default. None means unknown."""
         calls = self._calls_of.get(parameter.function, [])
         arguments: list[ast.expr | None] = [] if calls else [parameter.default, None]
         for call in calls:
@@ -466,7 +474,7 @@ class PythonProgram:
     # Values
 
     def values(self, node: ast.expr | None) -> tuple[Value, ...]:
-        """Return all values that ``node`` may have, with ``UNKNOWN`` if it may have others."""
+        """Return all values that ``node`` may have, with ``UNKNOWN`` if it may have other values."""
         return self.values_and_constants(node)[0]
 
     def texts(self, node: ast.expr | None) -> list[str]:

@@ -325,7 +325,7 @@ def _exit_on(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _copy_errors(path: Path, result: CopyResult) -> list[SpoolError]:
-    """The error if not all of a spool was copied."""
+    """Return the error if a spool was not copied completely."""
     problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out.items()]
     if result.is_damaged:
         problems.insert(0, "it is damaged, and not all of it could be read")
@@ -492,8 +492,8 @@ def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
 
 
 def _decode_delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
-    """The envelope in a record, the message that a node without rules would send, and the reason if the message was given up.
-    Raises ``DecodeError`` if the envelope cannot be delivered.
+    """Return the envelope in a record, the message that a node without rules would send, and the reason if the message was given
+    up. Raises ``DecodeError`` if the envelope cannot be delivered.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, open_dead_letter
     from rocketmq_spark.delay.release import delivery

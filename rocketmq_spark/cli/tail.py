@@ -273,7 +273,7 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
 
 
 def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) -> None:
-    """Store the start offsets of queues in which the group has none, before anything is read.
+    """Store the start offsets of queues in which the group has no offset, before anything is read.
 
     Otherwise, if the command is killed, the next command could start at a later offset and miss messages. A group with members
     already has positions. Errors suggest similar topics.

@@ -94,7 +94,9 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
 
 
 def _check_not_shared(target: Target, name: str, effect: str = "remove messages of all") -> None:
-    """Raise if the target has an environment that shares the topic: the command would change the topic for all environments."""
+    """Raise ``OptionError`` if the target has an environment that shares the topic, because the command would change the topic
+    for all environments.
+    """
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of
 

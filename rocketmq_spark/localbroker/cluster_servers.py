@@ -1,4 +1,4 @@
-"""The servers of one running cluster: the order in which they start, and how to detect that each one is up.
+"""The servers of one running cluster: the order in which they start, and how to detect that each server is up.
 
 A broker that starts fast has a race condition (5.5.0). If it has not yet found that the name server can be reached, it silently
 skips its registration, and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
@@ -36,7 +36,7 @@ class Registration:
 
     def __init__(self, name_servers: Sequence[Server]) -> None:
         self.admin = BaseAdmin(";".join(server.address for server in name_servers))
-        # One client for each name server, because a client with several uses the first that answers.
+        # One client for each name server, because a client of several name servers uses the first server that answers.
         self._admin_by_server = [(server, BaseAdmin(server.address)) for server in name_servers]
         self._rpc_client = RpcClient(Pool(ConnectOptions()))
         self._last_trigger_s: dict[str, float] = {}
@@ -54,7 +54,9 @@ class Registration:
         return [admin for server, admin in self._admin_by_server if server.pid is not None]
 
     def shows_or_triggers(self, spec: BrokerSpec, server: Server) -> bool:
-        """Like ``shows``, for a starting broker. If the broker is up but not shown, it is made to register."""
+        """Like ``shows``, for a starting broker. If the broker is up but no name server shows it, this method makes the broker
+        register.
+        """
         if self.shows(spec, server):
             return True
         now = time.monotonic()
@@ -101,7 +103,9 @@ def _is_registered(admin: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartSettings:
-    """What all servers of a cluster are started with: jars, and settings, heap and JVM flags of the brokers and the proxy."""
+    """The settings with which all servers of a cluster start: jars, and the configuration, heap and JVM flags of the brokers and
+    the proxy.
+    """
 
     jars: tuple[Path, ...]
     name_server_jars: tuple[Path, ...]
@@ -229,8 +233,8 @@ class ClusterServers:
         self.workspace.close(keep)
 
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
-        """Return a function that says whether a server is up. A broker registers after it has opened its store and ports, so it
-        is up when it is registered.
+        """Return a function that says whether a server is up. A broker is up when it is registered, because it registers after
+        it has opened its store and ports.
         """
         if spec is None or self._running_name_server() is None:
             return lambda server: (

@@ -63,7 +63,7 @@ class Repository(NamedTuple):
         return re.sub(r"\[(\w+)\]", lambda word: values.get(word[1], word[0]), pattern)
 
 
-# The largest file that is downloaded if its size is not given.
+# The maximum size of a downloaded file whose exact size is not given.
 MAX_BYTES = 256 << 20
 
 
@@ -79,9 +79,9 @@ def download(
 ) -> dict[str, Path]:
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
-    ``progress`` is called with the number of bytes that have arrived. An interrupted download is resumed as long as
-    every round makes progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_BYTES``
-    bytes. Raises ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
+    ``progress`` is called with the number of bytes that have arrived. Interrupted downloads are resumed while every round makes
+    progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_BYTES`` bytes. Raises
+    ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
     """
     sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def _download_file(
     file = target.file
     existing_bytes = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
-    handlers: list[urllib.request.BaseHandler] = []  # added to the default handlers, which use the current proxies
+    handlers: list[urllib.request.BaseHandler] = []  # added to urllib's default handlers, which use the current proxies
     if repository.authorization:  # not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)

@@ -24,7 +24,7 @@ def _become(parent: int, command: list[str]) -> None:
 
 
 def _watch(parent: int, command: list[str]) -> int:
-    # A handler, because an ignored signal would be ignored by the child, too, and SIGTERM must end the child.
+    # This is a handler, and not SIG_IGN, because the child would inherit an ignored signal, and SIGTERM must end the child.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with subprocess.Popen(command) as child:
         while child.poll() is None:

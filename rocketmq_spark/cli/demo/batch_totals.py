@@ -1,4 +1,4 @@
-"""When to kill Spark's driver: in a batch that has stored totals and is not finished, which Spark must repeat."""
+"""When to kill Spark's driver: in a batch that has stored totals and is not finished, because Spark must repeat such a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The newest batch that Spark has begun, and the newest that it has finished, by its checkpoint; -1: none."""
+    """The newest batch that Spark has begun, and the newest batch that it has finished, according to its checkpoint; -1 if there
+    is none.
+    """
 
     newest_begun: int
     newest_finished: int
@@ -19,8 +21,8 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill of Spark's driver. ``batch`` is the batch that it interrupted, None if there was none; ``stored`` is the number of
-    its totals in the topic.
+    """A kill of Spark's driver. ``batch`` is the batch that the kill interrupted, None if no batch was in flight; ``stored`` is
+    the number of totals of this batch in the topic.
     """
 
     batch: int | None

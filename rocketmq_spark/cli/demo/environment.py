@@ -196,7 +196,7 @@ def _empty(folder: Path) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """In the block, the first Ctrl-C or SIGTERM raises ``KeyboardInterrupt``. The second one ends this process at once. The
+    """In the block, the first Ctrl-C or SIGTERM raises ``KeyboardInterrupt``. The second signal ends this process at once. The
     process also ends if the block runs for ten more seconds after the first signal. The servers and Spark's driver end with the
     process.
     """

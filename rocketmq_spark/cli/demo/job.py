@@ -157,7 +157,7 @@ class _Reports:
         print(json.dumps(report), file=self._file, flush=True)
 
     def progress(self) -> None:
-        # Spark keeps all of them (numRecentProgressUpdates), in their order.
+        # Spark keeps every progress of the query (numRecentProgressUpdates), in order.
         for progress in self._query.recentProgress[self._reported_count :]:
             self._reported_count += 1
             late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)

@@ -11,7 +11,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, due_counts
 from rocketmq_spark.session.producers import Producer
 
-# ``end_windows`` sends this many orders, which are in no total.
+# The number of orders that ``end_windows`` sends. They are in no total.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
 # Timeout of unacknowledged orders if the run has failed.
@@ -55,7 +55,7 @@ class OrderWriter:
 
     @property
     def is_done(self) -> bool:
-        """Whether all orders are written. Raises what ended the thread early."""
+        """Whether all orders are written. Raises the error that ended the thread early."""
         if self._write_future is None or not self._write_future.done():
             return False
         self._write_future.result()
@@ -74,7 +74,8 @@ class OrderWriter:
                 return
 
     def _send(self, count: int) -> None:
-        # A group is acknowledged before the next group gets its times. So orders come nearly sorted, and none comes late.
+        # A group is acknowledged before the next group gets its times. So orders arrive nearly sorted, and no order arrives
+        # late.
         orders = [self._orders.next() for _ in range(count)]
         futures = [self._producer.send_async(order.message(self._topic)) for order in orders]
         for order, future in zip(orders, futures, strict=True):

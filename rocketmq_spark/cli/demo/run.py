@@ -17,7 +17,7 @@ from rocketmq_spark.errors import RocketMQError
 # The driver may be killed after this part of the writing time.
 _KILL_AFTER = 0.4
 _REFRESH_S = 0.5
-# The pause between two checks whether now is the moment to kill the driver.
+# The pause between two checks whether to kill the driver now.
 _KILL_CHECK_S = 0.01
 # If the last order is read and no number changes for this time, the driver is killed between two batches.
 _IDLE_S = 5.0

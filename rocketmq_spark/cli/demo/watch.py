@@ -1,4 +1,4 @@
-"""The figures that the demo shows, from Spark's progress, its checkpoint, the broker, and the newest totals."""
+"""The figures that the demo shows: from Spark's progress, from the checkpoint, from the broker, and from the newest totals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ReturnedTotals:
 
 
 class DemoWatch:
-    """Keeps a ``DemoState`` up to date. Not for several threads."""
+    """Keeps a ``DemoState`` up to date. Not thread-safe."""
 
     def __init__(self, environment: DemoEnvironment, driver: SparkDriver) -> None:
         self.state = DemoState()

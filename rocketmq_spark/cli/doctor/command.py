@@ -125,7 +125,7 @@ def _version(package: str) -> str | None:
 
 
 def check_name_servers(client: Client, options: Options) -> Iterator[tuple[Finding, bool]]:
-    """Yield a finding for each name server, and whether it can be used."""
+    """Yield a finding for each name server, and whether this name server can be used."""
     for address in options.name_server:
         error = _request_error(client, address, rpc.GET_BROKER_CLUSTER_INFO.request())
         if isinstance(error, NotSupported) and not client.admin.name_servers.serves_routes(address):
@@ -347,7 +347,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
 
 
 def check_exactly_once(target: Target, subject: Subject) -> Finding:
-    """Check whether a sink can write the topics exactly once. Makes the checks of the sink's first batch."""
+    """Check whether a sink can write the topics exactly once. This runs the checks that a sink runs in its first batch."""
     from rocketmq_spark import options as options_table
     from rocketmq_spark.spark.checkpoints import batch_notes, files
     from rocketmq_spark.spark.sink import exactly_once, exactly_once_checks

@@ -77,7 +77,7 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
     return 1 if any(finding.level in bad_levels for finding in findings) else 0
 
 
-# The oldest supported version of each package in the extra ``spark``, and the first one that is too new.
+# The oldest supported version of each package in the extra ``spark``, and the first version that is too new.
 _BOUNDS = {name: (low, high) for name, low, high in map(extras.version_bounds, extras.REQUIREMENTS[extras.SPARK])}
 OLDEST_VERSIONS = {name: low for name, (low, _) in _BOUNDS.items()}
 FIRST_TOO_NEW_VERSIONS = {name: high for name, (_, high) in _BOUNDS.items() if high}
@@ -179,8 +179,8 @@ def _worst_error(
 def _read_error(client: Client, route: TopicRoute, queue: MessageQueue, group: str) -> RocketMQError | None:
     """Return the error of the requests that a source makes: offsets, then a pull as the group.
 
-    The pull is for a queue that does not exist. In an existing one it could consume an operator's offset reset, which a broker
-    returns to the next pull of the group.
+    The pull is for a queue that does not exist. In an existing queue, the pull could consume an operator's offset reset, because
+    a broker returns the reset to the next pull of the group.
     """
     missing_queue = queue._replace(queue_id=max(data.read_queues for data in route.queues) + 1_000)
     request_deadline = deadline(client)
@@ -322,7 +322,7 @@ def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
     for address in options.proxy_endpoint:
         # Only this address, so that no other Proxy answers.
         options_of_address = dataclasses.replace(options, proxy_endpoint=(address,))
-        # This topic need not exist. Any answer shows that a Proxy is there, also the answer that the topic is unknown.
+        # This topic need not exist, because any answer shows that a Proxy is there, also the answer that the topic is unknown.
         answer = _message_types(options_of_address, GROUP)
         finding = proxy_endpoint_finding(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
         yield finding

@@ -35,7 +35,7 @@ COLD_PULL_MINIMUMS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytes
 # Used shares of a disk. Above ``DISK_ADVICE``, RocketMQ deletes messages before their retention ends. Above ``DISK_BROKEN``, it
 # rejects new messages.
 DISK_ADVICE, DISK_BROKEN = 0.85, 0.90
-# A broker reports its uptime in whole seconds, so the comparison of clocks is not exact.
+# The comparison of clocks is not exact, because a broker reports its uptime in whole seconds.
 CLOCK_TOLERANCE_MS = 5_000
 CHECK_PROXY = "Check that the Proxy and the broker run, and firewalls"
 _UPTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
@@ -245,9 +245,9 @@ def version_finding(name: str, runtime: Mapping[str, str]) -> Finding | None:
 
 
 _TYPE_ATTRIBUTE = "message.type"
-# A reader whose lag is more than this share of the retention is close to losing messages.
+# A reader is close to losing messages if its lag is more than this share of the retention.
 _RETENTION_SHARE = 0.5
-# If a batch is unfinished for longer, its query may have ended.
+# If a batch has been unfinished for longer than this, its query may have ended.
 LONG_BATCH_MS = 300_000
 _UNAVAILABLE_STATES = (
     (DriftState.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
