@@ -265,7 +265,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
     page = pages.get(name) or pages.get(_RECIPE_PREFIX + name)
     if page is not None:
         text = _page_text(page)
-        output.item({"page": name, "text": text}, "") if output.machine else _print_markdown(text)
+        output.item({"page": name, "text": text}, "") if output.is_for_programs else _print_markdown(text)
         return
     row_by_name = {
         name.lower(): (name, row)

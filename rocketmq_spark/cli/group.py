@@ -66,7 +66,7 @@ def describe(output: Output, target: Target, name: str) -> None:
 
     client = target.client()
     description = groups.describe(client, own_group(target, name))
-    if output.machine:
+    if output.is_for_programs:
         output.item(_document(description), "")
     else:
         _print_description(output, description)

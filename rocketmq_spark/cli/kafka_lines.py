@@ -221,8 +221,8 @@ def _dictionary_findings(
         names = {entry.name.lower() for entry in entries.items}
         for entry in entries.items:
             if (entry.line, entry.name) not in kafka_chains.explained_options:
-                option = Setting(entry.name, program.texts(entry.value), None, None, names)
-                yield from ((entry.line, entry.name, replacement) for replacement in replacements(option))
+                setting = Setting(entry.name, program.texts(entry.value), None, None, names)
+                yield from ((entry.line, entry.name, replacement) for replacement in replacements(setting))
 
 
 def _constant_findings(text: str, line: int) -> Iterator[KafkaFinding]:

@@ -162,7 +162,7 @@ def _show(output: Output, snapshot: LagSnapshot) -> None:
     from rocketmq_spark.cli.query import other_clusters_note
     from rocketmq_spark.model.admin import total
 
-    if output.machine:
+    if output.is_for_programs:
         output.item(document(snapshot), "")
         return
     if sys.stdout.isatty():
@@ -197,10 +197,10 @@ def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
     """Refresh until Ctrl-C. The first request must succeed; later ones may fail with retriable errors."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
-    stop = Latch()
+    stop_latch = Latch()
     last_snapshot: LagSnapshot | None = None
     fetched_at_s = 0.0
-    with on_signals(stop.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
+    with on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
         while True:
             error: RocketMQError | None = None
             try:
@@ -215,7 +215,7 @@ def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
                     raise
                 error = e
             show(last_snapshot, error)
-            if stop.wait(interval_s):
+            if stop_latch.wait(interval_s):
                 return
 
 
@@ -232,7 +232,7 @@ def _view(output: Output) -> Iterator[ShowLag]:
         if error is not None:
             output.failure(error)
 
-    if output.machine or not sys.stdout.isatty():
+    if output.is_for_programs or not sys.stdout.isatty():
         yield print_line
         return
     from rich.console import Console

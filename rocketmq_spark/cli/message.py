@@ -183,7 +183,7 @@ def _unsendable_reason(letter: ReceivedMessage) -> str | None:
 def _report_skipped(output: Output, row: dict[str, object], subject: str, reason: object) -> None:
     """Report a skipped dead letter: with a note for people, and with a row for programs, which get no notes."""
     output.note(f"{subject} is skipped: {reason}")
-    if output.machine:
+    if output.is_for_programs:
         output.item({**row, "sent": False, "leftOut": str(reason)}, "")
 
 
@@ -306,8 +306,10 @@ def _dead_letters(
     from rocketmq_spark.queues.environment import environment_of, scope_of
     from rocketmq_spark.wire.names import dlq_topic, normal_topic
 
-    def warn_of_loss(part: OffsetRange, cause: Cause) -> None:
-        output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
+    def warn_of_loss(lost_range: OffsetRange, cause: Cause) -> None:
+        output.warning(
+            f"{lost_range.size} messages of {lost_range.queue} from offset {lost_range.start} are gone: {cause.value}"
+        )
 
     options = target.options()
     environment, scope = environment_of(options), scope_of(options)

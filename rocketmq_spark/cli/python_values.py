@@ -103,7 +103,7 @@ class PythonProgram:
     """A program, or the cells of a notebook, which share one module: its bindings, and the values of its expressions."""
 
     def __init__(self, trees: Iterable[ast.Module]) -> None:
-        self.module = NameScope(None)
+        self.module_scope = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
         self._attributes: dict[str, list[Binding]] = {}  # by name, for all objects
         self._sets_any_attribute = False  # whether the program sets attributes whose names its text does not show
@@ -136,7 +136,7 @@ class PythonProgram:
 
     def _bind_all(self, tree: ast.AST) -> None:
         """Bind all nodes, each node before its parts. This method is not recursive, because a chain may have a thousand calls."""
-        pending_parts: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
+        pending_parts: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module_scope, None)]
         while pending_parts:
             pending_parts += reversed(list(self._bind(*pending_parts.pop())))
 
@@ -184,7 +184,7 @@ class PythonProgram:
                         case ast.Subscript(value=dictionary, slice=key):
                             self._record_change(dictionary, scope, removed=[key])
             case ast.Global(names=names):
-                scope.outer_names.update(dict.fromkeys(names, self.module))
+                scope.outer_names.update(dict.fromkeys(names, self.module_scope))
             case ast.Nonlocal(names=names):
                 for name in names:
                     scope.outer_names[name] = (scope.parent and scope.parent.owner(name)) or scope.parent or scope
@@ -409,7 +409,7 @@ class PythonProgram:
         """Return the bindings of a name or an attribute, and a key that is the same for all of its occurrences."""
         match node:
             case ast.Name(id=name):
-                owner = self._scopes.get(node, self.module).owner(name)
+                owner = self._scopes.get(node, self.module_scope).owner(name)
                 return (owner, name), [None] if owner is None else owner.bindings[name]
             case ast.Attribute(attr=name) if name in self._attributes:
                 return ("attribute", name), self._attributes[name]

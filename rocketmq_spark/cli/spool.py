@@ -616,8 +616,8 @@ def serve(
     """
     from rocketmq_spark.delay.node import NodeSettings, open_node
 
-    stop = Latch()
-    with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
+    stop_latch = Latch()
+    with on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM):
         node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, resends_dead_letters=dead)
         node = open_node(node_settings, **{**target.settings(), "group": group})
         tune_gc()
@@ -625,6 +625,6 @@ def serve(
         output.item(
             row_at_start, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting_count} wait now"
         )
-        node.run(stop)
+        node.run(stop_latch)
     row = {"stored": node.stored_count, "sent": node.sent_count, "waiting": node.waiting_count}
     output.item(row, f"{node.stored_count} messages stored, {node.sent_count} sent, {node.waiting_count} wait")

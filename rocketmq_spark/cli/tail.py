@@ -121,8 +121,10 @@ def tail(
     """
     from rocketmq_spark.cli.topic_reader import TopicReader
 
-    def warn_of_loss(part: OffsetRange, cause: Cause) -> None:
-        output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
+    def warn_of_loss(lost_range: OffsetRange, cause: Cause) -> None:
+        output.warning(
+            f"{lost_range.size} messages of {lost_range.queue} from offset {lost_range.start} are gone: {cause.value}"
+        )
 
     if end is not None and not (isinstance(begin, dict) and end.keys() <= begin.keys()):
         raise click.UsageError("--to needs --from as JSON that names all queues of --to, too")

@@ -310,7 +310,7 @@ def show(output: Output, target: Target, topic: str) -> None:
                 "readers": reader_rows,
             }
         )
-    output.rows(_ENVIRONMENT_COLUMNS, rows if output.machine else map(_text_row, rows))
+    output.rows(_ENVIRONMENT_COLUMNS, rows if output.is_for_programs else map(_text_row, rows))
     for reader in group_readers:
         if reader.queues is None:
             output.note(f"What {reader.member} of group {reader.group} reads is not known: it did not answer")

@@ -158,9 +158,9 @@ def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
     return min(addresses.items())
 
 
-def pull_command(request: PullRequest, rpc_client: RpcClient, to_master: bool) -> Command:
+def pull_command(request: PullRequest, rpc_client: RpcClient, is_to_master: bool) -> Command:
     """Return the command of a pull. It has a committed offset only for a master, because slaves do not store this offset."""
-    has_commit = to_master and request.commit_offset is not None
+    has_commit = is_to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
     sys_flag |= PullSysFlag.COMMIT_OFFSET if has_commit else 0
     sys_flag |= PullSysFlag.SUSPEND if request.suspend_s else 0

@@ -102,7 +102,7 @@ class _PendingAnswers:
         self._missing_count = len(requests)
         self._started_s = time.monotonic()
         self._lock = threading.Lock()
-        self._all_answered = Latch()
+        self._all_answered_latch = Latch()
         self.stop_waiting_for(0)
 
     def record(self, index: int, answer: Command | RocketMQError) -> None:
@@ -140,7 +140,7 @@ class _PendingAnswers:
         with self._lock:
             self._missing_count -= count
             if not self._missing_count:
-                self._all_answered.set()
+                self._all_answered_latch.set()
 
     def _extended_grace_s(self, grace_s: float | None) -> float | None:
         return None if grace_s is None else max(grace_s, (time.monotonic() - self._started_s) / 4)
@@ -154,7 +154,7 @@ class _PendingAnswers:
         appear to hang.
         """
         earlier_missing_count = self._missing_count
-        while not self._all_answered.wait(self._extended_grace_s(grace_s)):
+        while not self._all_answered_latch.wait(self._extended_grace_s(grace_s)):
             if self._missing_count == earlier_missing_count < max_missing and any(
                 isinstance(outcome, Command) for outcome in self.outcomes
             ):

@@ -178,7 +178,7 @@ class RemotingSender:
             done(_no_thread_error(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
-        command = _command(self._rpc_client, queue, request, oneway=True)
+        command = _command(self._rpc_client, queue, request, is_oneway=True)
         self._rpc_client.invoke_oneway(_address(self._routes, queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
@@ -260,7 +260,7 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
         return routes.address(queue.broker_name)
 
 
-def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
+def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, is_oneway: bool = False) -> Command:
     # A broker does not clear the bits that describe a stored message. A broker would acknowledge a message with such a bit, lose
     # the message, and shift the offsets of the queue for ever.
     if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # int(): ~ of a flag covers only the named bits
@@ -271,7 +271,7 @@ def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, o
     if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
         properties += encode_properties({Property.PRODUCER_GROUP: group})
     rpc_row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
-    make_command = rpc_row.oneway if oneway else rpc_row.request
+    make_command = rpc_row.oneway if is_oneway else rpc_row.request
     return make_command(
         request.data,
         producerGroup=group,

@@ -364,7 +364,9 @@ def _settings_errors(streams: Sequence[TelemetryStream], deadline: Deadline) -> 
     """Return for each stream the error of its settings; None if the endpoint has accepted them. Waits for slow endpoints only
     until one endpoint has accepted the settings.
     """
-    errors = [stream.wait(deadline.within(_OTHER_ENDPOINTS_TIMEOUT_S), through_errors=False) for stream in streams]
+    errors = [
+        stream.wait(deadline.within(_OTHER_ENDPOINTS_TIMEOUT_S), waits_through_errors=False) for stream in streams
+    ]
     return errors if None in errors else [stream.wait(deadline) for stream in streams]
 
 

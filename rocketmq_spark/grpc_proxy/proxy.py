@@ -225,15 +225,15 @@ class TelemetryStream:
                 self._enqueue_settings()
         self._end_if_late()
 
-    def wait(self, deadline: Deadline, through_errors: bool = True) -> RocketMQError | None:
+    def wait(self, deadline: Deadline, waits_through_errors: bool = True) -> RocketMQError | None:
         """Wait until the Proxy has accepted or permanently rejected the settings. Returns None if it has accepted them; otherwise
         the last error, or a time-out.
 
-        Without ``through_errors``, a temporary error ends the wait, too.
+        Without ``waits_through_errors``, a temporary error ends the wait, too.
         """
 
         def is_over() -> bool:
-            ends_early = not through_errors and self._error is not None
+            ends_early = not waits_through_errors and self._error is not None
             return self._accepted_version >= self._settings_version or ends_early or self._cannot_succeed()
 
         with self._lock:

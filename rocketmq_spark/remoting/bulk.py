@@ -68,11 +68,11 @@ Keys = tuple[str, str, str | None]
 class PullTemplate:
     """Formats the frames of pulls that differ only in request number, offset and count, and signs them with credentials."""
 
-    def __init__(self, pull: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
-        self._pull = pull
+    def __init__(self, pull_command: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
+        self._pull = pull_command
         self._read_keys = credentials if callable(credentials) else None
         self._keys = credentials() if callable(credentials) else credentials
-        self._set_header(pull, self._keys)
+        self._set_header(pull_command, self._keys)
 
     def renew(self) -> bool:
         """Read the keys again, because they may expire during a long task. Returns whether they have changed."""
@@ -82,8 +82,8 @@ class PullTemplate:
         self._set_header(self._pull, keys)
         return True
 
-    def _set_header(self, pull: Command, credentials: Keys | None) -> None:
-        ext = dict(pull.ext)
+    def _set_header(self, pull_command: Command, credentials: Keys | None) -> None:
+        ext = dict(pull_command.ext)
         self._secret = b""
         if credentials:
             ext["AccessKey"] = credentials[0]
@@ -101,7 +101,7 @@ class PullTemplate:
         )
         self._signed_content = signed_content.encode()
         self._header = (
-            b'{"code":%d,"flag":0,"language":"PYTHON","version":%d,' % (pull.code, pull.version)
+            b'{"code":%d,"flag":0,"language":"PYTHON","version":%d,' % (pull_command.code, pull_command.version)
             + b'"serializeTypeCurrentRPC":"JSON","opaque":%d,"extFields":{"queueOffset":"%d","maxMsgNums":"%d",'
             + fields
             + self._signature
@@ -170,7 +170,7 @@ class BulkStream:
         return len(self.buffer) - SLACK_BYTES - self._filled_bytes
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the buffer is full, and ``compact`` must make room. False if there is no memory for the buffer to grow: then
         ``receive`` raises an error.
         """
@@ -194,7 +194,7 @@ class BulkStream:
             ) from e
 
     def receive(self, timeout_s: float) -> bool:
-        """Read once into the buffer; False if nothing arrived in time. The buffer must not be ``full``."""
+        """Read once into the buffer; False if nothing arrived in time. The buffer must not be full."""
         if self._is_out_of_memory:
             problem = f"an answer to a pull was dropped after {self._filled_bytes - self._scanned_bytes} bytes"
             raise ConnectionLost(f"{problem}: other arriving frames fill the memory limit", self.address)

@@ -203,7 +203,7 @@ class Connection:
         return self._protocol.waiting_count
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a request waits for its answer, or bytes wait to be sent."""
         return bool(self.waiting_count or self._protocol.has_outgoing or self._channel.has_unsent)
 

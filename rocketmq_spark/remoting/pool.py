@@ -249,11 +249,11 @@ class Pool:
         if all connections were used after ``idle_since``.
         """
         for retired_connection in self._retired_connections:
-            if not retired_connection.busy:
+            if not retired_connection.is_busy:
                 self._retired_connections.remove(retired_connection)
                 return retired_connection
         idle_slots = (
-            slot for slot in slots if slot.connection and not slot.connection.busy and slot.last_used_s < idle_since
+            slot for slot in slots if slot.connection and not slot.connection.is_busy and slot.last_used_s < idle_since
         )
         slot = min(idle_slots, key=lambda slot: slot.last_used_s, default=None)
         if slot is None:

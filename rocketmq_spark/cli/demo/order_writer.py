@@ -29,7 +29,7 @@ class OrderWriter:
         self._seconds = seconds
         self._producer = Producer(name_server=name_server, group="rocketmq-spark-demo", send_timeout="30s")
         self._orders = Orders()
-        self._stop = Latch()
+        self._stop_latch = Latch()
         self._executor = ThreadPoolExecutor(1, "demo producer")
         self._write_future: Future[None] | None = None
         # Written by the executor's thread, read by the demo's.
@@ -43,7 +43,7 @@ class OrderWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self._stop_latch.set()
         if kind is not None:
             # This also ends the thread, which may be waiting for a broker that does not answer.
             self._producer.close(_FAILED_CLOSE_S)
@@ -68,7 +68,7 @@ class OrderWriter:
 
     def _write(self) -> None:
         end_s = time.monotonic() + self._seconds
-        for due_count in due_counts(self._rate, None, self._stop):
+        for due_count in due_counts(self._rate, None, self._stop_latch):
             self._send(due_count)
             if time.monotonic() >= end_s:
                 return

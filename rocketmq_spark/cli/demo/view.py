@@ -37,7 +37,7 @@ def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
     console = Console()
     # Without standard output (`>&-`), Python has None there. A terminal may be dumb, or unable to show the picture's characters.
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    if output.machine or not is_terminal or console.is_dumb_terminal or not console.encoding.startswith("utf"):
+    if output.is_for_programs or not is_terminal or console.is_dumb_terminal or not console.encoding.startswith("utf"):
         yield _Lines(output)
         return
     with Live(console=console, auto_refresh=False) as live:
