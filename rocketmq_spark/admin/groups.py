@@ -67,7 +67,7 @@ def require_masters(tools: AdminTools) -> None:
     """
     try:
         masters_of(tools.admin.cluster())
-    except NotSupported:  # a Proxy, which answers a request for a broker only if it reaches the master
+    except NotSupported:  # a Proxy answers a request for a broker only if the Proxy reaches the broker's master
         return
 
 

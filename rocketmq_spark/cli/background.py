@@ -164,7 +164,7 @@ def stop(timeout_s: float = 40.0) -> RunningBroker:
     """Stop the local broker cleanly, and return its state when it has ended."""
     broker = running_broker()
     if broker is None:
-        raise not_running()
+        raise not_running_error()
     with contextlib.suppress(ProcessLookupError):
         os.kill(broker.pid, signal.SIGTERM)
     if not wait_until(lambda: not _is_locked(), Deadline.after(timeout_s), _PAUSE_S):
@@ -174,7 +174,7 @@ def stop(timeout_s: float = 40.0) -> RunningBroker:
     return broker
 
 
-def not_running() -> LocalBrokerError:
+def not_running_error() -> LocalBrokerError:
     return LocalBrokerError("No local broker is running", remedy="Start one with: rocketmq-spark broker start")
 
 

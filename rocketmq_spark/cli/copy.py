@@ -46,7 +46,7 @@ COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
 # The most bytes of the original messages of one batch. A larger message is sent alone, because the limit of single messages is
 # higher.
 _MAX_BATCH_BYTES = 512 << 10
-# The interval of checks whether the end is reached, while messages arrive.
+# The interval of the checks whether the group has reached the end, while messages arrive.
 _END_CHECK_S = 1.0
 # Shorter pauses are skipped.
 _MIN_PAUSE_S = 0.01

@@ -206,7 +206,7 @@ class Chains:
             if ROLES[node.attr] == "sink":
                 yield node.value, self._owner(node)
 
-    # Union-find over the variables, parameters, functions and expressions that may have the same reader or writer.
+    # A union-find structure unites variables, parameters, functions and expressions that may have the same reader or writer.
 
     def _find(self, key: object) -> object:
         while (parent := self._parents.get(key, key)) is not key:

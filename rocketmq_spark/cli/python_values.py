@@ -22,7 +22,7 @@ _MAX_VALUES, _MAX_STEPS, _MAX_TOTAL_STEPS = 32, 5_000, 300_000
 # double each of these.
 _MAX_TEXT_CHARS, _MAX_LIST_ITEMS, _MAX_JSON_VALUES = 100_000, 1_000, 10_000
 _MAX_TOTAL_CHARS = 20_000_000  # a limit of this kind: characters in the texts of all expressions of a program
-# The limit of nested expressions, for which Python's stack has room.
+# The maximum depth of nested expressions, for which Python's stack has room.
 _MAX_DEPTH = 100
 # Calls that copy an object and change attributes.
 _COPYING_CALLS = ("replace", "_replace", "evolve")

@@ -129,7 +129,7 @@ class BaseAdmin(Closeable):
         return self._await_route(topic, configs, deadline)
 
     def _await_route(self, topic: str, configs: Mapping[str, TopicConfig], deadline: Deadline) -> TopicRoute:
-        """Wait until the route shows the numbers of queues and the permissions that brokers report for the topic."""
+        """Wait until the route shows the queue numbers and permissions that brokers report for the topic."""
         requested_by_broker = {name: _queues_and_perm(config) for name, config in configs.items()}
         expected_by_broker, checked_brokers, registration_due = (
             dict(requested_by_broker),

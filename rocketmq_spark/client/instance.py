@@ -214,7 +214,7 @@ def _answer(member: RegisteredMember, request: ServerRequest) -> None:
     reply = capture(member.request_handler, request.address, request.command)
     if isinstance(
         reply, Failure
-    ):  # the answer is the error, so that the broker does not wait until the request times out
+    ):  # the member's error is the answer, so that the broker does not wait until the request times out
         text, traceback = "group %s could not handle request %s: %s", _traceback_limit.due(reply)
         capture(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
@@ -354,7 +354,7 @@ class ClientInstance:
         for i, name_and_address in enumerate(addresses[1:]):
             try:
                 executor.run(i % _MAX_PARALLEL, functools.partial(reregister_at, name_and_address))
-            except RuntimeError:  # no more threads can start, so this thread does it
+            except RuntimeError:  # no more threads can start, so this thread sends the requests
                 reregister_at(name_and_address)
         for name_and_address in addresses[:1]:
             reregister_at(name_and_address)
@@ -406,7 +406,7 @@ class ClientInstance:
             return
         try:
             self._cluster = self._routes.cluster(deadline)
-        except RocketMQError as e:  # a Proxy does not answer this
+        except RocketMQError as e:  # a Proxy cannot list brokers
             logger.info("cannot list the brokers of the cluster; only those of topics in use get heartbeats: %s", e)
 
     def _addresses(self, with_slaves: bool, all_brokers: bool) -> list[tuple[str, str]]:

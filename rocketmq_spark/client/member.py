@@ -55,7 +55,7 @@ class RemotingMember:
         rng: random.Random | None = None,
     ) -> None:
         self._broker_client = broker_client
-        self._offsets = RemotingOffsetReader(broker_client)
+        self._offset_reader = RemotingOffsetReader(broker_client)
         self._rpc_client = broker_client.rpc_client
         self._routes = routes
         self._instance = instance
@@ -164,7 +164,7 @@ class RemotingMember:
         data = self._routes.broker(queue.broker_name)
         is_slave = data is not None and data.master is None
         zero_if_in_memory = zero_if_new and not is_slave
-        offset = self._offsets.committed_of_member(group, [queue], deadline, zero_if_in_memory, "hint")[queue]
+        offset = self._offset_reader.committed_of_member(group, [queue], deadline, zero_if_in_memory, "hint")[queue]
         if offset is None and is_slave:
             raise BrokerNotFound(
                 "the master is down, and its slave may not have the group's offset yet", queue=str(queue)
@@ -174,17 +174,17 @@ class RemotingMember:
     def connection(self, broker_name: str) -> object:
         data = self._routes.broker(broker_name)
         is_connected = data is not None and data.master is not None and self._rpc_client.pool.is_connected(data.master)
-        return self._offsets.connection(broker_name) if is_connected else None
+        return self._offset_reader.connection(broker_name) if is_connected else None
 
     def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
-        bounds = self._offsets.bounds_by_queue([queue], deadline)[queue]
+        bounds = self._offset_reader.bounds_by_queue([queue], deadline)[queue]
         if group is None or not bounds.min_offset:
             return bounds
-        first_offsets = self._offsets.first_kept_offsets(group, [queue], deadline, _raise)
+        first_offsets = self._offset_reader.first_kept_offsets(group, [queue], deadline, _raise)
         return bounds._replace(min_offset=min(bounds.min_offset, first_offsets.get(queue, bounds.min_offset)))
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
-        return self._offsets.search_offsets({queue: epoch_ms}, deadline, group=group)[queue]
+        return self._offset_reader.search_offsets({queue: epoch_ms}, deadline, group=group)[queue]
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline

@@ -1,4 +1,4 @@
-"""The list of name servers. Requests go to the current server. If it does not answer, they go to the next one."""
+"""The list of name servers. Requests go to the current server. If this server does not answer, requests go to the next server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has t
 
 
 class NameServers:
-    """The list of name servers. The current server is used while it answers. Otherwise the next server becomes the
-    current one.
+    """The list of name servers. The current server is used while it answers. If it does not answer, the next server becomes the
+    current server.
     """
 
     def __init__(self, rpc_client: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:

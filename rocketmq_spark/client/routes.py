@@ -331,7 +331,7 @@ class Routes:
                 (topic, answer) for topic, answer in zip(some_topics, answers, strict=True) if answer is not None
             ]
             for topic, answer in topic_answers:
-                route = self._with_acting_masters(self._route(topic, server, answer), deadline)
+                route = self._with_acting_masters(self._parsed_route(topic, server, answer), deadline)
                 self._store(topic, route, _route_bytes(route, answer), answer.peer)
             refreshed_topics.update(topic for topic, _ in topic_answers)
             if not topic_answers:  # the server does not answer
@@ -359,18 +359,18 @@ class Routes:
                 message += f", and {', '.join(e.silent)} did not answer and may know it"
                 remedy = _SILENT_SERVERS_REMEDY
             raise RouteNotFound(message, e.addr, e.broker_code, topic, remedy=remedy) from e
-        route = self._with_acting_masters(self._route(topic, server, answer), deadline)
+        route = self._with_acting_masters(self._parsed_route(topic, server, answer), deadline)
         return route, _route_bytes(route, answer), answer.peer
 
     def is_proxy(self, address: str | None) -> bool:
         """Whether the name server at this address is a Proxy."""
         return address is not None and self._name_servers.rpc_client.pool.is_proxy(address)
 
-    def _route(self, topic: str, server: str, answer: Command) -> TopicRoute:
+    def _parsed_route(self, topic: str, server: str, answer: Command) -> TopicRoute:
         route = bodies.route(topic, answer.body)
-        return replace(route, brokers=self._reachable(route.brokers, server))
+        return replace(route, brokers=self._reachable_brokers(route.brokers, server))
 
-    def _reachable(self, brokers: Mapping[str, BrokerData], server: str) -> dict[str, BrokerData]:
+    def _reachable_brokers(self, brokers: Mapping[str, BrokerData], server: str) -> dict[str, BrokerData]:
         """Return the brokers of an answer with the addresses to connect to."""
         if not self._name_servers.rpc_client.pool.connect_options.at_name_server:
             return dict(brokers)
@@ -517,7 +517,7 @@ class Routes:
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """See ``ports.RouteReader``."""
         server, answer = self._name_servers.request_with_address(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
-        brokers = self._reachable(bodies.cluster(answer.body).brokers, server)
+        brokers = self._reachable_brokers(bodies.cluster(answer.body).brokers, server)
         size = _broker_bytes(brokers.values())
         has_room = _make_room(self, size - self._bytes_by_key.get(_CLUSTER_KEY, 0))
         with self._lock:

@@ -381,7 +381,7 @@ class RpcClient:
 
 
 def _request_content(command: Command) -> tuple[int, dict[str, str], bytes]:
-    """A request without its number, for comparisons."""
+    """The content of a request without its number, to compare requests."""
     return command.code, command.ext, bytes(command.body)
 
 

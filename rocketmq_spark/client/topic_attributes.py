@@ -179,7 +179,7 @@ def _drop_expired(deadlines: dict[Any, Deadline]) -> None:
 
 
 def is_batched(attributes: Attributes | None) -> bool | None:
-    """Whether a topic with these attributes stores batches whole; None if they are unknown."""
+    """Whether a topic with these attributes stores batches whole; None if the attributes are unknown."""
     return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
 
 
@@ -196,8 +196,8 @@ def max_timer_delays_ms(
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     delays_ms = dict.fromkeys(versions, 0)
     brokers_with_timers = [name for name, version in versions.items() if version >= FIRST_VERSION_WITH_TIMERS]
-    # The configuration contains passwords. If the network could read them, the default is assumed instead, as for a broker that
-    # does not report its configuration.
+    # The configuration contains passwords. If others on the network could read the passwords, the default delay is assumed, as
+    # for a broker that does not report its configuration.
     delays_ms |= {
         name: 1000 * TIMER_MAX_DELAY_S for name in brokers_with_timers if not rpc_client.is_private(masters[name])
     }

@@ -199,7 +199,7 @@ class ProxyChannel:
         self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False  # whether the system had no thread for the last call
         self._last_used_s = time.monotonic()
-        self._pending_call_count = 0  # calls of ``invoke`` that have no answer yet
+        self._pending_call_count = 0  # number of calls of ``invoke`` that have no answer yet
         _all_channels.add(self)
 
     def invoke(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
@@ -435,7 +435,7 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
     """Read the TLS files, check them, and return gRPC's credentials. Without the checks, gRPC ends the whole process for a
     certificate without a key or a key without a certificate.
     """
-    ca = _read_pem("tlsCaFile", tls.ca_file, _CERTIFICATE)
+    ca = _read_pem("tlsCaFile", tls.ca_file, _CERTIFICATE_LABEL)
     if ca is None:
         ca = system_authorities()
     else:
@@ -448,14 +448,14 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
             "option 'tls' is true, and this system has no authorities to trust",
             remedy="Name the authority of the Proxy's certificate with option 'tlsCaFile'",
         )
-    cert = _read_pem("tlsCertFile", tls.cert_file, _CERTIFICATE)
+    cert = _read_pem("tlsCertFile", tls.cert_file, _CERTIFICATE_LABEL)
     # As over remoting, the certificate's file may also contain its key.
     key_source = ("tlsCertFile", tls.cert_file) if tls.key_file is None else ("tlsKeyFile", tls.key_file)
-    return grpc.ssl_channel_credentials(ca, _read_pem(*key_source, _KEY), cert)
+    return grpc.ssl_channel_credentials(ca, _read_pem(*key_source, _KEY_LABEL), cert)
 
 
 # The ends of the first lines of certificates and keys in PEM files.
-_CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
+_CERTIFICATE_LABEL, _KEY_LABEL = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
 def _read_pem(option: str, path: str | None, label: bytes) -> bytes | None:

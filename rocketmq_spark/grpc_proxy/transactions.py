@@ -177,7 +177,7 @@ class ProxyTransactions:
         try:
             with self._lock:
                 open_groups = {each_group for each_group, _, _ in self._checks.values()}
-                # Nothing would end the streams that a send starts after its producer was closed.
+                # A send must not start streams after its producer was closed, because nothing would end these streams.
                 if group not in open_groups:
                     raise ClosedError("the producer was closed")
                 new_topics = {

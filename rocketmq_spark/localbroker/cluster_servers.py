@@ -221,7 +221,7 @@ class ClusterServers:
             servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
         spec = next((spec for spec in self._specs if spec.name == server.program.name), None)
         if spec is not None and (name_server := self._running_name_server()):
-            # Otherwise the registration from before the kill would be mistaken for the new registration.
+            # Wait until the old registration is gone. Otherwise it would be mistaken for the new registration.
             name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
         self.workspace.restart(server, self._readiness(spec), deadline)
         if name in self._name_servers:

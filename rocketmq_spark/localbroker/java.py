@@ -133,7 +133,7 @@ def _is_safe_folder(folder: Path) -> bool:
             for folder_to_check in folders_to_check
             if folder_to_check.exists()
         ) and not any(folders.exposures(folder))
-    except (OSError, RuntimeError):  # the folder cannot be read; a link that leads to itself
+    except (OSError, RuntimeError):  # the folder cannot be read, or is a link that leads to itself
         return False
 
 

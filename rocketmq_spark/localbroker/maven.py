@@ -64,7 +64,7 @@ class Repository(NamedTuple):
 
 
 # The maximum size of a downloaded file whose exact size is not given.
-MAX_BYTES = 256 << 20
+MAX_DOWNLOAD_BYTES = 256 << 20
 
 
 class DownloadTarget(NamedTuple):
@@ -80,7 +80,7 @@ def download(
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
     ``progress`` is called with the number of bytes that have arrived. Interrupted downloads are resumed while every round makes
-    progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_BYTES`` bytes. Raises
+    progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_DOWNLOAD_BYTES`` bytes. Raises
     ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
     """
     sizes = sizes or {}
@@ -89,7 +89,7 @@ def download(
     repositories, remaining_coordinates, arrived_bytes = _repositories(), list(files), -1
     while remaining_coordinates:
         targets = {
-            coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, MAX_BYTES))
+            coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, MAX_DOWNLOAD_BYTES))
             for coordinate in remaining_coordinates
         }
         errors = _try_each(repositories, targets, progress)

@@ -61,9 +61,9 @@ def all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
     return all(is_free(port + d) for d in distances)
 
 
-def free_port(distances: Iterable[int] = (0,), avoid: Iterable[int] = ()) -> int:
-    """Return a port such that the ports at all ``distances`` from it are free, not in ``avoid``, and not chosen before."""
-    distances, avoided_ports = tuple(distances), set(avoid)
+def free_port(distances: Iterable[int] = (0,), ports_to_avoid: Iterable[int] = ()) -> int:
+    """Return a port such that the ports at all ``distances`` from it are free, were not chosen, and are not to be avoided."""
+    distances, avoided_ports = tuple(distances), set(ports_to_avoid)
     with _blocks.lock:
         for port in _blocks.candidates():
             ports = {port + d for d in distances}
@@ -158,7 +158,7 @@ class PortAssignments:
             if port is None or (name not in self._requested_ports and not all_free(port, distances)):
                 # Avoid the requested ports of servers that start later, too.
                 assigned_ports = {**self._ports, **self._requested_ports}.values()
-                port = free_port(distances, avoid=[p + d for p in assigned_ports for d in BROKER_PORTS])
+                port = free_port(distances, ports_to_avoid=[p + d for p in assigned_ports for d in BROKER_PORTS])
             self._ports[name] = port
             folders.replace_file(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port

@@ -303,7 +303,7 @@ class BulkStream:
         if self._is_growth_refused:
             size = max(self._buffer_bytes, kept_bytes)
         old_view = self._view
-        if len(old_view) != size + SLACK_BYTES:  # larger for one large frame, or back to the usual size
+        if len(old_view) != size + SLACK_BYTES:  # the buffer grows for one large frame, or shrinks to its usual size
             self.buffer = _uninitialised(size + SLACK_BYTES)
             self._view = memoryview(self.buffer.data)
         new_view = self._view

@@ -46,7 +46,9 @@ class DropUnsent(enum.Enum):
 
 
 class UndeliveredPolicy(NamedTuple):
-    """When bytes are dropped: after ``unconfirmed_s`` without a confirmation by the peer's machine, and at the close."""
+    """When unsent bytes are dropped: if the peer's machine has confirmed no bytes for ``unconfirmed_s``, and when the connection
+    is closed.
+    """
 
     unconfirmed_s: float = UNCONFIRMED_S
     drop_unsent: DropUnsent = DropUnsent.NEVER
@@ -331,13 +333,13 @@ class SocketChannel:
         """Wait until bytes can be read, or blocked bytes can be written. Returns whether bytes can be read, and whether bytes
         can be written.
         """
-        if self._pending():
+        if self._has_pending_data():
             return True, False
         is_blocked = self.blocked_since is not None
         ready_bits = _wait(self._sock, select.POLLIN | (select.POLLOUT if is_blocked else 0), timeout_s)
         return bool(ready_bits & ~select.POLLOUT), is_blocked and bool(ready_bits & select.POLLOUT)
 
-    def _pending(self) -> bool:
+    def _has_pending_data(self) -> bool:
         if not isinstance(self._sock, ssl.SSLSocket):
             return False
         with self._lock:

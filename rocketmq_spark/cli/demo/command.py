@@ -65,7 +65,7 @@ def demo(
 
     from rocketmq_spark.localbroker.java import find_java
 
-    find_java()  # raises before anything is printed
+    find_java()  # raises an error without Java, before anything is printed
     began_s = time.monotonic()
     _say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
     from rocketmq_spark.cli.demo.environment import demo_environment, interruptible

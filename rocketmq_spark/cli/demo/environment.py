@@ -202,20 +202,20 @@ def interruptible() -> Iterator[None]:
     """
     is_stopping = False
 
-    def end() -> None:
+    def end_process() -> None:
         _write_to_stderr("Ended before everything was closed")
         os._exit(INTERRUPTED)
 
     def interrupt() -> None:
         nonlocal is_stopping
         if is_stopping:
-            end()
+            end_process()
         is_stopping = True
         signal.alarm(_STOP_WITHIN_S)
         _write_to_stderr("Stopping ...")
         raise KeyboardInterrupt
 
-    with on_signals(interrupt, signal.SIGINT, signal.SIGTERM), on_signals(end, signal.SIGALRM):
+    with on_signals(interrupt, signal.SIGINT, signal.SIGTERM), on_signals(end_process, signal.SIGALRM):
         try:
             yield
         finally:

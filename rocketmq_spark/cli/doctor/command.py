@@ -59,7 +59,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the command checks besides the servers."""
+    """The topics, reader and guarantee that the command checks besides the servers."""
 
     topics: Sequence[str] = ()
     group: str | None = None
