@@ -35,19 +35,19 @@ class Target:
         """Return the parsed options. Raises ``OptionError`` also for options of queries, which a command ignores."""
         from rocketmq_spark import options
 
-        parsed = options.parse(self.settings()).for_role(role)
+        parsed_options = options.parse(self.settings()).for_role(role)
         problems = [
             f"option {row.name!r} is not accepted by commands, which have their own arguments (--help); it is for: "
             f"{', '.join(row.roles)}{_COMMAND_HINTS.get(row.field, '')}"
             for row in options.TABLE
             if not self.allows_query_options
-            and row.field in parsed.given
+            and row.field in parsed_options.given
             and _SPARK_ROLES.issuperset(row.roles)
             and row.field not in _READ_FIELDS
         ]
         if problems:
             raise OptionError.of(problems)
-        return parsed
+        return parsed_options
 
     def for_role(self, role: str) -> Target:
         """Return a target with the options of a role, without all others. It always has a name server."""
@@ -179,7 +179,7 @@ def _merge_options(ctx: click.Context, options: dict[str, Any], further_options:
     return {**options, **merged_options}
 
 
-def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> dict[str, str]:
+def read_secret_files(output: Output, flag: str, given_options: Mapping[str, str]) -> dict[str, str]:
     """Return the options of the command line's ``flag`` (``-o``), with each secret ``@FILE`` replaced by the first line of FILE.
 
     Warns of a secret that is not in a file, because every user of the machine can read command lines. Raises ``OptionError`` for
@@ -189,8 +189,8 @@ def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> di
     from rocketmq_spark.options.parsing import secret
 
     secrets = {row.field: row.name for row in options.TABLE if row.parse is secret}
-    values = dict(given)
-    for name, value in given.items():
+    values = dict(given_options)
+    for name, value in given_options.items():
         public_name = secrets.get(_field_name(name))
         if public_name is None:
             continue
@@ -224,13 +224,13 @@ def _field_name(name: str) -> str:
 
 def parse_pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Callback of options such as ``--property name=value``."""
-    by_name = {}
+    value_by_name = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE")
-        by_name[name] = text
-    return by_name
+        value_by_name[name] = text
+    return value_by_name
 
 
 _PARAMETER_NAMES = ("name_server", "access_key", "secret_key", "tls", "tls_ca_file", "environment")

@@ -169,18 +169,18 @@ def remapped_queues(
 def chunks(messages: Sequence[ReceivedMessage], max_messages: int) -> Iterator[list[ReceivedMessage]]:
     """Yield consecutive messages that fit into one send."""
     chunk: list[ReceivedMessage] = []
-    size = 0
+    chunk_bytes = 0
     for message in messages:
         message_bytes = max(message.store_size, len(message.body))
         is_large = message_bytes > _MAX_BATCH_BYTES
-        if chunk and (is_large or len(chunk) >= max_messages or size + message_bytes > _MAX_BATCH_BYTES):
+        if chunk and (is_large or len(chunk) >= max_messages or chunk_bytes + message_bytes > _MAX_BATCH_BYTES):
             yield chunk
-            chunk, size = [], 0
+            chunk, chunk_bytes = [], 0
         chunk.append(message)
-        size += message_bytes
+        chunk_bytes += message_bytes
         if is_large:
             yield chunk
-            chunk, size = [], 0
+            chunk, chunk_bytes = [], 0
     if chunk:
         yield chunk
 
@@ -241,7 +241,7 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     arguments["to_options"] = read_secret_files(output, "--to-option", arguments["to_options"])
     destination_target = _destination_target(target, arguments)
     # The destination must exist, because brokers that create topics automatically would create a misspelt topic.
-    if _overlap(_locations(destination_target, destination), _locations(target, source)):
+    if _is_same_location(_locations(destination_target, destination), _locations(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop_latch, begun_s = Latch(), time.monotonic()
     source_target, group = target.for_role("batch source"), arguments["group"]
@@ -261,7 +261,7 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
         raise KeyboardInterrupt
 
 
-def _overlap(source: set[Location], destination: set[Location]) -> bool:
+def _is_same_location(source: set[Location], destination: set[Location]) -> bool:
     """Whether two locations are the same. A location without an environment is in all environments."""
     return any(a[:2] == b[:2] and (a[2] == b[2] or None in (a[2], b[2])) for a in source for b in destination)
 
@@ -289,23 +289,29 @@ def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
     from rocketmq_spark import options
     from rocketmq_spark.options.transport import features
 
-    to_names = {_normalized(name) for name in arguments["to_options"]}
-    if arguments["to_name_server"] is not None and "tls" not in to_names and options.parse(target.given_options).tls:
+    to_option_names = {_normalized(name) for name in arguments["to_options"]}
+    if (
+        arguments["to_name_server"] is not None
+        and "tls" not in to_option_names
+        and options.parse(target.given_options).tls
+    ):
         raise OptionError(
             "the source is read with TLS, and no option says whether the server of --to-name-server uses TLS",
             remedy="Add --to-option tls=true, or tls=false to send in plain text",
         )
-    given = {_normalized(name): (name, value) for name, value in target.for_role("producer").given_options.items()}
+    given_options = {
+        _normalized(name): (name, value) for name, value in target.for_role("producer").given_options.items()
+    }
     if arguments["to_name_server"] is not None:
-        environment_options = {key: given[key] for key in ENVIRONMENT_OPTIONS if key in given}
-        given = {"nameserver": ("name_server", arguments["to_name_server"]), **environment_options}
-    given |= {_normalized(name): (name, value) for name, value in arguments["to_options"].items()}
-    if given.get("environment", ("", None))[1] == "":
-        given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
-    destination_target = Target(dict(given.values()))
-    if (chooses := features(options.parse(destination_target.given_options)).queue_choice_problem) is not None:
+        environment_options = {key: given_options[key] for key in ENVIRONMENT_OPTIONS if key in given_options}
+        given_options = {"nameserver": ("name_server", arguments["to_name_server"]), **environment_options}
+    given_options |= {_normalized(name): (name, value) for name, value in arguments["to_options"].items()}
+    if given_options.get("environment", ("", None))[1] == "":
+        given_options = {key: option for key, option in given_options.items() if key not in ENVIRONMENT_OPTIONS}
+    destination_target = Target(dict(given_options.values()))
+    if (problem := features(options.parse(destination_target.given_options)).queue_choice_problem) is not None:
         raise OptionError(
-            f"option 'transport' of the destination is 'grpc', but {chooses}, and copies keep their order by naming queues",
+            f"option 'transport' of the destination is 'grpc', but {problem}, and copies keep their order by naming queues",
             remedy="Use --to-option transport=remoting and --to-name-server, with the name server of the destination's brokers",
         )
     return destination_target
@@ -323,14 +329,14 @@ def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments:
     from rocketmq_spark.consumer.pull import PolledMessages
 
     ends = None if arguments["follow"] else _ends(target, arguments["source"])
-    left, next_check = arguments["count"], Deadline.after(_END_CHECK_S)
+    left_count, next_check = arguments["count"], Deadline.after(_END_CHECK_S)
     while not stop.is_set():
-        polled = PolledMessages(consumer, _POLL_S)
-        done_count = copier.send(polled, left)
-        left = None if left is None else left - done_count
-        if left == 0 or stop.is_set():
+        polled_messages = PolledMessages(consumer, _POLL_S)
+        done_count = copier.send(polled_messages, left_count)
+        left_count = None if left_count is None else left_count - done_count
+        if left_count == 0 or stop.is_set():
             break
-        if not polled.messages or next_check.expired:
+        if not polled_messages.messages or next_check.expired:
             copier.commit()
             if ends is not None and _has_reached(target, arguments["group"], ends):
                 break
@@ -352,8 +358,8 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
     queues = EnvironmentQueues(environment_of(target.options()))(
         client.routes.get_existing(source, 0.0).readable_queues()
     )
-    committed = client.offset_reader.committed(own_group(target, group), queues, deadline(client))
-    known_offsets = {queue: offset for queue, offset in committed.items() if offset}
+    committed_offsets = client.offset_reader.committed(own_group(target, group), queues, deadline(client))
+    known_offsets = {queue: offset for queue, offset in committed_offsets.items() if offset}
     bounds = client.offset_reader.bounds(sorted(known_offsets), deadline(client)) if known_offsets else {}
     for queue, offset in known_offsets.items():
         if queue in bounds and offset > bounds[queue].max_offset:
@@ -363,7 +369,7 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
                 topic=queue.topic,
                 remedy="To copy the new topic, name a new --group, or set its offsets with rocketmq-spark offsets set",
             )
-    return committed
+    return committed_offsets
 
 
 def _remapping_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:

@@ -214,8 +214,8 @@ class Chains:
             key = parent
         return key
 
-    def _unite(self, key: object, other: object) -> None:
-        first, second = self._find(key), self._find(other)
+    def _unite(self, key: object, other_key: object) -> None:
+        first, second = self._find(key), self._find(other_key)
         if first is not second:
             self._parents[first] = second
 

@@ -79,9 +79,9 @@ def _magic_cells(text: str) -> Iterator[str]:
     """Yield the cells of a Databricks notebook in other languages, each after empty lines, so that its line numbers stay."""
     text = text.replace("\r\n", "\n")
     for part in _MAGIC_CELL.finditer(text):
-        plain = _MAGIC_PREFIX.sub("", part[0])
-        if not _MARKDOWN_CELL.match(plain):
-            yield "\n" * text.count("\n", 0, part.start()) + plain
+        plain_text = _MAGIC_PREFIX.sub("", part[0])
+        if not _MARKDOWN_CELL.match(plain_text):
+            yield "\n" * text.count("\n", 0, part.start()) + plain_text
 
 
 def _parse_program(text: str | bytes) -> ast.Module:

@@ -116,7 +116,7 @@ class PythonProgram:
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
         # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
         self._is_incomplete = False
-        self._steps = self._total_steps = 0
+        self._step_count = self._total_step_count = 0
         self._json_budget = 0  # characters that the current JSON may still have
         self._total_chars = 0  # in all texts so far
         for tree in trees:
@@ -134,9 +134,9 @@ class PythonProgram:
 
     def _bind_all(self, tree: ast.AST) -> None:
         """Bind all nodes, each before its parts. Not recursive, because a chain may have a thousand calls."""
-        pending: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
-        while pending:
-            pending += reversed(list(self._bind(*pending.pop())))
+        pending_parts: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
+        while pending_parts:
+            pending_parts += reversed(list(self._bind(*pending_parts.pop())))
 
     def _bind(
         self, node: ast.AST, scope: NameScope, function: Function | None
@@ -198,8 +198,8 @@ class PythonProgram:
             self._bind_name(scope, node.name, node)
             if scope.is_class:
                 self._methods.setdefault(node.name, []).append(node)
-            outside = (*node.decorator_list, *([node.returns] if node.returns else ()))
-            parts += [(part, scope, function) for part in outside]
+            outside_nodes = (*node.decorator_list, *([node.returns] if node.returns else ()))
+            parts += [(part, scope, function) for part in outside_nodes]
         inner_scope = NameScope(scope)
         self._bind_parameters(node, inner_scope, scope)
         defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
@@ -264,9 +264,9 @@ class PythonProgram:
         the others.
         """
         scopes = {*self._scopes.values(), self._attribute_changes}
-        pending = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
-        while pending:
-            scope, name = pending.pop()
+        pending_names = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
+        while pending_names:
+            scope, name = pending_names.pop()
             bindings = (
                 self._attributes.get(name, []) if scope is self._attribute_changes else scope.bindings.get(name, [])
             )
@@ -274,11 +274,11 @@ class PythonProgram:
                 key, _ = self.bindings(source)
                 if not isinstance(key, tuple) or key[0] is None:
                     continue
-                owner, other = (self._attribute_changes if key[0] == "attribute" else key[0]), key[1]
-                if self._add_changes(scope.additions, name, owner.additions, other) | self._add_changes(
-                    scope.removals, name, owner.removals, other
+                owner, other_name = (self._attribute_changes if key[0] == "attribute" else key[0]), key[1]
+                if self._add_changes(scope.additions, name, owner.additions, other_name) | self._add_changes(
+                    scope.removals, name, owner.removals, other_name
                 ):
-                    pending.append((owner, other))
+                    pending_names.append((owner, other_name))
 
     def _aliases(self, bindings: Iterable[Binding]) -> Iterator[ast.expr]:
         """Yield the names and attributes that may be the same object as a name with these bindings."""
@@ -304,7 +304,7 @@ class PythonProgram:
 
         They come from a base class of another module, or from arguments that the program does not assign to an attribute.
         """
-        constructed: set[ast.ClassDef] = set()
+        constructed_classes: set[ast.ClassDef] = set()
         for call in self._all_calls:
             is_check = isinstance(call.func, ast.Name) and call.func.id in ("isinstance", "issubclass", "super")
             receivers = [] if is_check else [*call.args]
@@ -312,12 +312,12 @@ class PythonProgram:
                 receivers.append(call.func)
             if isinstance(call.func, ast.Attribute) and call.func.attr not in self._methods:
                 receivers.append(call.func.value)  # such as ``Settings.from_dict(…)`` of a decorator
-            constructed.update(cls for node in receivers for cls in self._classes_of(node))
+            constructed_classes.update(cls for node in receivers for cls in self._classes_of(node))
         for definition, _ in self._classes:
             lineage = [definition, *self._ancestors(definition)]
             bases = {_last_name(base) for cls in lineage for base in cls.bases if not self._classes_of(base)}
             has_fields = not (bases & _ENUMS) and not any(map(self._constructor_of, lineage))
-            if bases - _PLAIN_BASES or (has_fields and definition in constructed):
+            if bases - _PLAIN_BASES or (has_fields and definition in constructed_classes):
                 for part in (part for cls in lineage for part in cls.body):
                     match part:
                         case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
@@ -345,36 +345,36 @@ class PythonProgram:
         methods = (part for part in definition.body if isinstance(part, ast.FunctionDef))
         return next((method for method in methods if method.name == "__init__"), None)
 
-    def _bind_parameters(self, function: Function, scope: NameScope, outer: NameScope) -> None:
+    def _bind_parameters(self, function: Function, scope: NameScope, outer_scope: NameScope) -> None:
         arguments = function.args
-        positional = [*arguments.posonlyargs, *arguments.args]
-        defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults]
+        positional_arguments = [*arguments.posonlyargs, *arguments.args]
+        defaults = [*[None] * (len(positional_arguments) - len(arguments.defaults)), *arguments.defaults]
         decorators = [] if isinstance(function, ast.Lambda) else function.decorator_list
         is_static = any(isinstance(decorator, ast.Name) and decorator.id == "staticmethod" for decorator in decorators)
-        is_method = outer.is_class and not is_static
-        for index, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
+        is_method = outer_scope.is_class and not is_static
+        for index, (argument, default) in enumerate(zip(positional_arguments, defaults, strict=True)):
             scope.bindings[argument.arg] = [Parameter(function, index - is_method, argument.arg, default)]
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             scope.bindings[argument.arg] = [Parameter(function, None, argument.arg, default)]
-        for rest in (arguments.vararg, arguments.kwarg):
-            if rest is not None:
-                scope.bindings[rest.arg] = [None]
+        for rest_argument in (arguments.vararg, arguments.kwarg):
+            if rest_argument is not None:
+                scope.bindings[rest_argument.arg] = [None]
         for part in ast.walk(arguments):
             if isinstance(part, ast.expr):
-                self._scopes[part] = outer
+                self._scopes[part] = outer_scope
 
     def _bind_call(self, call: ast.Call, scope: NameScope) -> None:
         self._all_calls.append(call)
         match call:
             case ast.Call(func=ast.Attribute(attr="foreachBatch", value=writer), args=[ast.Name() as function, *_]):
                 while isinstance(writer, ast.Call | ast.Attribute):
-                    inner_scope = writer.func if isinstance(writer, ast.Call) else writer.value
+                    inner_node = writer.func if isinstance(writer, ast.Call) else writer.value
                     if isinstance(writer, ast.Attribute) and writer.attr == "writeStream":
-                        batches = ast.Call(function, [writer.value], [])
-                        self._all_calls.append(batches)
-                        self._scopes[batches] = scope
+                        batch_call = ast.Call(function, [writer.value], [])
+                        self._all_calls.append(batch_call)
+                        self._scopes[batch_call] = scope
                         return
-                    writer = inner_scope
+                    writer = inner_node
             case ast.Call(func=ast.Attribute(attr="setdefault", value=dictionary), args=[key, value]):
                 self._record_change(dictionary, scope, added=[self._added_node(ast.Dict([key], [value]), call, scope)])
             case ast.Call(func=ast.Attribute(attr="update", value=dictionary)):
@@ -448,17 +448,17 @@ class PythonProgram:
         calls = self._calls_of.get(parameter.function, [])
         arguments: list[ast.expr | None] = [] if calls else [parameter.default, None]
         for call in calls:
-            by_name = [keyword.value for keyword in call.keywords if keyword.arg == parameter.name]
+            named_values = [keyword.value for keyword in call.keywords if keyword.arg == parameter.name]
             is_unpacked = any(keyword.arg is None for keyword in call.keywords) or any(
                 isinstance(argument, ast.Starred) for argument in call.args
             )
             index = parameter.position
             if is_unpacked:
-                arguments += [*by_name, parameter.default, None]
+                arguments += [*named_values, parameter.default, None]
             elif index is not None and 0 <= index < len(call.args):
                 arguments.append(call.args[index])
-            elif by_name:
-                arguments += by_name
+            elif named_values:
+                arguments += named_values
             else:
                 arguments.append(parameter.default)
         return arguments
@@ -484,9 +484,9 @@ class PythonProgram:
         if isinstance(node, ast.Constant):
             self._used_constants.add(node)
             return (UNKNOWN if node.value is Ellipsis else node.value,), frozenset([node])
-        self._steps = self._steps + 1 if self._in_evaluation else 0
-        self._total_steps += 1
-        is_over_limit = self._steps > _MAX_STEPS or self._total_steps > _MAX_TOTAL_STEPS
+        self._step_count = self._step_count + 1 if self._in_evaluation else 0
+        self._total_step_count += 1
+        is_over_limit = self._step_count > _MAX_STEPS or self._total_step_count > _MAX_TOTAL_STEPS
         if memo_key in self._in_evaluation or is_over_limit or len(self._in_evaluation) > _MAX_DEPTH:
             self._is_incomplete = True
             return (() if memo_key in self._in_evaluation else (UNKNOWN,)), frozenset()
@@ -657,9 +657,10 @@ class PythonProgram:
             ]
         if name == "dict" and isinstance(function, ast.Name):
             keywords = [
-                None if word.arg is None else ast.copy_location(ast.Constant(word.arg), word) for word in call.keywords
+                None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
+                for keyword in call.keywords
             ]
-            keyword_items = self._dictionary(keywords, [word.value for word in call.keywords])
+            keyword_items = self._dictionary(keywords, [keyword.value for keyword in call.keywords])
             return [_union_of_dictionaries([self._merged_dictionaries(arguments), keyword_items])]
         if name in ("str", "list", "tuple", "sorted", "set", "lit") and len(arguments) == 1:
             values = self.values(arguments[0])

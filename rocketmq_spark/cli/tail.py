@@ -193,9 +193,9 @@ def message_line(message: ReceivedMessage) -> str:
         else _utf8_text(message.body)
     )
     body_text = f"<{len(message.body)} bytes>" if text is None else text
-    place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
+    place_text = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
     return escaped(
-        "  ".join([utc_text(message.store_timestamp), place, *([" ".join(fields)] if fields else []), body_text])
+        "  ".join([utc_text(message.store_timestamp), place_text, *([" ".join(fields)] if fields else []), body_text])
     )
 
 
@@ -257,13 +257,13 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
     from rocketmq_spark.session.consumers import PullConsumer
 
     _store_start_offsets(target, topic, arguments)
-    given = {
+    given_options = {
         "consume_from_where": arguments["begin"],
         **target.settings(),
         "group": arguments["group"],
         "auto_commit": False,
     }
-    consumer = PullConsumer(**given)
+    consumer = PullConsumer(**given_options)
     try:
         consumer.subscribe(topic, arguments["tags"], arguments["sql"])
     except BaseException:

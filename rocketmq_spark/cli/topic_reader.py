@@ -177,10 +177,12 @@ class TopicReader:
     def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heap: list[HeapEntry]) -> None:
         """Read ``queues`` until each has a message or has reached its end."""
         while queues_to_read := [q for q in queues if q not in self._next_messages and self._next_offsets[q] < ends[q]]:
-            counts = {q: self._read_ahead.get(q, min(self._max_read_ahead, _FIRST_READ_AHEAD)) for q in queues_to_read}
+            read_counts = {
+                q: self._read_ahead.get(q, min(self._max_read_ahead, _FIRST_READ_AHEAD)) for q in queues_to_read
+            }
             self._read(
                 [
-                    OffsetRange(q, self._next_offsets[q], min(self._next_offsets[q] + counts[q], ends[q]))
+                    OffsetRange(q, self._next_offsets[q], min(self._next_offsets[q] + read_counts[q], ends[q]))
                     for q in queues_to_read
                 ]
             )

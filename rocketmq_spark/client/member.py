@@ -62,7 +62,7 @@ class RemotingMember:
         self._polls = polls
         self._send_back = RemotingSendBack(broker_client, sender)
         self._rng = rng or random.Random()
-        self._lock_complaints = LogThrottle()  # log levels for brokers that fail to lock
+        self._lock_log_throttle = LogThrottle()  # log levels for brokers that fail to lock
 
     # --- the group
 
@@ -142,8 +142,8 @@ class RemotingMember:
     def _request_from_any(
         self, topic: str, rpc_row: rpc.RequestRow, group: str, deadline: Deadline, broker_name: str = ""
     ) -> Command:
-        """Send a request to broker ``broker_name`` of the topic; by default to a random one, because all get the same
-        heartbeats.
+        """Send a request to broker ``broker_name`` of the topic; by default to a random broker of the topic, because all of
+        these brokers get the same heartbeats.
         """
         routed_brokers = self._routes.recent(topic, deadline).brokers.values()
         brokers = [data for data in routed_brokers if data.addresses and broker_name in ("", data.broker_name)]
@@ -217,15 +217,17 @@ class RemotingMember:
     # --- locks
 
     def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
-        locked: set[MessageQueue] = set()
+        locked_queues: set[MessageQueue] = set()
         for broker_queues, answer in self._request_locks(rpc.LOCK_BATCH_MQ, group, queues, deadline):
             try:
                 locked_on_wire = set(bodies.locked_queues(answer.body))
             except RemoteProtocolError as e:
                 logger.warning("cannot decode the answer to the lock request for %s: %s", broker_queues, e)
                 continue
-            locked |= {queue for queue in broker_queues if self._rpc_client.queue_on_wire(queue) in locked_on_wire}
-        return locked
+            locked_queues |= {
+                queue for queue in broker_queues if self._rpc_client.queue_on_wire(queue) in locked_on_wire
+            }
+        return locked_queues
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
         self._request_locks(rpc.UNLOCK_BATCH_MQ, group, queues, deadline)
@@ -259,14 +261,14 @@ class RemotingMember:
         ):
             if isinstance(answer, RocketMQError):
                 logger.log(
-                    self._lock_complaints.level(name, answer),
+                    self._lock_log_throttle.level(name, answer),
                     "%s of %s failed: %s",
                     rpc_row.name,
                     broker_queues,
                     answer,
                 )
             else:
-                self._lock_complaints.resolved(name)
+                self._lock_log_throttle.resolved(name)
                 answers.append((broker_queues, answer))
         return answers
 

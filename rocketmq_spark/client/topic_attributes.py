@@ -65,7 +65,7 @@ class TopicAttributesCache:
     def attributes(
         self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
     ) -> Attributes | None:
-        """Return the topic's attributes on a broker; None if a Proxy answers, which does not report them.
+        """Return the topic's attributes on a broker; None if a Proxy answers, because a Proxy does not report attributes.
 
         While the broker does not answer, older cached attributes are returned.
         """
@@ -88,7 +88,7 @@ class TopicAttributesCache:
     def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether the topic is a batch topic, in which brokers compare the tags of whole batches only.
 
-        True also at a Proxy, which does not report the type: then clients compare the tags.
+        True also at a Proxy, because a Proxy does not report the type, and then clients must compare the tags.
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
@@ -96,8 +96,9 @@ class TopicAttributesCache:
         """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
         If brokers deny the request, the topic counts as an ordinary one.
 
-        A broker that did not answer is not asked about the topic for a while, so that it does not delay every task. About other
-        topics it is asked last. Each broker gets a share of the time, so that a broker that hangs leaves time for the others.
+        A broker that did not answer is not asked about the topic for a while, so that it does not delay every task. For other
+        topics, this broker is asked last. Each broker gets a share of the time, so that a broker that hangs leaves time for the
+        others.
         """
         silent_brokers = {
             name
@@ -228,10 +229,10 @@ def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str
         for group in bodies.group_list(answer.body)
     ]
     member_answers = rpc_client.invoke_each(member_requests, deadline)
-    for members in member_answers:
-        if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
+    for member_answer in member_answers:
+        if isinstance(member_answer, RocketMQError) or member_answer.code != Response.SUCCESS:
             continue  # the group has no online member
-        if topic_on_wire in bodies.group_filters(members.body):
+        if topic_on_wire in bodies.group_filters(member_answer.body):
             return True
     for answer in (*answers, *member_answers):
         if isinstance(answer, RocketMQError):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.folders import replace_file
-from rocketmq_spark.client.admin import BaseAdmin, put_topic
+from rocketmq_spark.client.admin import BaseAdmin, put_topic_request
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import processes, servers
@@ -69,7 +69,7 @@ class Registration:
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
         """Make a slave serve a topic now, because by itself it copies its master's topics only once a minute."""
         config = self.admin.topic_config(topic, broker_name)
-        self._rpc_client.request(slave.address, put_topic(topic, broker_name, config))
+        self._rpc_client.request(slave.address, put_topic_request(topic, broker_name, config))
 
     def _trigger_registration(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"

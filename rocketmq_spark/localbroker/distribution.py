@@ -87,8 +87,8 @@ def cache_folder() -> Path:
     The files in the folder are executed. So the folder and the folders in it must belong to this user or root, only this user may
     write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` otherwise.
     """
-    if configured := os.environ.get(CACHE_VARIABLE):
-        return _prepare_cache(Path(configured).expanduser().absolute())
+    if configured_folder := os.environ.get(CACHE_VARIABLE):
+        return _prepare_cache(Path(configured_folder).expanduser().absolute())
     user_cache = java.user_cache()
     try:
         if _prepare_cache(user_cache).is_dir():
@@ -382,13 +382,13 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
     target = folder / jar.stem / name
     try:
         with zipfile.ZipFile(jar) as archive:
-            code = archive.read(name)
+            library_bytes = archive.read(name)
         for place in (folder, target.parent):
             folders.make_folders(place, folders.READABLE)
             if not folders.is_writable_by_owner_only(place):
                 raise PermissionError(f"others may write to {place}")
-        if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == code):
-            folders.replace_file(target, code, _FILE_MODE)
+        if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == library_bytes):
+            folders.replace_file(target, library_bytes, _FILE_MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()

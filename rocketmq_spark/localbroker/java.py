@@ -114,9 +114,11 @@ def user_cache() -> Path:
     """
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
-    configured = os.environ.get("XDG_CACHE_HOME")
-    is_usable = configured and os.path.isabs(configured) and folders.foreign_file(Path(configured)) is None
-    return Path(configured if configured and is_usable else folders.home() / ".cache") / "rocketmq-spark"
+    configured_folder = os.environ.get("XDG_CACHE_HOME")
+    is_usable = (
+        configured_folder and os.path.isabs(configured_folder) and folders.foreign_file(Path(configured_folder)) is None
+    )
+    return Path(configured_folder if configured_folder and is_usable else folders.home() / ".cache") / "rocketmq-spark"
 
 
 def _is_safe_folder(folder: Path) -> bool:

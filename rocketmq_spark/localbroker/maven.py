@@ -194,9 +194,9 @@ def _download_file(
 
 def _refuse_clear_text(url: str) -> None:
     """Raise ``LocalBrokerError`` if the credentials of a repository would cross the network in clear text."""
-    parts = urllib.parse.urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme == "http" and host not in ("localhost", "::1") and not re.fullmatch(r"127(\.\d+){3}", host):
+    url_parts = urllib.parse.urlsplit(url)
+    host = url_parts.hostname or ""
+    if url_parts.scheme == "http" and host not in ("localhost", "::1") and not re.fullmatch(r"127(\.\d+){3}", host):
         raise LocalBrokerError(
             f"The credentials for {host} would be sent to {url} in clear text",
             remedy="Use https in the Ivy settings file, or remove the credentials",

@@ -320,7 +320,14 @@ def spawn(
 
     ``on_started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end it.
     """
-    watchdog = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), str(os.getpid()), *command]
+    watchdog_command = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(__file__).with_name("watchdog.py")),
+        str(os.getpid()),
+        *command,
+    ]
     env = {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES} | {
         "MALLOC_ARENA_MAX": "2"
     }
@@ -330,7 +337,7 @@ def spawn(
     def start_child() -> subprocess.Popen[bytes]:
         with open(folders.open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as out:
             child = subprocess.Popen(
-                watchdog, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
+                watchdog_command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
                 umask=0o077,  # whatever the umask of this process is, other users may not access files of servers
             )  # fmt: skip
         if on_started is not None:

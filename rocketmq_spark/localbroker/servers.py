@@ -41,12 +41,12 @@ def render(name: str, values: Mapping[str, object]) -> str:
 
 def replace_lines(text: str, conf: Mapping[str, object]) -> str:
     """Return ``key=value`` text in which the lines of ``conf`` replace or follow the lines of ``text``."""
-    unused_lines = {key: _conf_value(value) for key, value in conf.items()}
+    remaining_lines = {key: _conf_value(value) for key, value in conf.items()}
     lines = []
     for line in text.splitlines():
         key = line.partition("=")[0].strip()
-        lines.append(f"{key}={unused_lines.pop(key)}" if key in unused_lines else line)
-    return "\n".join([*lines, *(f"{key}={value}" for key, value in unused_lines.items())]) + "\n"
+        lines.append(f"{key}={remaining_lines.pop(key)}" if key in remaining_lines else line)
+    return "\n".join([*lines, *(f"{key}={value}" for key, value in remaining_lines.items())]) + "\n"
 
 
 def replace_fields(text: str, conf: Mapping[str, object]) -> str:
@@ -54,12 +54,12 @@ def replace_fields(text: str, conf: Mapping[str, object]) -> str:
     return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
 
 
-def change_conf(home: Path, name: str, conf: Mapping[str, object]) -> None:
-    """Change lines of broker.conf, or fields of rmq-proxy.json, whichever ``name`` is, in a server's folder."""
-    path = home / name
+def change_conf(home: Path, file_name: str, conf: Mapping[str, object]) -> None:
+    """Change lines of broker.conf, or fields of rmq-proxy.json, whichever ``file_name`` is, in a server's folder."""
+    path = home / file_name
     if not path.exists():
         raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
-    replace_settings = replace_fields if name == PROXY_CONF else replace_lines
+    replace_settings = replace_fields if file_name == PROXY_CONF else replace_lines
     replace_file(path, replace_settings(path.read_text(encoding="utf-8"), conf))
 
 

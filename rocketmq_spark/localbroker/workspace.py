@@ -65,17 +65,17 @@ class Reservation:
 def reserve(run_folder: Path, data: Path | None, keep: bool) -> Reservation:
     """Clean up after killed processes, then reserve ``data`` (or a new temporary folder) for this process."""
     with file_locked(run_folder / "lock"):
-        for record in run_folder.glob("*.json"):
-            _clean_up(record)
+        for record_path in run_folder.glob("*.json"):
+            _clean_up(record_path)
         folder = data or Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
         _check_data_folder(folder)
         lock = _lock_data(folder)
-        record = run_folder / f"{uuid.uuid4().hex}.json"
-        record_file = _new_record(record)
+        record_path = run_folder / f"{uuid.uuid4().hex}.json"
+        record_file = _new_record(record_path)
         fcntl.flock(record_file, fcntl.LOCK_EX)
         json.dump({"data": str(folder), "delete": data is None and not keep}, record_file)
         record_file.flush()
-    return Reservation(folder, data is None, record, (record_file, lock))
+    return Reservation(folder, data is None, record_path, (record_file, lock))
 
 
 def _check_data_folder(data: Path) -> None:
@@ -118,8 +118,8 @@ def _entries_problem(data: Path, was_open: bool) -> str | None:
             return f"{problem}, to which servers would write"
         if (problem := moved_folder_problem(entry, was_open, folders.subfolders(entry))) is not None:
             return problem
-        if (foreign := folders.foreign_file_in(entry)) is not None:
-            return str(foreign)
+        if (foreign_file := folders.foreign_file_in(entry)) is not None:
+            return str(foreign_file)
         if (problem := folders.irregularity_in(entry, _TEMPORARY_FOLDERS)) is not None:
             return f"{problem}, to which servers would write"
     return None

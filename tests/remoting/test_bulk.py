@@ -248,7 +248,7 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.free_bytes - 4))
     while wire.stream.full:
         wire.stream.compact(())
-        while wire.stream.free_bytes and not wire.stream._out_of_memory:
+        while wire.stream.free_bytes and not wire.stream._is_out_of_memory:
             wire.feed(bytes(min(1000, wire.stream.free_bytes)))
     with pytest.raises(ConnectionLost, match="other arriving frames"):
         wire.stream.receive(1.0)

@@ -55,8 +55,8 @@ def resume(session: int) -> None:
 
 def kill(session: int) -> None:
     """Kill all processes with SIGKILL, and return when none of them lives."""
-    while living := members(session):
-        for pid in living:
+    while living_processes := members(session):
+        for pid in living_processes:
             _signal(pid, signal.SIGKILL)
         time.sleep(_PAUSE_S)
 
