@@ -173,7 +173,7 @@ def test_a_link_that_is_replaced_is_followed_again(folder: Path) -> None:
     (folder / "current").unlink()
     (folder / "current").symlink_to(folder.parent / "secret")
     credentials._max_age_s = -1.0  # type: ignore[union-attr]
-    credentials._cached = None  # type: ignore[union-attr]
+    credentials._cached_credentials = None  # type: ignore[union-attr]
     with pytest.raises(OptionError, match=PATHS_VARIABLE):
         credentials.current()
 

@@ -182,7 +182,10 @@ class RangeRead(Protocol):
 
 
 class PrefetchQueues(Protocol):
-    """The queues of a consumer, ``AssignedQueues`` or ``Backlogs``. The caller holds the lock, except for ``process_accepted``."""
+    """The queues of a consumer: ``AssignedQueues`` or ``Backlogs``.
+
+    The caller holds the lock, except for ``process_accepted``.
+    """
 
     @property
     def states(self) -> Mapping[MessageQueue, PrefetchableQueue]: ...

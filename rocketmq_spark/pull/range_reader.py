@@ -65,7 +65,7 @@ class GroupResets:
         wait_until = clock.now() + LAST_ANSWERS_S
         try:
             while self._follows_group and pending.pulls_in_flight and (left_s := wait_until - clock.now()) > 0:
-                if stream.full:
+                if stream.is_full:
                     stream.compact(())
                 if stream.receive(left_s):
                     self._collect(stream, pending)
@@ -187,7 +187,7 @@ class RangeReader:
             self._hole_suspicions.on_address_changed()
         self._pending.release_due(self._clock.now())
         self._send_pulls(stream)
-        if not stream.full:
+        if not stream.is_full:
             self._receive(stream)
         if not self._pending:
             return
@@ -421,7 +421,7 @@ class RangeReader:
         """
         stream, enough_offsets = self._stream, self._settings.offsets_per_fetch
         must_reconnect = self._hints.reconnect_needed and not self._pending.pulls_in_flight
-        is_urgent = deliver_all or must_reconnect or not self._pending or (stream is not None and stream.full)
+        is_urgent = deliver_all or must_reconnect or not self._pending or (stream is not None and stream.is_full)
         if stream is None or not (is_urgent or self._received_answers.offset_count >= enough_offsets):
             return
         ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending())

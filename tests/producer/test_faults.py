@@ -139,12 +139,12 @@ def test_reachability_counts_only_while_a_detector_keeps_it_up() -> None:
     assert faults.reachable("a")
     faults.detecting = True
     assert not faults.reachable("a")
-    faults.record_probe("a", answered=False)
+    faults.record_probe("a", has_answered=False)
     assert not faults.reachable("a")
-    faults.record_probe("a", answered=True)
+    faults.record_probe("a", has_answered=True)
     assert faults.reachable("a")
     assert not faults.available("a", NOW + 1)  # a probe never ends an isolation
-    faults.record_probe("unknown", answered=True)
+    faults.record_probe("unknown", has_answered=True)
     assert "unknown" not in faults.faults
 
 
@@ -207,7 +207,7 @@ class FaultModel(RuleBasedStateMachine):
 
     @rule(broker=brokers)
     def probe(self, broker: str) -> None:
-        self.table.record_probe(broker, answered=True)
+        self.table.record_probe(broker, has_answered=True)
         self.unreachable.discard(broker)
 
     @rule(kept=st.sets(brokers))

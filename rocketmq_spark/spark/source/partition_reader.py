@@ -213,7 +213,7 @@ def read_partition(
             for buffer in pulls.fetch():
                 for batch in filter(len, decoder.batches(buffer, _BATCH_BYTES)):
                     yield kafka.kafka_batch(batch, columns, broker_name, numbers) if options.kafka_columns else batch
-    bad_messages.summary()
+    bad_messages.log_summary()
 
 
 def _recreation_check(
