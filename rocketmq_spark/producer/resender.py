@@ -105,10 +105,13 @@ class EngineResender:
         """Send the records of these topics to these queues."""
         self._engine.routes.pinned_queues = queues
 
-    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
         max_messages = self._settings.features.max_single_requests or _MAX_BATCH_MESSAGES
         return _BatchBuilder(
-            first, min(_MAX_BATCH_BYTES, self._max_message_size), max_messages, self._stores_keyless(first.topic)
+            first_send,
+            min(_MAX_BATCH_BYTES, self._max_message_size),
+            max_messages,
+            self._stores_keyless(first_send.topic),
         ).try_add
 
     def _stores_keyless(self, topic: str) -> bool:

@@ -20,7 +20,7 @@ class FakeResender:
         self.waiting: list[Callable[[Resent], None]] = []
         self.closed = False
 
-    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
         return lambda send: False
 
     def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
