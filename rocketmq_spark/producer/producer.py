@@ -407,7 +407,7 @@ class BaseProducer(ClosedWhenDropped):
         return self._engine.enqueue(outgoing)
 
     def dispatch_ready(self, on_other_thread: bool = False) -> None:
-        """Internal: send the enqueued requests (``batching.BatchOwner``)."""
+        """Internal: send the enqueued requests (``batching.BatchOwner``), on the timer thread if ``on_other_thread`` is set."""
         if on_other_thread:
             self._engine.timer.call_soon(self._engine.dispatch_ready)
         else:
