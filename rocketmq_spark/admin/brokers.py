@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 from rocketmq_spark.admin import AdminTools, deadline, request_each
 from rocketmq_spark.base.arguments import similar_names
 from rocketmq_spark.base.codes import FIRST_VERSION_THAT_UPDATES_USERS, Response
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.client.routes import masters_of
 from rocketmq_spark.client.rpc import error_from_response
 from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import BrokerData
 from rocketmq_spark.model.admin import AccessPolicy, BrokerState, UserAccount
-from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.loose_json import read_json

@@ -18,8 +18,8 @@ import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replace_characters
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.options.parsing import Secret
 
 Row = Mapping[str, object]
 

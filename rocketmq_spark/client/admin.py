@@ -10,6 +10,7 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_VERSION_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
 from rocketmq_spark.base.process import Closeable
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.client.broker_client import BrokerClient
 from rocketmq_spark.client.name_servers import NameServers
 from rocketmq_spark.client.offsets import RemotingOffsetReader
@@ -26,7 +27,6 @@ from rocketmq_spark.errors import (
     TopicNotFound,
 )
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, ReceivedMessage, TopicRoute
-from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig

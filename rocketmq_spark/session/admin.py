@@ -11,6 +11,7 @@ from rocketmq_spark.admin import AdminTools, brokers, groups, messages, topics
 from rocketmq_spark.admin.groups import OffsetTarget
 from rocketmq_spark.base import arguments
 from rocketmq_spark.base.process import Closeable, OwnerProcess
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.admin import (
@@ -23,7 +24,6 @@ from rocketmq_spark.model.admin import (
     UserAccount,
 )
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.session import client
 

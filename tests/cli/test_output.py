@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.cli.output import Json, Text, one_line, table_lines, time_text
 from rocketmq_spark.errors import LocalBrokerError, OptionError
-from rocketmq_spark.options.parsing import Secret
 
 ROWS = [{"name": "broker-a", "count": 3}, {"name": "b", "count": None}, {"name": "c", "count": -12}]
 
