@@ -109,7 +109,7 @@ class Healthy:
 class Nobody:
     """Implements ``ports.Resender``; nothing is spooled here."""
 
-    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
         raise AssertionError
 
     def join_sends(self, sends_: object) -> SpooledSend:

@@ -40,7 +40,7 @@ class RocketMQError(Exception):
     unsent = False  # whether it is certain that no byte of the request left this process
     # If a send consists of several requests, these are the results of its acknowledged messages, by id.
     stored: Mapping[str, Any] = MappingProxyType({})
-    behind: Collection[str] = ()  # messages that were not sent, because an earlier one in their order was rejected
+    behind: Collection[str] = ()  # messages that were not sent, because an earlier message in their order was rejected
 
     def __init__(
         self,
@@ -84,7 +84,8 @@ class RocketMQError(Exception):
 
 
 def copy_error(error: RocketMQError) -> RocketMQError:
-    """Return a copy of an exception, for an object that stores it or for one of several callers. The copies share the cause.
+    """Return a copy of an exception, for an object that stores the exception, or for one of several callers. The copies share
+    the cause.
 
     Copy and cause have no traceback, because a traceback keeps the frames of the first caller, and their objects, alive.
     """

@@ -106,7 +106,7 @@ class LagChart:
     def _is_active(self) -> bool:
         try:
             return bool(self._query.isActive)
-        except Exception:  # no caller is left in this thread; the session may have ended, so the chart ends, too
+        except Exception:  # no caller in this thread handles errors; the chart ends, because the session may have ended
             logger.info("the chart ends: the query no longer answers", exc_info=True)
             return False
 

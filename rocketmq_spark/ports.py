@@ -45,7 +45,7 @@ class Sender(Protocol):
         """The encoder of batches for this transport."""
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        """Return the queues that accept sends, in Java's publish order. The object stays identical while the route is unchanged.
+        """Return the queues that accept sends, in Java's publish order. Returns the same object while the route is unchanged.
 
         Raises ``RouteNotFound``, without a code if the topic exists, but is not writable. Raises ``BrokerNotFound`` if no broker
         of the topic has a master.
@@ -68,7 +68,7 @@ class Sender(Protocol):
         """Whether any broker is registered. If so, a topic without a route does not exist."""
 
     def has_master(self) -> bool:
-        """Whether any master is registered. While none is, it is unknown which topics exist."""
+        """Whether any master is registered. While no master is registered, it is unknown which topics exist."""
 
     def max_timer_delays_ms(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, int]:
         """Return the longest timer delay of each broker in ms, 0 if it has no timers. Omits brokers that do not answer."""
@@ -99,7 +99,9 @@ class Sender(Protocol):
 
     @property
     def client_id(self) -> str:
-        """The client id under which this process is registered. All users of its connections share it."""
+        """The client id under which this process is registered. All objects that use the connections of this client have the
+        same id.
+        """
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         """Join a producer group. Heartbeats report the group soon, and then every ``heartbeat_s`` seconds; with 0, none is sent.
@@ -113,7 +115,7 @@ class Sender(Protocol):
 
 
 class Replies(Protocol):
-    """Request and reply. A Proxy does not support them."""
+    """The methods for requests and replies, which a Proxy does not support."""
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
         """Join a group. Heartbeats then go to all brokers, because any broker may forward a reply.
@@ -131,14 +133,16 @@ class Replies(Protocol):
         """
 
     def reply(self, request: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
-        """Send ``reply``, whose topic is ignored, through a broker. Raises ``MessageRefused`` if ``request`` is no request."""
+        """Send ``reply``, whose topic is ignored, through a broker. Raises ``MessageRefused`` if the message ``request`` does
+        not ask for a reply.
+        """
 
 
 class Resender(Protocol):
     """Sends the records of a spool."""
 
-    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        """Return a function that accepts sends of the queue of ``first``, in their order, while they fit into its batch."""
+    def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
+        """Return a function that accepts sends of the queue of ``first_send``, in their order, while they fit into its batch."""
 
     def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         """Return one batch of sends that ``batch_predicate`` accepted, in their order. A broker stores the whole batch or
@@ -348,7 +352,7 @@ class GroupMember(Protocol):
 
     @property
     def receives_notices(self) -> bool:
-        """Whether brokers report changes of the group to its members. A Proxy does not."""
+        """Whether brokers report changes of the group to its members. A Proxy reports no changes."""
 
     def join(
         self, group: str, membership: Callable[[], Membership], on_request: RequestCallback, heartbeat_s: float
@@ -365,7 +369,7 @@ class GroupMember(Protocol):
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """Return the readable queues, sorted. Without ``refresh``, these are the cached queues if no name server answers.
 
-        Raises ``RouteNotFound`` if the topic does not exist. The object stays identical while the route is unchanged.
+        Raises ``RouteNotFound`` if the topic does not exist. Returns the same object while the route is unchanged.
         """
 
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:

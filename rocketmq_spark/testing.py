@@ -62,7 +62,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Adds the brokers' logs to the report of a failed test."""
     report = yield
-    # An error in here must not end the test run of a user, because the logs are only an addition to the report.
+    # An error in this hook must not end a user's test run, because the logs are only an addition to the report.
     try:
         if report.failed:
             report.sections += _log_sections(item)

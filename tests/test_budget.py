@@ -88,4 +88,4 @@ def test_used_is_the_sum_of_what_is_not_released(steps: list[tuple[bool, int, st
         assert held.used == sum(size for size, _ in claims)
     for _, release in claims:
         release()
-    assert not held._by_holder
+    assert not held._bytes_by_holder

@@ -104,7 +104,7 @@ def test_what_has_no_thread_is_left_for_the_next_time(
 
 def test_no_more_bytes_wait_for_a_slow_function_than_may(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    held = bench.copies._memory
+    held = bench.copies._memory_budget
     bench.copies.request_decision("a", "a1", bench.slow("a"), held.limit // 2 - 10)
     assert bench.called.wait(60)
     bench.copies.request_decision("b", "b1", bench.slow("b"), 11)
@@ -126,7 +126,7 @@ def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     bench.copies.request_decision("b", "b1", bench.slow("b"), 10)
     bench.copies.leave()
     bench.may_end.set()
-    eventually(lambda: bench.copies._memory.used == 0)
+    eventually(lambda: bench.copies._memory_budget.used == 0)
 
 
 def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPatch) -> None:

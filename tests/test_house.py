@@ -73,8 +73,8 @@ ORDER = {
     " encode.properties encode.columns encode.kafka encode.empty_bodies encode.ids encode.batch_tags encode.content_ids"
     " encode.encoder encode.proxy_rows",
     "stored": "ends scan",
-    "base": "codes logs extras hosts process terminal budget clock folders java threads arguments complaints exposition tls_files"
-    " dropped copies"
+    "base": "codes secret logs extras hosts process terminal budget clock folders java threads arguments complaints exposition"
+    " tls_files dropped copies"
     " retry",
     "client": "credentials rpc name_servers routes broker_client topic_attributes offsets instance transactions sender send_back"
     " replies admin broker_requests topic_readers pull_source pulled_messages long_polls committer member",

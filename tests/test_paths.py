@@ -173,7 +173,7 @@ def test_a_link_that_is_replaced_is_followed_again(folder: Path) -> None:
     (folder / "current").unlink()
     (folder / "current").symlink_to(folder.parent / "secret")
     credentials._max_age_s = -1.0  # type: ignore[union-attr]
-    credentials._cached = None  # type: ignore[union-attr]
+    credentials._cached_credentials = None  # type: ignore[union-attr]
     with pytest.raises(OptionError, match=PATHS_VARIABLE):
         credentials.current()
 
@@ -296,7 +296,7 @@ def test_a_folder_that_others_may_exchange_is_not_used(
     else:
         (theirs if change == "writable above" else theirs / "inner").chmod(0o777)
     for name in ("mine", "mine/new") if change in ("itself", "shared") else ("mine", "new"):
-        with pytest.raises(OptionError, match=f"option '{option}' is .* may exchange .*{PATHS_VARIABLE}"):
+        with pytest.raises(OptionError, match=f"option '{option}' is .* may replace .*{PATHS_VARIABLE}"):
             opened(theirs / "inner" / name)
     monkeypatch.delenv(PATHS_VARIABLE)
     opened(theirs / "inner" / "mine")  # without untrusted options, a warning when it is opened
@@ -333,8 +333,8 @@ def test_worker_folder_writable_by_others_is_not_used(folder: Path, caplog: pyte
     assert made is not None
     assert [path for path in spool.iterdir() if path.stat().st_mode & 0o022] == [spool / "worker-1"]
     assert f"skipping the spool in {spool / 'worker-1'}: " in caplog.text
-    assert "may exchange" in caplog.text
-    with pytest.raises(OptionError, match="may exchange"):
+    assert "may replace" in caplog.text
+    with pytest.raises(OptionError, match="may replace"):
         open_store(spool / "worker-1", given, SpoolSettings.of(given))
 
 

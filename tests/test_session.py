@@ -8,12 +8,12 @@ import pytest
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.codes import Request
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.client.credentials import Credentials
 from rocketmq_spark.consumer.listener import Context, with_replier
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.remoting.transport import DropUnsent
 from rocketmq_spark.session import consumers, stored_ids
 from rocketmq_spark.wire import rpc

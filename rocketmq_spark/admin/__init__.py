@@ -22,7 +22,9 @@ from rocketmq_spark.wire.header import Command
 
 
 class AdminTools(Protocol):
-    """Parts of a client. They accept the user's names of topics and groups. Only ``rpc_client`` accepts names on the wire."""
+    """Parts of a client. All parts accept topics and groups as users name them, except ``rpc_client``, which accepts names on
+    the wire.
+    """
 
     @property
     def rpc_client(self) -> RpcClient:
@@ -99,7 +101,8 @@ def request_each(
 ) -> Iterator[tuple[str, Command]]:
     """Send requests in parallel, and yield each answer with its key. ``requests`` has an address and a request for each key.
 
-    Raises the first error. If the requests are a ``is_change``, the error lists the servers that have applied the change.
+    Raises the first error. With ``is_change``, the requests change something, and the error lists the servers that have applied
+    the change.
     """
     answers = tools.rpc_client.invoke_each(list(requests.values()), deadline(tools))
     outcomes = {

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 from rocketmq_spark.admin import AdminTools, deadline, request_each
 from rocketmq_spark.base.arguments import similar_names
 from rocketmq_spark.base.codes import FIRST_VERSION_THAT_UPDATES_USERS, Response
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.client.routes import masters_of
 from rocketmq_spark.client.rpc import error_from_response
 from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import BrokerData
 from rocketmq_spark.model.admin import AccessPolicy, BrokerState, UserAccount
-from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.loose_json import read_json
@@ -42,7 +42,7 @@ class StoredUser(NamedTuple):
 
 
 class StoredPolicy(NamedTuple):
-    """The actions that one broker allows or denies a subject on a resource.
+    """The actions on a resource that one broker allows or denies to a subject.
 
     A policy of kind ``Default`` applies if no ``Custom`` policy does.
     """
@@ -219,9 +219,9 @@ def _first_number(text: str | None) -> float | None:
 def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
     """Change settings of a running master, which also writes them to its configuration file. Returns all settings of the master.
 
-    Raises ``OptionError`` for unknown names, which a broker silently accepts. Raises it also for values that the broker cannot
-    parse, because the broker then keeps the old value. If the network could read the settings, this function does not request
-    them. Then it checks nothing, logs a warning, and returns an empty dict.
+    Raises ``OptionError`` for unknown names, which a broker silently accepts. Also raises ``OptionError`` for values that the
+    broker cannot parse, because the broker would keep the old value. If others on the network could read the settings, this
+    function does not request the settings. In this case, it checks nothing, logs a warning, and returns an empty dict.
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.rpc_client.is_private(address):
@@ -255,7 +255,7 @@ Stored = TypeVar("Stored", StoredUser, StoredPolicy)
 
 
 def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
-    """Return all users, or the user ``name``. A user occurs more than once if brokers store it differently."""
+    """Return all users, or the user ``name``. A user occurs more than once if brokers store the user differently."""
     answers = _request_masters(
         tools, _private_masters(tools), lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker)
     )
@@ -271,7 +271,9 @@ def _accounts(stored_users: Iterable[tuple[str, StoredUser]]) -> list[UserAccoun
 
 
 def _private_masters(tools: AdminTools) -> dict[str, str]:
-    """Return the addresses of all masters. Raises ``OptionError`` if the network could read passwords in requests to them."""
+    """Return the addresses of all masters. Raises ``OptionError`` if others on the network could read passwords in requests to
+    masters.
+    """
     masters = _masters(tools)
     for address in masters.values():
         tools.rpc_client.check_private(address, "passwords of users", allow_plain_text=True)
@@ -329,9 +331,9 @@ def set_user(
     is_super: bool | None = None,
     enabled: bool | None = None,
 ) -> list[UserAccount]:
-    """Create a user on the masters that do not have it, and change it on the others. Creating a user needs a ``password``.
-
-    A property that was not given is None in the result if the network could read a password in its request.
+    """Create a user on the masters that do not have the user, and change the user on the other masters. Creating a user needs a
+    ``password``. A property that was not given is None in the result if others on the network could read a password in the
+    request that reads the property.
     """
     if password is not None and not password.strip():  # a broker ignores an empty password and keeps the old one
         raise OptionError("password is empty; expected a text, or no password to keep the current one")
@@ -377,7 +379,9 @@ def _check_change(
     is_super: bool | None,
     enabled: bool | None,
 ) -> None:
-    """Raise ``NotSupported`` if a user would change on a broker before 5.3.2, which reports success and changes nothing."""
+    """Raise ``NotSupported`` if a broker before 5.3.2 would have to change a user, because such a broker reports success and
+    changes nothing.
+    """
     is_empty = (password, is_super, enabled) == (None, None, None)
     is_unchanged = (
         password is None and stored_user is not None and _changed_user(stored_user, is_super, enabled) == stored_user
@@ -400,7 +404,7 @@ def delete_user(tools: AdminTools, name: str) -> None:
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
-    """Return all policies, or those of ``user``. A policy occurs more than once if brokers store it differently."""
+    """Return all policies, or the policies of ``user``. A policy occurs more than once if brokers store it differently."""
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
         for p, brokers in _with_brokers(_stored_policies(tools, user))
@@ -451,10 +455,10 @@ def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
     }
     if not kinds_and_brokers:
         raise OptionError(f"user {user} has no policy for {resource}")
-    masters, row = _masters(tools), rpc.AUTH_DELETE_ACL
+    masters, rpc_row = _masters(tools), rpc.AUTH_DELETE_ACL
     for kind in sorted({kind for kind, _ in kinds_and_brokers}):
         requests = {
-            broker: (address, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
+            broker: (address, rpc_row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
             for broker, address in masters.items()
             if (kind, broker) in kinds_and_brokers
         }
@@ -467,8 +471,8 @@ def _subject(user: str) -> str:
 
 
 def _masters(tools: AdminTools) -> dict[str, str]:
-    """Return the addresses of all masters by broker name. Raises ``BrokerNotFound`` if a broker has no registered master, because
-    this master would keep its users and policies unchanged.
+    """Return the addresses of all masters by broker name. Raises ``BrokerNotFound`` if the master of a broker is not registered,
+    because the users and policies of this master would not change.
     """
     return masters_of(tools.admin.cluster())
 
@@ -498,10 +502,10 @@ def _request_masters(
     return answers
 
 
-def _with_brokers(stored: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
+def _with_brokers(stored_items: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
     """Return each different user or policy once, with the brokers that store it. Sorted; None comes first."""
-    brokers: dict[Stored, list[str]] = {}
-    for broker, item in stored:
-        brokers.setdefault(item, []).append(broker)
-    sorted_items = sorted(brokers.items(), key=lambda entry: [(part is not None, part) for part in entry[0]])
+    brokers_of_item: dict[Stored, list[str]] = {}
+    for broker, item in stored_items:
+        brokers_of_item.setdefault(item, []).append(broker)
+    sorted_items = sorted(brokers_of_item.items(), key=lambda entry: [(part is not None, part) for part in entry[0]])
     return [(item, tuple(names)) for item, names in sorted_items]

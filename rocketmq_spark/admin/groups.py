@@ -51,7 +51,7 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
     """
     positions: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
-        queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # the number of queues may have changed
+        queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # not cached: the number of queues may change
         positions |= tools.offset_reader.committed(group, queues, deadline(tools))
     if all(position is None for position in positions.values()):
         require_masters(tools)
@@ -67,7 +67,7 @@ def require_masters(tools: AdminTools) -> None:
     """
     try:
         masters_of(tools.admin.cluster())
-    except NotSupported:  # a Proxy, which answers a request for a broker only if it reaches the master
+    except NotSupported:  # a Proxy answers a request for a broker only if the Proxy reaches the broker's master
         return
 
 
@@ -85,7 +85,7 @@ def new_group_remedy(group: str, topics: Sequence[str] = ()) -> str:
 
 
 def similar_groups_hint(tools: AdminTools, group: str) -> str:
-    """Return a hint with similar group names. It is empty if brokers know the group, or if there is no similar name."""
+    """Return a hint with similar group names. The hint is empty if brokers know the group, or if there is no similar name."""
     try:
         existing_groups = topic_readers.groups(tools.rpc_client, tools.admin)
     except RocketMQError:  # the hint is optional
@@ -104,20 +104,20 @@ def queue_lags(
     bounds, errors = bounds_of(tools, positions)
     request_deadline = deadline(tools)
     rows = []
-    unavailable_brokers: set[str] = set()  # brokers that did not answer get no further requests
+    unavailable_brokers: set[str] = set()  # brokers that did not answer; they get no further requests
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
-        bound, position = bounds[queue], positions[queue]
+        queue_bounds, position = bounds[queue], positions[queue]
         if position is None and queue in new_queues:
-            position = bound.min_offset
-        row = QueueLag(queue, bound.min_offset, position, bound.max_offset)
+            position = queue_bounds.min_offset
+        row = QueueLag(queue, queue_bounds.min_offset, position, queue_bounds.max_offset)
         if row.lag and row.next_offset is not None and queue.broker_name not in unavailable_brokers:
             try:
                 stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, request_deadline)
                 row = row._replace(next_stored_ms=stored_ms)
-            except NotReadable:  # the topic lacks read permission now; only the store time is missing
+            except NotReadable:  # the topic lacks read permission now; the result has all but the store time
                 pass
             except RocketMQError as e:
                 errors.append(e)
@@ -226,8 +226,8 @@ def _target_offsets(
     tools: AdminTools, target: OffsetTarget, bounds: Mapping[MessageQueue, QueueBounds], argument_name: str
 ) -> dict[MessageQueue, int]:
     if isinstance(target, int):
-        times = dict.fromkeys(bounds, target)
-        offsets_at_time = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
+        times_ms = dict.fromkeys(bounds, target)
+        offsets_at_time = tools.offset_reader.search_offsets(times_ms, deadline(tools), group=GROUP)
         return {queue: bounds[queue].clamp(offset) for queue, offset in offsets_at_time.items()}
     if isinstance(target, str):
         return {queue: b.min_offset if target == "earliest" else b.max_offset for queue, b in bounds.items()}
@@ -240,9 +240,10 @@ def _target_offsets(
     }
     invalid_queues = [q for q, offset in offsets.items() if bounds[q].clamp(offset) != offset]
     if invalid_queues:
-        queue, bound = invalid_queues[0], bounds[invalid_queues[0]]
+        queue, queue_bounds = invalid_queues[0], bounds[invalid_queues[0]]
         raise OffsetError(
-            f"{argument_name}: {queue} is {offsets[queue]}, but the queue has {bound.min_offset} to {bound.max_offset}",
+            f"{argument_name}: {queue} is {offsets[queue]}, but the queue has {queue_bounds.min_offset} to "
+            f"{queue_bounds.max_offset}",
             topic=queue.topic,
             remedy="Give an offset in between; -2 is the first, -1 the end",
         )
@@ -315,27 +316,32 @@ def warn_of_unseen_members(tools: AdminTools, group: str, queues: Iterable[Messa
 
 
 def names(tools: AdminTools) -> list[str]:
-    """Return all groups that brokers know, sorted, without RocketMQ's own."""
+    """Return all groups that brokers know, sorted, without RocketMQ's own groups."""
     return topic_readers.groups(tools.rpc_client, tools.admin)
 
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
     """Return a group's settings, members and lag. Raises ``GroupNotFound``, with similar names, if no broker knows the group."""
     addresses = _group_brokers(tools)
-    settings, online = _group_settings(tools, group, addresses), _online_members(tools, group, addresses)
-    topics = _topics_with_offsets(tools, group, bool(settings or online))
+    settings, online_members_by_broker = (
+        _group_settings(tools, group, addresses),
+        _online_members(tools, group, addresses),
+    )
+    topics = _topics_with_offsets(tools, group, bool(settings or online_members_by_broker))
     lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
-    # Reading the store times of messages needs more permissions. If only the store times are missing, describe the rest.
+    # Reading the store times of messages needs more permissions. If only the store times cannot be read, return everything else.
     errors = [
         e for e in lags.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in lags.rows)
     ]
     if errors:
         raise errors[0]
     scope = tools.rpc_client.scope
-    members = {member.client_id: member for broker_members in online for member in broker_members.members}
+    members = {
+        member.client_id: member for broker_members in online_members_by_broker for member in broker_members.members
+    }
     filters = {
         scope.user_name(topic): topic_filter
-        for broker_members in online
+        for broker_members in online_members_by_broker
         for topic, topic_filter in broker_members.filters.items()
         if scope.is_reversible(topic)
     }
@@ -343,8 +349,8 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
         group,
         settings,
         [member for _, member in sorted(members.items())],
-        online[0].consume_type if online else None,
-        online[0].message_model if online else None,
+        online_members_by_broker[0].consume_type if online_members_by_broker else None,
+        online_members_by_broker[0].message_model if online_members_by_broker else None,
         {topic: topic_filter for topic, topic_filter in sorted(filters.items()) if not topic.startswith(RETRY_PREFIX)},
         lags.rows,
     )
@@ -372,7 +378,9 @@ def _online_members(tools: AdminTools, group: str, addresses: Mapping[str, str])
 
 
 def _topics_with_offsets(tools: AdminTools, group: str, is_known: bool) -> list[str]:
-    """Return the topics in which the group has offsets. Raises ``GroupNotFound`` if there are none and not ``is_known``."""
+    """Return the topics in which the group has offsets. Raises ``GroupNotFound`` if there are no such topics, unless
+    ``is_known`` says that the group exists.
+    """
     topics = tools.admin.consumed_topics(group)
     if not topics and not is_known:
         require_masters(tools)
@@ -381,9 +389,9 @@ def _topics_with_offsets(tools: AdminTools, group: str, is_known: bool) -> list[
 
 
 def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = False) -> None:
-    """Delete a group and its offsets on all masters. With ``topics``, delete also its retry and dead-letter topics.
+    """Delete a group and its offsets on all masters. With ``topics``, also delete the group's retry and dead-letter topics.
 
-    Raises ``GroupNotFound`` if no broker knows the group and, without ``force``, ``OffsetError`` if it has members.
+    Raises ``GroupNotFound`` if no broker knows the group. Without ``force``, raises ``OffsetError`` if the group has members.
     Mirrors ``DeleteSubscriptionGroupCommand -r true``, which with ``-c`` always deletes the topics.
     """
     check_deletable(tools, group, force)
@@ -417,18 +425,20 @@ def _retry_and_dead_letter_topics(tools: AdminTools, group: str) -> list[str]:
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
-    """Raise the errors that ``delete`` would raise, but delete nothing. Raises ``BrokerNotFound`` if a master is not registered,
-    because this master would keep the group.
+    """Raise the errors that ``delete`` would raise, but delete nothing. Also raises ``BrokerNotFound`` if a master is not
+    registered, because the group would stay on this master.
     """
     if not is_user_group(tools.rpc_client.on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, and RocketMQ needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
-    online = _online_members(tools, group, masters)
-    _topics_with_offsets(tools, group, bool(online or _group_settings(tools, group, masters)))
+    online_members_by_broker = _online_members(tools, group, masters)
+    _topics_with_offsets(tools, group, bool(online_members_by_broker or _group_settings(tools, group, masters)))
     if not force:
         check_members(
             group,
-            sorted({member.client_id for broker_members in online for member in broker_members.members}),
+            sorted(
+                {member.client_id for broker_members in online_members_by_broker for member in broker_members.members}
+            ),
             "create the group again",
         )
 

@@ -29,7 +29,7 @@ MAX_BY_KEY = 64
 _MAX_MS = (1 << 63) - 1
 # An index stores times as whole seconds after its begin timestamp.
 _INDEX_RESOLUTION_MS = 1000
-_MAX_RESULT_BYTES = 256 << 20  # for the messages of one search; messages beyond it stay compressed
+_MAX_RESULT_BYTES = 256 << 20  # for the messages of one search; messages beyond this limit stay compressed
 
 
 class IndexSearch(NamedTuple):
@@ -71,9 +71,8 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
 def messages_by_key(
     tools: AdminTools, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
 ) -> list[ReceivedMessage]:
-    """Return the messages of a topic with this key, or with this id that their producer assigned, oldest first.
-
-    Returns at most ``limit`` messages of each broker, the newest ones that were stored from ``begin_ms`` to ``end_ms``.
+    """Return the messages of a topic with this key, or with this id that the producer assigned, oldest first. Returns at most
+    ``limit`` messages of each broker: the newest messages that were stored from ``begin_ms`` to ``end_ms``.
     """
     if not 0 < limit <= MAX_BY_KEY:
         raise OptionError(
@@ -81,7 +80,7 @@ def messages_by_key(
         )
     first_ms, last_ms = _period(begin_ms, end_ms)
     # Times in an index are up to a second too early. So a broker may return messages that were stored after the end. Therefore
-    # request as many messages as possible, and filter them below.
+    # request the maximum number of messages, and filter these messages below.
     search = IndexSearch(key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_BY_KEY)
     # An index compares hashes of keys, so compare the keys here.
     matching_messages = [
@@ -282,24 +281,24 @@ def messages_of_time(
     first_ms, last_ms = _period(begin_ms, end_ms)
     queues = EnvironmentQueues(environment)(tools.routes.get_existing(topic, 0.0).stored_queues())
     bounds = with_kept_minimums(tools, tools.offset_reader.bounds(queues, deadline(tools)))
-    times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
-    start_offsets = tools.offset_reader.search_offsets(times, deadline(tools), group=GROUP)
+    times_ms = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
+    start_offsets = tools.offset_reader.search_offsets(times_ms, deadline(tools), group=GROUP)
     decode_budget, read_ahead_budget = DecodeBudget(_MAX_RESULT_BYTES), UnwrapBudget(_MAX_READ_AHEAD_BYTES)
     readers = [
         _QueueReader(
             queue,
-            bound.clamp(start_offsets.get(queue, bound.min_offset)),
-            bound.max_offset,
+            queue_bounds.clamp(start_offsets.get(queue, queue_bounds.min_offset)),
+            queue_bounds.max_offset,
             first_ms,
             last_ms,
             read_ahead_budget,
         )
-        for queue, bound in sorted(bounds.items())
+        for queue, queue_bounds in sorted(bounds.items())
     ]
-    result: list[ReceivedMessage] = []
+    found_messages: list[ReceivedMessage] = []
     next_messages: list[tuple[tuple[int, str, int], int, ReceivedMessage]] = []
     pulled_indexes = range(len(readers))
-    while len(result) < limit:
+    while len(found_messages) < limit:
         _pull_heads(
             tools, [readers[index] for index in pulled_indexes], _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0
         )
@@ -310,10 +309,12 @@ def messages_of_time(
             break
         _, index, message = heapq.heappop(next_messages)
         message = decode_budget.decompress(message)
-        result.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
+        found_messages.append(
+            message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic)
+        )
         readers[index].advance()
         pulled_indexes = range(index, index + 1)
-    return result
+    return found_messages
 
 
 def _pull_heads(tools: AdminTools, readers: Sequence[_QueueReader], max_bytes: int) -> None:

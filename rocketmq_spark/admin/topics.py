@@ -21,7 +21,7 @@ from rocketmq_spark.wire.names import is_user_topic, topic_problem
 
 
 def names(tools: AdminTools, with_system_topics: bool = False) -> list[str]:
-    """Return all topics, sorted. With ``with_system_topics``, includes RocketMQ's own, retry and dead-letter topics."""
+    """Return all topics, sorted. With ``with_system_topics``, includes RocketMQ's own, and retry and dead-letter topics."""
     cluster = require_brokers(tools.admin.cluster())
     system_names = {*cluster, *(data.cluster for data in cluster.values())}
     return [name for name in tools.admin.topics() if with_system_topics or is_user_topic(name, system_names)]
@@ -69,7 +69,9 @@ def create(
     attributes: Mapping[str, str],
     batch: bool = False,
 ) -> TopicQueues:
-    """Create a topic on the masters of ``brokers`` (default: all). Raises ``OptionError`` if it is on one of them."""
+    """Create a topic on the masters of ``brokers`` (default: all). Raises ``OptionError`` if one of these brokers already has
+    the topic.
+    """
     all_attributes = batch_attributes(attributes) if batch else attributes
     if problem := topic_problem(topic, tools.rpc_client.scope):
         raise OptionError(problem)
@@ -108,9 +110,11 @@ def shrink(
         raise _wrong_direction(argument_name, topic, queues, existing_queues, "widen")
     bounds = tools.admin.describe_topic(topic)
     removed_bounds = [
-        bound for queue, bound in bounds.items() if queue.broker_name in existing_queues and queue.queue_id >= queues
+        queue_bounds
+        for queue, queue_bounds in bounds.items()
+        if queue.broker_name in existing_queues and queue.queue_id >= queues
     ]
-    lost_messages = sum(bound.max_offset - bound.min_offset for bound in removed_bounds)
+    lost_messages = sum(queue_bounds.max_offset - queue_bounds.min_offset for queue_bounds in removed_bounds)
     if preview:
         return TopicQueues(topic, existing_queues, lost_messages)
     return _topic_queues(tools.admin.resize_topic(topic, queues, list(existing_queues)), lost_messages)
@@ -138,9 +142,10 @@ def update(
     brokers: Sequence[str] | None = None,
     argument_name: str = "queues",
 ) -> TopicDescription:
-    """Change a topic on the masters of ``brokers`` (default: all that have it). The number of queues cannot decrease.
+    """Change a topic on the masters of ``brokers`` (default: all brokers that have the topic). The number of queues cannot
+    decrease.
 
-    Checks as much as possible before the first request, so that a rejected change changes nothing on any broker.
+    Checks as much as possible before the first request, so that an invalid change is applied on no broker.
     """
     if not any(field is not None for field in change[:3]) and not change.attributes:
         raise OptionError("there is nothing to change; expected queues, a permission, an order or attributes")
@@ -176,8 +181,8 @@ def update(
 
 
 def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
-    """Whether ``settings`` show the change. Attributes are not compared, because only the other settings are overwritten as a
-    whole. Of an old broker, only the number of queues is known, from the route.
+    """Whether ``settings`` show the change. Attributes are not compared, because a request overwrites all other settings, but
+    only the attributes that it names. Of an old broker, only the number of queues is known, from the route.
     """
     has_queues = change.queues in (None, settings.write_queues)
     is_old_broker = settings.message_type is None
@@ -236,8 +241,8 @@ def _changed_config(
 
 
 def _existing_queues(tools: AdminTools, topic: str, brokers: Sequence[str] | None) -> dict[str, QueueData]:
-    """Return the queues of a topic on ``brokers`` (default: all that have it). Raises ``OptionError`` if one of ``brokers`` does
-    not have the topic.
+    """Return the queues of a topic on ``brokers`` (default: all brokers that have the topic). Raises ``OptionError`` if one of
+    ``brokers`` does not have the topic.
     """
     tools.admin.routes.get_existing(topic, 0.0)
     existing_queues = tools.admin.queues_of(topic, brokers)
@@ -252,7 +257,7 @@ def _existing_queues(tools: AdminTools, topic: str, brokers: Sequence[str] | Non
 def _require_no_fewer_queues(
     topic: str, queues: int | None, existing_queues: Mapping[str, QueueData], argument_name: str
 ) -> None:
-    """Raise ``OptionError`` if ``queues`` is less than the topic has on a broker."""
+    """Raise ``OptionError`` if the topic has more than ``queues`` queues on a broker."""
     if queues is not None and any(
         max(data.read_queues, data.write_queues) > queues for data in existing_queues.values()
     ):

@@ -266,7 +266,7 @@ class SimpleConsumer(AsyncClient):
     ) -> None:
         super().__init__()
         self._consumer = consumers.SimpleConsumer(name_server, group, **options)
-        self._receive_threads = EventLoop()  # separate, because waiting receives must not delay acknowledgements
+        self._receive_loop = EventLoop()  # separate, because waiting receives must not delay acknowledgements
         self._unclaimed_messages: list[PoppedMessage] = []  # messages of cancelled calls of ``receive``
         # Unanswered requests of cancelled calls.
         self._abandoned_requests: list[asyncio.Future[Sequence[PoppedMessage]]] = []
@@ -300,7 +300,7 @@ class SimpleConsumer(AsyncClient):
                 self._unclaimed_messages[max_messages:],
             )
             return messages
-        receive_future = self._receive_threads.start(
+        receive_future = self._receive_loop.start(
             copy_context().run, self._consumer.receive, max_messages, invisible, wait
         )
         try:
@@ -345,4 +345,4 @@ class SimpleConsumer(AsyncClient):
         try:
             self._consumer.close()
         finally:
-            self._receive_threads.close()
+            self._receive_loop.close()

@@ -174,7 +174,7 @@ class Producer(AsyncClient):
         self._begun_count = 0  # total number of sends that were taken from ``_new_sends``
         self._send_thread = _SendThread()
         self._unstarted_sends = _UnstartedSendCount()
-        self._bulk_threads = EventLoop()  # separate threads for calls that may take long
+        self._bulk_loop = EventLoop()  # separate threads for calls that may take long
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Return the queues that messages of ``topic`` can go to."""
@@ -210,7 +210,9 @@ class Producer(AsyncClient):
         return result
 
     def _begin_new_sends(self) -> None:
-        """Begin the sends of this iteration. Yields to the event loop after some milliseconds."""
+        """Begin the sends that were requested in this iteration of the event loop. Yields to the event loop after some
+        milliseconds.
+        """
         pause_at = time.monotonic() + YIELD_AFTER_S
         try:
             with without_blocking(), batch_writes():
@@ -276,9 +278,9 @@ class Producer(AsyncClient):
         if future.done():  # the send was cancelled or has failed
             return
         on_outcome = NonblockingCallback(functools.partial(self._loop.put, future))
-        how_arguments = {} if how == DEFAULT_HOW else how._asdict()
+        send_arguments = {} if how == DEFAULT_HOW else how._asdict()
         outcome = capture(
-            context.run, functools.partial(self._producer.send_async, message, on_outcome, **how_arguments)
+            context.run, functools.partial(self._producer.send_async, message, on_outcome, **send_arguments)
         )
         if isinstance(outcome, Failure):
             self._loop.put(future, outcome.error)
@@ -304,7 +306,7 @@ class Producer(AsyncClient):
         ``how`` are the other keyword arguments of that method. Cancelling a call that has begun does not stop it.
         """
         self._check_open()
-        return await self._bulk_threads.call(self._producer.send_arrow, rows, topic, **how)
+        return await self._bulk_loop.call(self._producer.send_arrow, rows, topic, **how)
 
     async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
         """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
@@ -312,7 +314,7 @@ class Producer(AsyncClient):
         ``how`` are the other keyword arguments of that method. Cancelling a call that has begun does not stop it.
         """
         self._check_open()
-        return await self._bulk_threads.call(self._producer.send_many, messages, **how)
+        return await self._bulk_loop.call(self._producer.send_many, messages, **how)
 
     async def request(self, message: Message, **how: Any) -> Reply:
         """Send a message, and wait for the reply of a consumer that receives it.
@@ -395,7 +397,7 @@ class Producer(AsyncClient):
     def _on_closed(self, close_future: asyncio.Future[Any]) -> None:
         super()._on_closed(close_future)
         if self._loop.closed:
-            self._bulk_threads.close()
+            self._bulk_loop.close()
 
     def _flush(self, deadline: Deadline) -> bool:
         return self._unstarted_sends.wait_until_empty(deadline) and self._producer.flush(deadline.remaining())

@@ -120,7 +120,7 @@ def similar_names(name: str, names: Iterable[str], count: int, cutoff: float) ->
     first, and longer names than ``_MAX_COMPARED_CHARACTERS`` are left out.
     """
     name, pairs_left = name[:_MAX_COMPARED_CHARACTERS], _MAX_PAIRS
-    compared: list[str] = []
+    compared_names: list[str] = []
     for candidate in sorted(
         (candidate for candidate in names if len(candidate) <= _MAX_COMPARED_CHARACTERS),
         key=lambda candidate: candidate[:1] != name[:1],
@@ -128,5 +128,5 @@ def similar_names(name: str, names: Iterable[str], count: int, cutoff: float) ->
         pairs_left -= (len(name) + 1) * (len(candidate) + 1)
         if pairs_left < 0:
             break
-        compared.append(candidate)
-    return difflib.get_close_matches(name, compared, n=count, cutoff=cutoff)
+        compared_names.append(candidate)
+    return difflib.get_close_matches(name, compared_names, n=count, cutoff=cutoff)

@@ -30,25 +30,25 @@ class Budget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._by_holder: Counter[Hashable] = Counter()
+        self._bytes_by_holder: Counter[Hashable] = Counter()
         self._lock = threading.RLock()  # reentrant: garbage collection may call ``release`` in this block
 
     def claim(self, holder: Hashable, size: int) -> Callable[[], None] | None:
         """Claim ``size`` bytes. Returns a function that releases them once; None if they exceed the limit."""
         with self._lock:
-            if self.used and self.used + self._by_holder[holder] + 2 * size > self.limit:
+            if self.used and self.used + self._bytes_by_holder[holder] + 2 * size > self.limit:
                 return None
             self.used += size
-            self._by_holder[holder] += size
+            self._bytes_by_holder[holder] += size
         unreleased_bytes = [size]
 
         def release() -> None:
             with self._lock:
                 released_bytes = unreleased_bytes.pop() if unreleased_bytes else 0
                 self.used -= released_bytes
-                self._by_holder[holder] -= released_bytes
-                if not self._by_holder[holder]:
-                    del self._by_holder[holder]
+                self._bytes_by_holder[holder] -= released_bytes
+                if not self._bytes_by_holder[holder]:
+                    del self._bytes_by_holder[holder]
 
         return release
 
@@ -63,9 +63,9 @@ class ReceiveBudget:
     def __init__(self, limit: int = MAX_INCOMPLETE_BYTES) -> None:
         self.limit = limit
         self.used = 0
-        self._by_holder: Counter[Hashable] = Counter()
+        self._bytes_by_holder: Counter[Hashable] = Counter()
         self._accounts: set[ReceiveAccount] = set()
-        self._lock = threading.RLock()  # reentrant, as above
+        self._lock = threading.RLock()  # reentrant for the same reason as in ``Budget``
 
     def account(self, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> ReceiveAccount:
         """Return an empty account for frames of ``holder``: for one frame at a time, or for all frames that a call keeps.
@@ -79,9 +79,9 @@ class ReceiveBudget:
             if size and account.revoked:
                 return False
             growth = size - account.size
-            holder_bytes = self._by_holder[account.holder] + growth
+            holder_bytes = self._bytes_by_holder[account.holder] + growth
             while growth > 0 and self.used > account.size and self.used + growth > self.limit:
-                largest_holder, largest_bytes = self._by_holder.most_common(1)[0]
+                largest_holder, largest_bytes = self._bytes_by_holder.most_common(1)[0]
                 if largest_holder == account.holder or largest_bytes <= holder_bytes:
                     return False
                 largest_account = max(
@@ -97,9 +97,9 @@ class ReceiveBudget:
 
     def _set_size(self, account: ReceiveAccount, size: int) -> None:
         self.used += size - account.size
-        self._by_holder[account.holder] += size - account.size
-        if not self._by_holder[account.holder]:
-            del self._by_holder[account.holder]
+        self._bytes_by_holder[account.holder] += size - account.size
+        if not self._bytes_by_holder[account.holder]:
+            del self._bytes_by_holder[account.holder]
         account.size = size
         (self._accounts.add if size else self._accounts.discard)(account)
 

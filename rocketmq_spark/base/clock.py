@@ -17,7 +17,9 @@ NO_TIMEOUT_S = 1e9  # means no timeout: locks do not accept infinity
 
 
 class Deadline(NamedTuple):
-    """The time on the monotonic clock at which a call with all its retries must end. A tuple, because each send creates one."""
+    """The time on the monotonic clock at which a call with all its retries must end. A NamedTuple, because it is cheap to
+    create, and each send creates a deadline.
+    """
 
     at: float
 

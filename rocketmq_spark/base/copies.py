@@ -1,4 +1,5 @@
-"""Coalesces checks of half messages: while the user's function decides about a message, further checks of it only wait.
+"""Coalesces checks of half messages: while the user's function decides about a message, further checks of the message only
+wait.
 
 A broker repeats its check, and a send that was retried may have stored several copies of a half message.
 """
@@ -54,8 +55,9 @@ class CheckCoalescer(Generic[P, D]):
     """Calls the user's function on a separate thread, so that decisions that do not need the function are sent at once.
 
     Args:
-        send: Sends a decision about the copy at a place, and returns whether the decision has certainly arrived. The
-            function may block: each broker has its own thread, so that a broker that hangs does not delay others.
+        send: Sends a decision about the copy at a place, and returns whether the decision has certainly arrived. The function
+            may block: each broker has its own thread, so that a broker that hangs does not delay the decisions of other
+            brokers.
         broker_of: Returns the broker of a place.
         commit: The decision that is made for one copy only. The other copies then get ``rollback``.
         rollback: The decision that drops a copy.
@@ -69,7 +71,7 @@ class CheckCoalescer(Generic[P, D]):
         shared_as: Hashable = None,
     ) -> None:  # fmt: skip
         self._send, self._broker_of = send, broker_of
-        self._commit, self._rollback, self._unknown = commit, rollback, unknown
+        self._commit_decision, self._rollback_decision, self._unknown_decision = commit, rollback, unknown
         self._decide_executor = KeyedExecutor()
         self._send_executor = KeyedExecutor(2 * MAX_WAITING_CHECKS)  # half of them for decisions without the function
         # Set by ``leave``. Decisions of the function after this time are ignored.
@@ -84,7 +86,7 @@ class CheckCoalescer(Generic[P, D]):
         self._queued_keys: set[str] = set()  # messages that wait for a call of the function
         self._waiting_by_broker: Counter[Hashable] = Counter()
         self._log_limit = RateLimit(LOG_PAUSE_S)
-        self._memory = Budget(MAX_WAITING_BYTES)
+        self._memory_budget = Budget(MAX_WAITING_BYTES)
 
     def leave(self) -> None:
         """Stop deciding. Brokers may send the checks that wait here to other objects."""
@@ -104,7 +106,7 @@ class CheckCoalescer(Generic[P, D]):
         with self._lock:
             rollback_deadline = self._rollback_deadlines.get(key)
             if rollback_deadline is not None and not rollback_deadline.expired:
-                return self._rollback
+                return self._rollback_decision
             if self._leave_deadline is not None:
                 return None
             decider, _ = self._deciders.get(key, (self, broker))
@@ -114,7 +116,7 @@ class CheckCoalescer(Generic[P, D]):
                 self._forget(key)
             is_pending = key in self._newest_places
             if not is_pending and self._waiting_by_broker[broker] < MAX_WAITING_CHECKS:
-                release = self._memory.claim(broker, held_bytes)
+                release = self._memory_budget.claim(broker, held_bytes)
             is_accepted = is_pending or release is not None
             if is_accepted:
                 self._newest_places[key], self._newest_receivers[key] = place, self
@@ -175,7 +177,7 @@ class CheckCoalescer(Generic[P, D]):
         release()
         if isinstance(outcome, Failure):  # continue, because the state of the message must be removed
             outcome.log(logger, "%s could not be decided", key)
-        decision = self._unknown if isinstance(outcome, Failure) else outcome
+        decision = self._unknown_decision if isinstance(outcome, Failure) else outcome
         with self._lock:
             if not self._is_own(key):
                 return
@@ -186,10 +188,10 @@ class CheckCoalescer(Generic[P, D]):
         previous_place: P | None = None
         is_committed = False
         # A further copy may arrive while a decision is sent.
-        while (copy := self._next_copy(key, previous_place, is_committed)) is not None:
-            receiver, previous_place = copy
-            is_committed = receiver._send_to(key, previous_place, decision) and decision is self._commit
-            decision = self._rollback if is_committed else decision
+        while (newest_copy := self._next_copy(key, previous_place, is_committed)) is not None:
+            receiver, previous_place = newest_copy
+            is_committed = receiver._send_to(key, previous_place, decision) and decision is self._commit_decision
+            decision = self._rollback_decision if is_committed else decision
 
     def _send_to(self, key: str, place: P, decision: D) -> bool:
         outcome = capture(self._send, place, decision)

@@ -79,8 +79,8 @@ class _DroppedObjects:
             if self._thread is None:
                 self._thread = start_thread(_NAME, functools.partial(_close_all, self._queue))
 
-    def put(self, dropped: ClosedWhenDropped) -> None:
-        self._queue.put(dropped)
+    def put(self, dropped_object: ClosedWhenDropped) -> None:
+        self._queue.put(dropped_object)
 
     def wait_closed(self, deadline: Deadline) -> None:
         """Wait until the objects that are in the queue now are closed, or until ``deadline``."""

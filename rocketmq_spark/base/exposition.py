@@ -150,7 +150,7 @@ def _stop_reading(connection: socket.socket) -> None:
 
 
 def _is_allowed_host(served_host: str, host: str | None) -> bool:
-    """Whether the Host header is acceptable. On a loopback address, only loopback names are; otherwise any name is."""
+    """Whether the Host header is acceptable. On a loopback address, only loopback names are acceptable; otherwise any name is."""
     if not is_loopback(served_host) or host is None:
         return True
     name = host if host.endswith("]") else host.rpartition(":")[0] or host

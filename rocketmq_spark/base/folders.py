@@ -112,8 +112,8 @@ def foreign_file_in(
         skipped_prefixes: Prefixes of the names of subfolders that are left out.
         root_may_own: Whether root may own ``path`` itself.
     """
-    if (foreign := foreign_file(path, root_may_own)) is not None:
-        return foreign
+    if (first_foreign_file := foreign_file(path, root_may_own)) is not None:
+        return first_foreign_file
     for entry in _entries(path, skipped_prefixes):
         if (status := _status_or_none(entry.lstat)) is not None and (owner := owner_uid(status)) not in (
             os.geteuid(),
@@ -246,8 +246,8 @@ def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
 def open_subfolder(top: Path | int, names: Iterable[str] = (), mode: int | None = None) -> Iterator[int]:
     """Open a subfolder of ``top`` part by part, and yield its descriptor until the end of the block.
 
-    Raises ``OSError`` if a part below ``top`` is a link. So what is done through the descriptor stays in ``top``, even if another
-    user exchanges folders meanwhile.
+    Raises ``OSError`` if a part below ``top`` is a link. So what is done through the descriptor stays in ``top``, even if
+    another user replaces folders meanwhile.
 
     Args:
         top: A folder, or its descriptor.
@@ -284,8 +284,9 @@ def open_folder(name: str, folder_descriptor: int) -> int:
 
 
 def make_folder_for(owner_status: os.stat_result, name: str, folder_descriptor: int) -> int:
-    """Create a private folder of the user and group of ``owner_status`` in an open folder, and return its descriptor. Only root
-    can do this, and only in a folder of root, where no other user can exchange the new folder before its owner changes.
+    """Create a private folder in an open folder, and return the descriptor of the new folder, which belongs to the user and
+    group in ``owner_status``. Only root can do this, and only in a folder of root, where no other user can replace the new
+    folder before its owner changes.
 
     Raises ``PermissionError`` otherwise.
     """
@@ -298,14 +299,14 @@ def make_folder_for(owner_status: os.stat_result, name: str, folder_descriptor: 
     return descriptor
 
 
-class Temporary(NamedTuple):
+class TemporaryFolder(NamedTuple):
     """A private temporary folder, and the user to whom it belongs."""
 
     path: Path
     uid: int
 
 
-def make_temporary(owner: int, prefix: str) -> Temporary:
+def make_temporary_folder(owner: int, prefix: str) -> TemporaryFolder:
     """Create a private folder in the temporary folder. It belongs to the user ``owner`` if root calls this with ``CAP_CHOWN``,
     otherwise to this user. Call this only if ``temporary_exposure`` returns None.
 
@@ -326,7 +327,7 @@ def make_temporary(owner: int, prefix: str) -> Temporary:
                     uid = owner
         finally:
             os.close(descriptor)
-    return Temporary(temporary_folder / name, uid)
+    return TemporaryFolder(temporary_folder / name, uid)
 
 
 def temporary_exposure() -> Exposure | None:
@@ -605,15 +606,15 @@ def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iter
 
 def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each folder in which the system looks up a part of the path, with that part. Links in the path are followed."""
-    folder, parts, link_count, visited = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
+    folder, parts, link_count, visited_links = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
     yield folder, folder
     while parts:
         if (part := parts.pop()) == "..":
             folder = folder.parent
             continue
         entry = folder / part
-        if entry not in visited:
-            visited.add(entry)
+        if entry not in visited_links:
+            visited_links.add(entry)
             yield folder, entry
         try:
             target = Path(os.readlink(entry))
@@ -669,7 +670,9 @@ def has_own_rights() -> bool:
 
 
 def error_reader() -> int:
-    """The uid of the user who reads the errors of this process. It stays root's while root has the rights of another user."""
+    """The uid of the user who reads the errors of this process. This is the uid of root also while root has the rights of
+    another user.
+    """
     return os.geteuid() if has_own_rights() else ROOT
 
 

@@ -27,7 +27,9 @@ _encode = codecs.getencoder("unicode_escape")
 
 
 def replace_characters(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], text: str) -> str:
-    """Replace single characters, piece by piece. ``sub`` keeps two objects for each, and a body may have millions of them."""
+    """Replace single characters, piece by piece. ``sub`` keeps two objects for each replaced character, and a body may have
+    millions of these characters.
+    """
     if len(text) <= _PIECE_CHARACTERS:
         return pattern.sub(replacement, text)
     return "".join(

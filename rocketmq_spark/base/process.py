@@ -145,10 +145,10 @@ def clear_registry() -> dict[str, dict[Any, Any]]:
     """Empty the registry. Returns the entries by kind, for the caller to close."""
     registry = _registry
     with registry.lock:
-        removed = {kind: dict(entries_of_kind) for kind, entries_of_kind in registry.entries_by_kind.items()}
+        removed_entries = {kind: dict(entries_of_kind) for kind, entries_of_kind in registry.entries_by_kind.items()}
         for entries_of_kind in registry.entries_by_kind.values():
             entries_of_kind.clear()
-    return removed
+    return removed_entries
 
 
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -309,13 +309,13 @@ def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterat
     def handle_signal(number: int, frame: FrameType | None) -> None:
         handle()
 
-    previous: _Handlers = {number: signal.signal(number, handle_signal) for number in numbers}
-    _replaced_handlers.append(previous)
+    previous_handlers: _Handlers = {number: signal.signal(number, handle_signal) for number in numbers}
+    _replaced_handlers.append(previous_handlers)
     try:
         yield
     finally:
-        _replaced_handlers.remove(previous)
-        _restore_handlers(previous)
+        _replaced_handlers.remove(previous_handlers)
+        _restore_handlers(previous_handlers)
 
 
 def _restore_handlers(handlers: _Handlers) -> None:

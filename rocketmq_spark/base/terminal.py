@@ -16,8 +16,8 @@ import termios
 from rocketmq_spark.base.process import on_signals
 
 _NAME = "/dev/tty"
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_AWAITED = {signal.SIGCHLD, signal.SIGINT, *_FORWARDED}
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_AWAITED_SIGNALS = {signal.SIGCHLD, signal.SIGINT, *_FORWARDED_SIGNALS}
 
 
 def detach() -> None:
@@ -46,7 +46,7 @@ def continue_in_child() -> None:
     if not _is_leader() or (terminal := _open()) is None:
         return
     os.close(terminal)
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED_SIGNALS)
     child = os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
@@ -70,7 +70,7 @@ def _exit_code_of_child(child: int) -> int:
     """
     is_stopped = must_end = False
     while True:
-        number = signal.sigwait(_AWAITED)
+        number = signal.sigwait(_AWAITED_SIGNALS)
         if number == signal.SIGCHLD:
             while (child_change := os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
                 is_stopped = os.WIFSTOPPED(child_change[1])
@@ -78,7 +78,7 @@ def _exit_code_of_child(child: int) -> int:
                     return os.waitstatus_to_exitcode(child_change[1])
         elif signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             must_end = True
-            if number in _FORWARDED:  # Ctrl-C reaches the child, too
+            if number in _FORWARDED_SIGNALS:  # Ctrl-C reaches the child, too
                 os.kill(child, number)
         if is_stopped and must_end:
             os.kill(child, signal.SIGKILL)

@@ -63,7 +63,7 @@ class TracebackLimit:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._logged_s: dict[object, float] = {}
+        self._last_logged_s: dict[object, float] = {}
 
     def due(self, outcome: object) -> BaseException | None:
         """Return the error of ``outcome`` if its traceback is to be logged now.
@@ -72,16 +72,19 @@ class TracebackLimit:
         """
         if not isinstance(outcome, Failure):
             return None
-        innermost = outcome.error.__traceback__
-        while innermost is not None and innermost.tb_next is not None:
-            innermost = innermost.tb_next
-        kind = type(outcome.error), innermost and (innermost.tb_frame.f_code, innermost.tb_lineno)
+        innermost_traceback = outcome.error.__traceback__
+        while innermost_traceback is not None and innermost_traceback.tb_next is not None:
+            innermost_traceback = innermost_traceback.tb_next
+        kind = (
+            type(outcome.error),
+            innermost_traceback and (innermost_traceback.tb_frame.f_code, innermost_traceback.tb_lineno),
+        )
         now_s = self._now_s()
-        if now_s - self._logged_s.get(kind, -_TRACEBACK_PAUSE_S) < _TRACEBACK_PAUSE_S:
+        if now_s - self._last_logged_s.get(kind, -_TRACEBACK_PAUSE_S) < _TRACEBACK_PAUSE_S:
             return None
-        if len(self._logged_s) >= _MAX_KINDS:
-            self._logged_s.clear()
-        self._logged_s[kind] = now_s
+        if len(self._last_logged_s) >= _MAX_KINDS:
+            self._last_logged_s.clear()
+        self._last_logged_s[kind] = now_s
         return outcome.error
 
 
@@ -215,16 +218,16 @@ class KeyedExecutor:
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._work: dict[Hashable, deque[Callable[[], None]]] = {}
+        self._work_by_key: dict[Hashable, deque[Callable[[], None]]] = {}
 
     def has_work(self, key: Hashable) -> bool:
         """Whether work of ``key`` waits or runs. New work of the key would wait for it."""
-        return key in self._work
+        return key in self._work_by_key
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Run ``work`` soon. Raises ``RuntimeError`` if the system allows no more threads, or if too much work waits."""
         with self._lock:
-            queue = self._work.get(key)
+            queue = self._work_by_key.get(key)
             if queue is not None:
                 if self._limit is not None and len(queue) >= self._limit:
                     raise RuntimeError(f"{len(queue)} requests wait for one thread")
@@ -232,18 +235,18 @@ class KeyedExecutor:
                 return
             queue = deque([work])
             try:
-                self._work[key] = queue
+                self._work_by_key[key] = queue
                 start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, queue))
             except BaseException:  # Ctrl-C, too: whether the thread exists is unknown, so the caller keeps the work
                 queue.clear()
-                self._work.pop(key, None)
+                self._work_by_key.pop(key, None)
                 raise
 
     def wait(self, key: Hashable, seconds: float) -> None:
         """Wait until the present work of ``key`` is done, for at most ``seconds``."""
         latch = Latch()
         with self._lock:
-            if (queue := self._work.get(key)) is None:
+            if (queue := self._work_by_key.get(key)) is None:
                 return
             queue.append(latch.set)
         latch.wait(seconds)
@@ -257,8 +260,8 @@ class KeyedExecutor:
         with self._lock:
             if queue:
                 return queue.popleft()
-            if self._work.get(key) is queue:
-                del self._work[key]
+            if self._work_by_key.get(key) is queue:
+                del self._work_by_key[key]
             return None
 
 
@@ -384,9 +387,9 @@ class Timer:
             return future.done()
         return True
 
-    def wait_notified(self, changed: threading.Condition, seconds: float) -> None:
-        """Wait until ``changed``, which the caller holds, is notified, or for ``seconds``."""
-        changed.wait(seconds)
+    def wait_notified(self, condition: threading.Condition, seconds: float) -> None:
+        """Wait until ``condition``, which the caller holds, is notified, or for ``seconds``."""
+        condition.wait(seconds)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call ``call`` once on the timer's thread, ``seconds`` from now; not if the timer is closed before."""

@@ -35,27 +35,29 @@ class ReloadedValue(Generic[T]):
     def __init__(self, paths: Sequence[str | None], load: Callable[[], T]) -> None:
         self._paths = tuple(os.path.expanduser(path) for path in paths if path)
         self._load = load
-        self._loaded: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the value
+        self._loaded_value: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the value
         # The stamps of the files, the error, and when ``load`` may be called again.
         self._last_failure: tuple[tuple[object, ...], OSError | RocketMQError, Deadline] | None = None
         self._stale_deadline: Deadline | None = None  # when the value expires; None while the files can be loaded
 
     def get(self) -> T:
         """Return the value. Raises the error of ``load`` if there is no value yet, or if it has expired."""
-        if self._loaded is not None and not has_own_rights():  # perhaps only the process's own user may read the files
-            return self._loaded[1]
+        if (
+            self._loaded_value is not None and not has_own_rights()
+        ):  # perhaps only the process's own user may read the files
+            return self._loaded_value[1]
         stamps = tuple(map(_stamp, self._paths))
-        if self._loaded is None or self._loaded[0] != stamps:
+        if self._loaded_value is None or self._loaded_value[0] != stamps:
             try:
-                self._loaded = stamps, self._reload(stamps)
+                self._loaded_value = stamps, self._reload(stamps)
             except (OSError, RocketMQError) as e:  # errors of ``ssl`` are OSErrors
-                if self._loaded is None or not self._may_use_stale(e):
+                if self._loaded_value is None or not self._may_use_stale(e):
                     raise
-                return self._loaded[1]
+                return self._loaded_value[1]
         if self._stale_deadline is not None:
             self._stale_deadline = None
             logger.warning("the TLS files %s can be read again", ", ".join(self._paths))
-        return self._loaded[1]
+        return self._loaded_value[1]
 
     def _reload(self, stamps: tuple[object, ...]) -> T:
         if self._last_failure is not None and self._last_failure[0] == stamps and not self._last_failure[2].expired:

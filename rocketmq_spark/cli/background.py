@@ -1,8 +1,7 @@
-"""The background process that runs the local broker, and its recorded state. It outlives ``broker start``.
-
-``python -m rocketmq_spark.cli.background`` is that process. It holds a lock while it runs, so commands test the lock instead of
-a process id. ``state.json`` beside the lock has the addresses of the servers. ``broker start`` reads the outcome of the start
-from a pipe.
+"""The background process that runs the local broker, and its recorded state. The process outlives ``broker start``. Its command
+is ``python -m rocketmq_spark.cli.background``. The process holds a lock while it runs, so commands test the lock instead of a
+process id. ``state.json`` beside the lock has the addresses of the servers. ``broker start`` reads the outcome of the start from
+a pipe.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def default_data() -> Path:
 
 
 def stored_brokers(data: Path) -> dict[str, int]:
-    """Return the brokers of a data folder, in the order of their names, with the number of slaves of each."""
+    """Return the brokers of a data folder, in the order of their names, each with the number of its slaves."""
     server_folders = [conf.parent.name for conf in data.glob("*/broker.conf")]
     names = itertools.takewhile(
         lambda name: name in server_folders, (broker_names(i + 1)[i] for i in itertools.count())
@@ -114,7 +113,9 @@ def start(request: StartRequest) -> RunningBroker:
 
 
 def _check_no_foreign_files() -> None:
-    """Raise if the folder has a file of another user, who could write there earlier. ``LocalBroker`` checks the data folder."""
+    """Raise ``LocalBrokerError`` if the folder has a file of another user, because that user could write there earlier.
+    ``LocalBroker`` checks the data folder.
+    """
     if (foreign_file := folders.foreign_file_in(_folder(), (_DATA_NAME,))) is not None:
         raise _foreign_file_error(foreign_file)
 
@@ -163,7 +164,7 @@ def stop(timeout_s: float = 40.0) -> RunningBroker:
     """Stop the local broker cleanly, and return its state when it has ended."""
     broker = running_broker()
     if broker is None:
-        raise not_running()
+        raise not_running_error()
     with contextlib.suppress(ProcessLookupError):
         os.kill(broker.pid, signal.SIGTERM)
     if not wait_until(lambda: not _is_locked(), Deadline.after(timeout_s), _PAUSE_S):
@@ -173,7 +174,7 @@ def stop(timeout_s: float = 40.0) -> RunningBroker:
     return broker
 
 
-def not_running() -> LocalBrokerError:
+def not_running_error() -> LocalBrokerError:
     return LocalBrokerError("No local broker is running", remedy="Start one with: rocketmq-spark broker start")
 
 
@@ -216,7 +217,7 @@ def _is_locked() -> bool:
     try:
         with open(folders.open_private(_path("lock"), os.O_RDONLY)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, PermissionError):  # the cache of root: this user has no local broker there
+    except (FileNotFoundError, PermissionError):  # the cache belongs to root, so this user has no local broker there
         return False
     except BlockingIOError:
         return True

@@ -97,7 +97,7 @@ def status(ctx: click.Context, output: Output) -> None:
 
     broker_state = background.running_broker()
     if broker_state is None:
-        reason = background.not_running()
+        reason = background.not_running_error()
         output.item({"running": False}, f"{reason.message}. {reason.remedy}")
         ctx.exit(1)
     document = _document(broker_state)
@@ -134,7 +134,7 @@ def logs(output: Output, name: str, lines: int) -> None:
 
     broker_state = background.running_broker()
     if broker_state is None:
-        raise background.not_running()
+        raise background.not_running_error()
     if name not in broker_state.servers:
         raise LocalBrokerError(f"There is no server {name!r}", remedy=f"Name one of: {', '.join(broker_state.servers)}")
     files = [Path(broker_state.data, name, file) for file in _LOG_FILE_NAMES]

@@ -91,12 +91,12 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
         raise OffsetError(
             f"batch {number} is not kept in {folder}", remedy=f"Name a batch from {first_number} to {last_number}"
         )
-    if number is not None and not output.machine:
+    if number is not None and not output.is_for_programs:
         output.rows(_RANGE_COLUMNS, map(_range_row, shown_reads[0].ranges))
         for command in _tail_commands(shown_reads[0].ranges):
             output.note(f"Its messages: {command}")
     else:
-        output.rows(_BATCH_COLUMNS, [_batch_row(batch_read, output.machine) for batch_read in shown_reads])
+        output.rows(_BATCH_COLUMNS, [_batch_row(batch_read, output.is_for_programs) for batch_read in shown_reads])
     for batch_read in shown_reads:
         if batch_read.queues_without_start:
             output.note(
@@ -106,14 +106,14 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     output.note(_next_batch_text(batch_reads[-1]))
 
 
-def _batch_row(batch_read: BatchRead, machine: bool) -> dict[str, object]:
+def _batch_row(batch_read: BatchRead, for_programs: bool) -> dict[str, object]:
     row = {
         "batchId": batch_read.batch.number,
         "begun": time_text(batch_read.batch.planned_ms),
         "done": time_text(batch_read.done_ms),
         "offsets": batch_read.size,
     }
-    if not machine:
+    if not for_programs:
         return {**row, "queues": len({offset_range.queue for offset_range in batch_read.ranges})}
     return {
         **row,
@@ -248,7 +248,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
             bounds = {
                 queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
             }
-    # The route may name a new queue that its broker does not have. The query will not read such a queue.
+    # The route may name a new queue that the broker does not have. The query will not read such a queue.
     compared_positions = {
         q: position
         for q, position in positions.items()
@@ -260,7 +260,9 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
 
 
 def _unregistered_brokers(client: Client, batch: LoggedBatch) -> set[str]:
-    """Return the brokers of a batch that are not registered at a name server. Empty for a Proxy, which does not report this."""
+    """Return the brokers of a batch that are not registered at a name server. The result is empty for a Proxy, because a Proxy
+    does not report registrations.
+    """
     try:
         return {queue.broker_name for queue in batch.positions} - client.routes.cluster().keys()
     except (AccessDenied, NotSupported):

@@ -41,7 +41,7 @@ def cluster(ctx: click.Context, output: Output, target: Target) -> None:
     from rocketmq_spark.admin import brokers
 
     states = brokers.states(target.client())
-    output.rows(_BROKER_COLUMNS, [_row(state, output.machine) for state in states])
+    output.rows(_BROKER_COLUMNS, [_row(state, output.is_for_programs) for state in states])
     silent_brokers = [state for state in states if state.error is not None]
     for state in silent_brokers:
         output.note(f"{state.broker_name} ({state.address}) does not answer: {state.error}")
@@ -51,7 +51,7 @@ def cluster(ctx: click.Context, output: Output, target: Target) -> None:
         ctx.exit(1)
 
 
-def _row(state: BrokerState, machine: bool) -> dict[str, object]:
+def _row(state: BrokerState, for_programs: bool) -> dict[str, object]:
     row: dict[str, object] = {
         "cluster": state.cluster,
         "brokerName": state.broker_name,
@@ -63,7 +63,7 @@ def _row(state: BrokerState, machine: bool) -> dict[str, object]:
         "getPerSecond": state.get_per_s,
         "diskUsed": state.disk_used,
     }
-    if machine:
+    if for_programs:
         row |= {"error": state.error, "facts": None if state.facts is None else dict(state.facts)}
         return row
     for name, value in (("putPerSecond", state.put_per_s), ("getPerSecond", state.get_per_s)):
@@ -211,10 +211,10 @@ def _show_policies(output: Output, policies: Iterable[AccessPolicy]) -> None:
         {
             "user": access_policy.user,
             "resource": access_policy.resource,
-            "actions": list(access_policy.actions) if output.machine else ",".join(access_policy.actions),
+            "actions": list(access_policy.actions) if output.is_for_programs else ",".join(access_policy.actions),
             "decision": "allow" if access_policy.allowed else "deny",
-            "sourceIps": list(access_policy.sources) if output.machine else ",".join(access_policy.sources),
-            "brokers": list(access_policy.brokers) if output.machine else ",".join(access_policy.brokers),
+            "sourceIps": list(access_policy.sources) if output.is_for_programs else ",".join(access_policy.sources),
+            "brokers": list(access_policy.brokers) if output.is_for_programs else ",".join(access_policy.brokers),
         }
         for access_policy in policies
     ]

@@ -56,7 +56,7 @@ class CliCommand(click.Command):
                 output.note(note)
             ctx.exit(INTERRUPTED)
         except Exception as error:
-            # No caller is left that could handle the error, so every type of error is reported here.
+            # No caller could handle the error, so every type of error is reported here.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 _discard_output()
                 ctx.exit(self.broken_pipe_exit_code)
@@ -67,7 +67,7 @@ class CliCommand(click.Command):
 
 
 class SendingCommand(CliCommand):
-    """A command that sends while it prints. If it can no longer print, it has not sent everything."""
+    """A command that sends while it prints. If such a command can no longer print, it has not sent everything."""
 
     broken_pipe_exit_code = 1
 
@@ -95,7 +95,7 @@ class CliGroup(SuggestingGroup):
 
 
 def confirm(action: str, yes: bool) -> None:
-    """Return if the user confirms, with ``--yes`` or on the terminal; otherwise raise."""
+    """Return if the user confirms ``action``, with ``--yes`` or on the terminal. Raises an error otherwise."""
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():  # None if stdin is closed
             raise click.UsageError(f"{action}. There is no terminal for the confirmation: give --yes")
@@ -111,14 +111,14 @@ def _reject_other_flag(ctx: click.Context, param: click.Parameter, value: bool) 
 
 def with_yes(command: Any) -> Any:
     """Add the option ``--yes`` (parameter ``apply_change``) to a command that otherwise only previews its change."""
-    decorated = click.option(
+    decorated_command = click.option(
         "--yes", "apply_change", is_flag=True, help="Apply the change; otherwise only preview it."
     )(command)
     for flag in ("--apply", "--execute", "--dry-run", "--send"):  # names in other tools and in earlier releases
-        decorated = click.option(flag, is_flag=True, hidden=True, expose_value=False, callback=_reject_other_flag)(
-            decorated
-        )
-    return decorated
+        decorated_command = click.option(
+            flag, is_flag=True, hidden=True, expose_value=False, callback=_reject_other_flag
+        )(decorated_command)
+    return decorated_command
 
 
 TIMES = "ISO-8601 (UTC without a zone), 1h (one hour ago), @milliseconds"
@@ -128,16 +128,16 @@ def time_ms(text: str) -> int:
     """Return the ms since 1970 of a time in one of the forms of ``TIMES``. Raises ``ValueError`` for other texts."""
     from rocketmq_spark.options.parsing import duration, timestamp
 
-    stripped = text.strip()
-    if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped):
+    stripped_text = text.strip()
+    if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped_text):
         # Brokers fail for times that do not fit into 64 bits.
-        return max(0, round((time.time() - duration(stripped)) * 1000))
-    if re.fullmatch(r"@\d{1,18}", stripped):
-        return int(stripped[1:])
-    if stripped.isdecimal():  # ambiguous: it could be an offset, seconds or milliseconds
-        raise ValueError(f"a time; @{stripped} is one in milliseconds since 1970")
+        return max(0, round((time.time() - duration(stripped_text)) * 1000))
+    if re.fullmatch(r"@\d{1,18}", stripped_text):
+        return int(stripped_text[1:])
+    if stripped_text.isdecimal():  # ambiguous: it could be an offset, seconds or milliseconds
+        raise ValueError(f"a time; @{stripped_text} is one in milliseconds since 1970")
     try:
-        return timestamp(stripped)
+        return timestamp(stripped_text)
     except ValueError as e:
         raise ValueError(f"a time: {TIMES}") from e
 
@@ -174,10 +174,10 @@ def _discard_output() -> None:
 def _as_rocketmq_error(error: Exception) -> RocketMQError:
     if isinstance(error, OSError) and error.filename is not None:
         return RocketMQError(f"{error.filename}: {error.strerror}")
-    if isinstance(error, ModuleNotFoundError) and (extra := extras.extra_of(error.name or "")):
+    if isinstance(error, ModuleNotFoundError) and (extra_name := extras.extra_of(error.name or "")):
         return OptionError(
             f"this command needs {error.name}, which is not installed",
-            remedy=f"Install it: {extras.install_command(extra)}",
+            remedy=f"Install it: {extras.install_command(extra_name)}",
         )
     return RocketMQError(
         f"{type(error).__name__}: {error}", remedy="This error is unexpected: --debug shows the stack trace"
@@ -265,7 +265,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
     page = pages.get(name) or pages.get(_RECIPE_PREFIX + name)
     if page is not None:
         text = _page_text(page)
-        output.item({"page": name, "text": text}, "") if output.machine else _print_markdown(text)
+        output.item({"page": name, "text": text}, "") if output.is_for_programs else _print_markdown(text)
         return
     row_by_name = {
         name.lower(): (name, row)
@@ -276,7 +276,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
     if topic.lower() in row_by_name:
         _, row = row_by_name[topic.lower()]
         output.item(row, *(f"{heading}: {cell}" for heading, cell in row.items()))
-    if command is not None:  # shown in addition to an option of the same name
+    if command is not None:  # a command is shown in addition to an option of the same name
         text = command.get_help(click.Context(command, parent=ctx.parent, info_name=topic))
         output.item({"command": topic, "text": text}, *text.split("\n"))
     if command is not None or topic.lower() in row_by_name:

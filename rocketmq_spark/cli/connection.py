@@ -35,22 +35,22 @@ class Target:
         """Return the parsed options. Raises ``OptionError`` also for options of queries, which a command ignores."""
         from rocketmq_spark import options
 
-        parsed = options.parse(self.settings()).for_role(role)
+        parsed_options = options.parse(self.settings()).for_role(role)
         problems = [
             f"option {row.name!r} is not accepted by commands, which have their own arguments (--help); it is for: "
             f"{', '.join(row.roles)}{_COMMAND_HINTS.get(row.field, '')}"
             for row in options.TABLE
             if not self.allows_query_options
-            and row.field in parsed.given
+            and row.field in parsed_options.given
             and _SPARK_ROLES.issuperset(row.roles)
             and row.field not in _READ_FIELDS
         ]
         if problems:
             raise OptionError.of(problems)
-        return parsed
+        return parsed_options
 
     def for_role(self, role: str) -> Target:
-        """Return a target with the options of a role, without all others. It always has a name server."""
+        """Return a target with only the options of a role. The target always has a name server."""
         from rocketmq_spark import options
 
         rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
@@ -70,9 +70,9 @@ class Target:
         )
 
     def in_checkpoint_scope(self, identities: Sequence[Mapping[str, object]]) -> Target:
-        """Return a target with the namespace of a checkpoint's sources, and with their environment if it has its own topics.
-
-        Returns this target if the checkpoint does not record the namespaces, or if its sources differ.
+        """Return a target with the namespace of a checkpoint's sources, and with the environment of the sources if that
+        environment has its own topics. Returns this target if the checkpoint does not record namespaces, or if its sources have
+        different namespaces or environments.
         """
         recorded_scopes = [record for record in identities if "namespace" in record]
         scopes = [
@@ -166,7 +166,8 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _merge_options(ctx: click.Context, options: dict[str, Any], further_options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a command with the ``further_options`` options of ``-o``, which override environment variables.
+    """Return the options of a command, merged with ``further_options``, the options of ``-o``. These override environment
+    variables.
 
     Raises ``OptionError`` for an option that the command line gives twice, in any spelling.
     """
@@ -179,7 +180,7 @@ def _merge_options(ctx: click.Context, options: dict[str, Any], further_options:
     return {**options, **merged_options}
 
 
-def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> dict[str, str]:
+def read_secret_files(output: Output, flag: str, given_options: Mapping[str, str]) -> dict[str, str]:
     """Return the options of the command line's ``flag`` (``-o``), with each secret ``@FILE`` replaced by the first line of FILE.
 
     Warns of a secret that is not in a file, because every user of the machine can read command lines. Raises ``OptionError`` for
@@ -189,8 +190,8 @@ def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> di
     from rocketmq_spark.options.parsing import secret
 
     secrets = {row.field: row.name for row in options.TABLE if row.parse is secret}
-    values = dict(given)
-    for name, value in given.items():
+    values = dict(given_options)
+    for name, value in given_options.items():
         public_name = secrets.get(_field_name(name))
         if public_name is None:
             continue
@@ -224,13 +225,13 @@ def _field_name(name: str) -> str:
 
 def parse_pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Callback of options such as ``--property name=value``."""
-    by_name = {}
+    value_by_name = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE")
-        by_name[name] = text
-    return by_name
+        value_by_name[name] = text
+    return value_by_name
 
 
 _PARAMETER_NAMES = ("name_server", "access_key", "secret_key", "tls", "tls_ca_file", "environment")

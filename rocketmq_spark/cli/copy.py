@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 # If the command is killed, a restart repeats the messages sent within this time, and those in flight.
 COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
-# The most bytes of the originals of one batch. A larger message is sent alone, because the limit of single messages is higher.
+# The most bytes of the original messages of one batch. A larger message is sent alone, because the limit of single messages is
+# higher.
 _MAX_BATCH_BYTES = 512 << 10
-# The interval of checks whether the end is reached, while messages arrive.
+# The interval of the checks whether the group has reached the end, while messages arrive.
 _END_CHECK_S = 1.0
 # Shorter pauses are skipped.
 _MIN_PAUSE_S = 0.01
-# With a rate, messages may catch up for at most this much idle time.
+# With ``--rate``, the command makes up for at most this many seconds in which it had no messages.
 _MAX_CREDIT_S = 1.0
 _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
@@ -67,14 +68,14 @@ class Copier:
         self._arguments = arguments
         self._stop = stop
         self._last_commit_s = time.monotonic()
-        # When the rate allows the next messages.
+        # The monotonic time from which the rate allows the next messages.
         self._next_send_s = self._last_commit_s
         self.copied_count = self.skipped_count = self.spooled_count = 0
 
     def send(self, polled: PolledMessages, limit: int | None = None) -> int:
         """Send copies of the messages of one queue, in order. Returns how many messages are done. Ends early if the command
-        stops. Also ends early if the queue was revoked, because its other messages belong to the next owner, which may be this
-        command.
+        stops. Also ends early if the queue was revoked, because the rest of the messages belong to the next owner, which may be
+        this command.
         """
         rate, done_count = self._arguments["rate"], 0
         for chunk in chunks(
@@ -145,9 +146,9 @@ class Copier:
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of the destination that gets the copies of a source queue. It is the queue with the same broker name and
-    id. If there is none, a number that is computed from broker name and id selects a queue. The result does not depend on other
-    source queues, because these are missing in the route while their broker is down.
+    """Return the queue of the destination that gets the copies of a source queue. This is the queue with the same broker name
+    and id. If there is no such queue, a number that is computed from broker name and id selects a queue. The result does not
+    depend on other source queues, because these are missing in the route while their broker is down.
     """
     broker_and_id = source.broker_name, source.queue_id
     queue_number = zlib.crc32(source.broker_name.encode()) + source.queue_id
@@ -157,7 +158,9 @@ def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQu
 def remapped_queues(
     sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
 ) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
-    """Return the source queues whose copies releases up to 0.1.0 sent to another queue. Each has the old and the new queue."""
+    """Return the source queues whose copies went to another queue in releases up to 0.1.0. Each source queue has the old and the
+    new queue of the destination.
+    """
     mappings = {
         source: (queues[index % len(queues)], queue_for(source, queues)) for index, source in enumerate(sources)
     }
@@ -169,18 +172,18 @@ def remapped_queues(
 def chunks(messages: Sequence[ReceivedMessage], max_messages: int) -> Iterator[list[ReceivedMessage]]:
     """Yield consecutive messages that fit into one send."""
     chunk: list[ReceivedMessage] = []
-    size = 0
+    chunk_bytes = 0
     for message in messages:
         message_bytes = max(message.store_size, len(message.body))
         is_large = message_bytes > _MAX_BATCH_BYTES
-        if chunk and (is_large or len(chunk) >= max_messages or size + message_bytes > _MAX_BATCH_BYTES):
+        if chunk and (is_large or len(chunk) >= max_messages or chunk_bytes + message_bytes > _MAX_BATCH_BYTES):
             yield chunk
-            chunk, size = [], 0
+            chunk, chunk_bytes = [], 0
         chunk.append(message)
-        size += message_bytes
+        chunk_bytes += message_bytes
         if is_large:
             yield chunk
-            chunk, size = [], 0
+            chunk, chunk_bytes = [], 0
     if chunk:
         yield chunk
 
@@ -241,7 +244,7 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     arguments["to_options"] = read_secret_files(output, "--to-option", arguments["to_options"])
     destination_target = _destination_target(target, arguments)
     # The destination must exist, because brokers that create topics automatically would create a misspelt topic.
-    if _overlap(_locations(destination_target, destination), _locations(target, source)):
+    if _is_same_location(_locations(destination_target, destination), _locations(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop_latch, begun_s = Latch(), time.monotonic()
     source_target, group = target.for_role("batch source"), arguments["group"]
@@ -261,7 +264,7 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
         raise KeyboardInterrupt
 
 
-def _overlap(source: set[Location], destination: set[Location]) -> bool:
+def _is_same_location(source: set[Location], destination: set[Location]) -> bool:
     """Whether two locations are the same. A location without an environment is in all environments."""
     return any(a[:2] == b[:2] and (a[2] == b[2] or None in (a[2], b[2])) for a in source for b in destination)
 
@@ -280,32 +283,39 @@ def _locations(target: Target, topic: str) -> set[Location]:
 
 
 def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
-    """The target of the copies: the cluster of the source, with its options that a producer has, or another cluster. Both use the
-    environment of the source, because environments share the queues of the destination, too; ``environment=`` means none.
+    """The target of the copies: the cluster of the source, with those of its options that a producer has, or another cluster.
+    Both use the environment of the source, because environments share the queues of the destination, too; ``environment=`` means
+    none.
 
-    Raises ``OptionError`` if messages read with TLS would be sent in plain text without an explicit option, and for a Proxy,
-    which would reject each copy because it names a queue.
+    Raises ``OptionError`` if messages that are read with TLS would be sent in plain text without an explicit option. Also raises
+    ``OptionError`` for a Proxy, because copies name their queues, and a Proxy rejects such messages.
     """
     from rocketmq_spark import options
     from rocketmq_spark.options.transport import features
 
-    to_names = {_normalized(name) for name in arguments["to_options"]}
-    if arguments["to_name_server"] is not None and "tls" not in to_names and options.parse(target.given_options).tls:
+    to_option_names = {_normalized(name) for name in arguments["to_options"]}
+    if (
+        arguments["to_name_server"] is not None
+        and "tls" not in to_option_names
+        and options.parse(target.given_options).tls
+    ):
         raise OptionError(
             "the source is read with TLS, and no option says whether the server of --to-name-server uses TLS",
             remedy="Add --to-option tls=true, or tls=false to send in plain text",
         )
-    given = {_normalized(name): (name, value) for name, value in target.for_role("producer").given_options.items()}
+    given_options = {
+        _normalized(name): (name, value) for name, value in target.for_role("producer").given_options.items()
+    }
     if arguments["to_name_server"] is not None:
-        environment_options = {key: given[key] for key in ENVIRONMENT_OPTIONS if key in given}
-        given = {"nameserver": ("name_server", arguments["to_name_server"]), **environment_options}
-    given |= {_normalized(name): (name, value) for name, value in arguments["to_options"].items()}
-    if given.get("environment", ("", None))[1] == "":
-        given = {key: option for key, option in given.items() if key not in ENVIRONMENT_OPTIONS}
-    destination_target = Target(dict(given.values()))
-    if (chooses := features(options.parse(destination_target.given_options)).queue_choice_problem) is not None:
+        environment_options = {key: given_options[key] for key in ENVIRONMENT_OPTIONS if key in given_options}
+        given_options = {"nameserver": ("name_server", arguments["to_name_server"]), **environment_options}
+    given_options |= {_normalized(name): (name, value) for name, value in arguments["to_options"].items()}
+    if given_options.get("environment", ("", None))[1] == "":
+        given_options = {key: option for key, option in given_options.items() if key not in ENVIRONMENT_OPTIONS}
+    destination_target = Target(dict(given_options.values()))
+    if (problem := features(options.parse(destination_target.given_options)).queue_choice_problem) is not None:
         raise OptionError(
-            f"option 'transport' of the destination is 'grpc', but {chooses}, and copies keep their order by naming queues",
+            f"option 'transport' of the destination is 'grpc', but {problem}, and copies keep their order by naming queues",
             remedy="Use --to-option transport=remoting and --to-name-server, with the name server of the destination's brokers",
         )
     return destination_target
@@ -317,20 +327,20 @@ def _normalized(name: str) -> str:
 
 
 def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments: dict[str, Any], stop: Latch) -> None:
-    """Copy up to the current ends of the queues, or without end with ``follow``; at most ``count`` messages, and until
-    ``stop``.
+    """Copy messages up to the current ends of the queues. With ``follow``, copy without end. Stops after ``count`` messages, or
+    when ``stop`` is set.
     """
     from rocketmq_spark.consumer.pull import PolledMessages
 
     ends = None if arguments["follow"] else _ends(target, arguments["source"])
-    left, next_check = arguments["count"], Deadline.after(_END_CHECK_S)
+    left_count, next_check = arguments["count"], Deadline.after(_END_CHECK_S)
     while not stop.is_set():
-        polled = PolledMessages(consumer, _POLL_S)
-        done_count = copier.send(polled, left)
-        left = None if left is None else left - done_count
-        if left == 0 or stop.is_set():
+        polled_messages = PolledMessages(consumer, _POLL_S)
+        done_count = copier.send(polled_messages, left_count)
+        left_count = None if left_count is None else left_count - done_count
+        if left_count == 0 or stop.is_set():
             break
-        if not polled.messages or next_check.expired:
+        if not polled_messages.messages or next_check.expired:
             copier.commit()
             if ends is not None and _has_reached(target, arguments["group"], ends):
                 break
@@ -339,7 +349,7 @@ def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments:
 
 
 def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
-    """Return the committed offsets of the group in those queues of ``source`` that the environment owns.
+    """Return the committed offsets of the group in the queues of ``source`` that belong to the environment.
 
     Raises ``OffsetError`` for an offset beyond the end of its queue: the consumer would continue at the end, and the messages
     before the end would count as copied.
@@ -352,8 +362,8 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
     queues = EnvironmentQueues(environment_of(target.options()))(
         client.routes.get_existing(source, 0.0).readable_queues()
     )
-    committed = client.offset_reader.committed(own_group(target, group), queues, deadline(client))
-    known_offsets = {queue: offset for queue, offset in committed.items() if offset}
+    committed_offsets = client.offset_reader.committed(own_group(target, group), queues, deadline(client))
+    known_offsets = {queue: offset for queue, offset in committed_offsets.items() if offset}
     bounds = client.offset_reader.bounds(sorted(known_offsets), deadline(client)) if known_offsets else {}
     for queue, offset in known_offsets.items():
         if queue in bounds and offset > bounds[queue].max_offset:
@@ -363,7 +373,7 @@ def copied_offsets(target: Target, group: str, source: str) -> dict[MessageQueue
                 topic=queue.topic,
                 remedy="To copy the new topic, name a new --group, or set its offsets with rocketmq-spark offsets set",
             )
-    return committed
+    return committed_offsets
 
 
 def _remapping_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:

@@ -66,7 +66,7 @@ def describe(output: Output, target: Target, name: str) -> None:
 
     client = target.client()
     description = groups.describe(client, own_group(target, name))
-    if output.machine:
+    if output.is_for_programs:
         output.item(_document(description), "")
     else:
         _print_description(output, description)
@@ -156,8 +156,8 @@ def delete(output: Output, /, target: Target, name: str, topics: bool, force: bo
 
     client, group_in_environment = target.client(), own_group(target, name)
     groups.check_deletable(client, group_in_environment, force)
-    lost = " and the topics of its retries and dead letters, with their messages" if topics else ""
-    confirm(f"Delete group {group_in_environment}, its offsets{lost}", yes)
+    lost_text = " and the topics of its retries and dead letters, with their messages" if topics else ""
+    confirm(f"Delete group {group_in_environment}, its offsets{lost_text}", yes)
     groups.delete(client, group_in_environment, topics, force)
     output.item({"group": group_in_environment, "deleted": True}, f"Group {group_in_environment} is deleted")
 
@@ -229,9 +229,11 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     )
     members = groups.members(client, group_in_environment, offsets_by_queue)
     sees_members = groups.lists_all_members(client, offsets_by_queue)
-    where = "" if sees_members else " at this Proxy, which does not see members at brokers"
+    where_text = "" if sees_members else " at this Proxy, which does not see members at brokers"
     output.note(
-        f"{len(members)} members{where}: {', '.join(members)}" if members else f"The group has no member now{where}"
+        f"{len(members)} members{where_text}: {', '.join(members)}"
+        if members
+        else f"The group has no member now{where_text}"
     )
     if sees_members:
         output.note(groups.GRPC_MEMBERS_HINT)

@@ -22,7 +22,7 @@ _OPTIONS = "the options are computed: compare them with docs/coming-from-kafka.m
 ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
 _FINAL_CALLS = ("load", "save", "start", "toTable")
 _OTHER_FINAL_CALLS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
-# Methods of readers and writers. ``format`` is not among them, because texts have it, too.
+# Methods of readers and writers. ``format`` is missing, because texts have this method, too.
 _IO_METHODS = {"option", "options", *_FINAL_CALLS}
 # Parameters of load, save, start and toTable that are not options, in the order of positional arguments.
 _PARAMETERS = {
@@ -206,7 +206,7 @@ class Chains:
             if ROLES[node.attr] == "sink":
                 yield node.value, self._owner(node)
 
-    # Union-find over the variables, parameters, functions and expressions that may have the same reader or writer.
+    # A union-find structure unites variables, parameters, functions and expressions that may have the same reader or writer.
 
     def _find(self, key: object) -> object:
         while (parent := self._parents.get(key, key)) is not key:
@@ -214,8 +214,8 @@ class Chains:
             key = parent
         return key
 
-    def _unite(self, key: object, other: object) -> None:
-        first, second = self._find(key), self._find(other)
+    def _unite(self, key: object, other_key: object) -> None:
+        first, second = self._find(key), self._find(other_key)
         if first is not second:
             self._parents[first] = second
 
@@ -248,7 +248,7 @@ class Chains:
         return key
 
     def _may_be_io(self, node: ast.expr) -> bool:
-        """Whether an expression may be a reader or a writer. The result of load, save or start is none."""
+        """Whether an expression may be a reader or a writer. The result of load, save or start is neither."""
         match node:
             case ast.Name():
                 return True
@@ -277,7 +277,7 @@ class Chains:
 
 
 class KafkaChains:
-    """Finds what changes in the chains of a program that read or write Kafka, or may do so."""
+    """Finds the lines that must change in chains of a program that read or write Kafka, or may read or write Kafka."""
 
     def __init__(self, chains: Chains) -> None:
         self._program = chains.program

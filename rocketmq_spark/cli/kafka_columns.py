@@ -1,7 +1,7 @@
 """Finds columns of Spark's Kafka connector in a Python program, and names the RocketMQ columns with the same values. Pure.
 
-It searches only frames that Kafka's source returns or Kafka's sink writes. Names of topics with dots are also found in frames of
-RocketMQ.
+Columns are searched only in frames that Kafka's source returns or Kafka's sink writes. Topic names that contain dots are also
+searched in frames of the RocketMQ source and sink, because a program that is ported in part may still have such names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _COLUMN_IN_SQL = re.compile(
 )
 _REGEX_FUNCTION = re.compile(r"\brlike\b|\bregexp", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-# A text with a dot that is compared with the column topic (name), or that becomes it (sent), in SQL.
+# In SQL, a text with a dot that is compared with the column topic (group ``name``), or that becomes the column topic (group
+# ``sent``).
 _TOPIC_WITH_DOTS = re.compile(
     r"\btopic\b(?:(?!\b(?:and|or)\b)[^'\"]){0,99}(['\"])(?P<name>[^'\"]{0,127}\.[^'\"]{0,127})\1|(['\"])(?P<sent>[^'\"\s]{0,127}\.[^'\"\s]{0,127})\3\s+as\s+topic\b",
     re.I,
@@ -160,7 +161,7 @@ def _assigned_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator
 
 
 def _compared_topic_findings(call: ast.Call, program: PythonProgram) -> Iterator[KafkaFinding]:
-    """Yield findings for texts with dots that are compared with the column topic, or that split it."""
+    """Yield findings for texts with dots that are compared with the column topic, or that split the column topic."""
     for argument in call.args:
         for node in ast.walk(argument):
             match node:

@@ -17,8 +17,8 @@ class Frames:
         self._chains = chains
         self._format = format
         self._are_read: dict[object, bool | None] = {}  # by variable and function
-        self._origins: dict[ast.expr, ast.expr] = {}  # by each call and attribute between a chain's end and its origin
-        self._active: set[object] = set()
+        self._origins: dict[ast.expr, ast.expr] = {}  # by each node from the end of a chain to its origin
+        self._examined_keys: set[object] = set()
         self._is_circular = False
 
     def reads(self, node: ast.expr) -> bool:
@@ -30,8 +30,8 @@ class Frames:
         origin = self._origin(node)
         if isinstance(origin, ast.Call):
             if functions := self._program.functions(origin.func):
-                returned = [value for function in functions for value in self._program.returned(function)]
-                return self._all_read(functions[0], returned)
+                returned_values = [value for function in functions for value in self._program.returned(function)]
+                return self._all_read(functions[0], returned_values)
             chain = self._chains.chain_with(origin)
             return chain is not None and self._chains.format(chain) == self._format
         if isinstance(origin, ast.Attribute) and origin.attr in ROLES:
@@ -44,12 +44,12 @@ class Frames:
 
         It is a call of one of the program's functions, a call of ``load``, a reader or writer, or a variable.
         """
-        passed = []
+        passed_nodes = []
         while isinstance(node, ast.Call | ast.Attribute) and node not in self._origins and not self._is_origin(node):
-            passed.append(node)
+            passed_nodes.append(node)
             node = node.func if isinstance(node, ast.Call) else node.value
         origin = self._origins.get(node, node)
-        self._origins.update(dict.fromkeys(passed, origin))
+        self._origins.update(dict.fromkeys(passed_nodes, origin))
         return origin
 
     def _is_origin(self, node: ast.Call | ast.Attribute) -> bool:
@@ -60,21 +60,21 @@ class Frames:
 
     def _all_read(self, key: object, values: Iterable[ast.expr | None]) -> bool | None:
         """Whether all values of a variable or a function are frames of the format's source."""
-        if key in self._active:
+        if key in self._examined_keys:
             self._is_circular = True
             return None
         if key in self._are_read:
             return self._are_read[key]
-        self._active.add(key)
+        self._examined_keys.add(key)
         try:
             frame_values = [value for value in values if not isinstance(value, ast.Constant)]
             results = [False if value is None else self._reads(value) for value in frame_values]
         finally:
-            self._active.discard(key)
+            self._examined_keys.discard(key)
         result = False if False in results else True if True in results else None
-        if result is False or not self._is_circular or not self._active:
+        if result is False or not self._is_circular or not self._examined_keys:
             self._are_read[key] = result
-        self._is_circular &= bool(self._active)
+        self._is_circular &= bool(self._examined_keys)
         return result
 
     def _bound_expressions(self, bindings: Iterable[Binding]) -> Iterator[ast.expr | None]:

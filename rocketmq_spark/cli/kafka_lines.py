@@ -79,9 +79,9 @@ def _magic_cells(text: str) -> Iterator[str]:
     """Yield the cells of a Databricks notebook in other languages, each after empty lines, so that its line numbers stay."""
     text = text.replace("\r\n", "\n")
     for part in _MAGIC_CELL.finditer(text):
-        plain = _MAGIC_PREFIX.sub("", part[0])
-        if not _MARKDOWN_CELL.match(plain):
-            yield "\n" * text.count("\n", 0, part.start()) + plain
+        plain_text = _MAGIC_PREFIX.sub("", part[0])
+        if not _MARKDOWN_CELL.match(plain_text):
+            yield "\n" * text.count("\n", 0, part.start()) + plain_text
 
 
 def _parse_program(text: str | bytes) -> ast.Module:
@@ -126,8 +126,8 @@ def _notebook_report(text: str) -> PortReport:
 
 
 def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
-    """Return the parsed cell without its line magics, None if it is not Python; and the line magics, each after empty lines, so
-    that line numbers stay.
+    """Return the parsed cell without its line magics, None if the cell is not Python; and the line magics, each after empty
+    lines, so that line numbers stay.
     """
     if cell.lstrip().startswith("%%"):
         return None, []
@@ -140,11 +140,11 @@ def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
 
 
 def _python_findings(trees: list[ast.Module]) -> list[list[KafkaFinding]]:
-    """Return the findings of each module or cell. All share their variables."""
+    """Return the findings of each module or cell. All modules and cells share their variables."""
     program = PythonProgram(trees)
     chains = Chains(program, trees)
     kafka_chains = KafkaChains(chains)
-    # All first: ``_other_findings`` skips what they explain.
+    # All chains come first, because ``_other_findings`` skips what the chains explain.
     chain_findings = [list(kafka_chains.findings(tree)) for tree in trees]
     kafka_frames, rocketmq_frames = Frames(chains, KAFKA), Frames(chains, ROCKETMQ)
     written_to_kafka = kafka_frames.written_expressions()
@@ -221,8 +221,8 @@ def _dictionary_findings(
         names = {entry.name.lower() for entry in entries.items}
         for entry in entries.items:
             if (entry.line, entry.name) not in kafka_chains.explained_options:
-                option = Setting(entry.name, program.texts(entry.value), None, None, names)
-                yield from ((entry.line, entry.name, replacement) for replacement in replacements(option))
+                setting = Setting(entry.name, program.texts(entry.value), None, None, names)
+                yield from ((entry.line, entry.name, replacement) for replacement in replacements(setting))
 
 
 def _constant_findings(text: str, line: int) -> Iterator[KafkaFinding]:

@@ -103,7 +103,7 @@ def _no_option(role: str | None) -> str:
 
 
 def _is_computed(setting: Setting) -> bool:
-    """Whether a part of the value is unknown. False in a program for RocketMQ, where it has been ported already."""
+    """Whether a part of the value is unknown. False in a program for RocketMQ, because the option has been ported already."""
     return setting.format != ROCKETMQ and (not setting.texts or any(UNKNOWN in text for text in setting.texts))
 
 
@@ -157,7 +157,7 @@ def _group_replacements(setting: Setting) -> Iterator[str]:
 
 
 def _role_accepts(replacement: str, role: str | None) -> bool:
-    """Whether the role accepts one of the options that ``replacement`` names; true if it names none."""
+    """Whether the role accepts one of the options that ``replacement`` names; True if ``replacement`` names no option."""
     main_part, _, _ = replacement.partition(", with ")
     named_rows = [row for row in TABLE if f"'{row.name}'" in main_part]
     return not named_rows or any(role in row.roles for row in named_rows)

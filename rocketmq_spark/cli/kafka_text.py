@@ -33,20 +33,22 @@ CHECK_TEXT = "check whether this text becomes a format"
 
 JAR = re.compile(r"spark-(?:sql|streaming)-kafka-\d[\w.:-]*|kafka-clients[:-]\d?[\w.:-]*")
 _CREATE = re.compile(r"\bcreate\b|^\s*using\b", re.IGNORECASE)
-_IN_SQL = re.compile(r"\busing\s+[`\"]?kafka\b", re.IGNORECASE)
+_USING_KAFKA = re.compile(r"\busing\s+[`\"]?kafka\b", re.IGNORECASE)
 # A parameter of SQL or of a shell, a field of a format, or an unknown part of a text.
 _COMPUTED_SQL = re.compile(rf"\busing\s+(?:[$:{{%?]|{UNKNOWN})[\w{{}}]*", re.IGNORECASE)
-_FORMAT = re.compile(r"""format\s*\(\s*["']kafka["']\s*\)""", re.IGNORECASE)
+_KAFKA_FORMAT = re.compile(r"""format\s*\(\s*["']kafka["']\s*\)""", re.IGNORECASE)
 _COMPUTED_FORMAT = re.compile(r"(?<!String)\.format\s*\(\s*(?![\"'])[^\s)][^\n)]{0,60}\)?")
 _IO_WORDS = re.compile(r"\b(?:read|readStream|write|writeStream|options?|load|save|start)\b")
 _QUOTED_KAFKA = re.compile(r"""["']kafka["']|(?:\bformat\W{1,3}|[=:] ?)kafka\b(?![\w.:/-])""", re.IGNORECASE)
-_SETTING = re.compile(r"\bspark\.kafka\.[\w.]+")
-_OPTION = re.compile(
+_KAFKA_SETTING = re.compile(r"\bspark\.kafka\.[\w.]+")
+_KAFKA_OPTION = re.compile(
     rf"(?<![\w.])(kafka\.[\w.]+|{'|'.join(map(re.escape, sorted(SPARK_KAFKA_OPTIONS)))})\b", re.IGNORECASE
 )
-_MODE = re.compile(r"""outputMode\s*\(\s*(?:["'](?:update|complete)["']|OutputMode\.(?:Update|Complete)\b)\s*\)?""")
+_UNSUPPORTED_MODE = re.compile(
+    r"""outputMode\s*\(\s*(?:["'](?:update|complete)["']|OutputMode\.(?:Update|Complete)\b)\s*\)?"""
+)
 _OTHER_FORMAT = re.compile(r"""format\s*\(\s*["'](?!kafka["'])|\busing\s+(?!kafka\b)\w""", re.IGNORECASE)
-_ROCKETMQ = re.compile(r"""format\s*\(\s*["']rocketmq["']|\busing\s+rocketmq\b""", re.IGNORECASE)
+_ROCKETMQ_FORMAT = re.compile(r"""format\s*\(\s*["']rocketmq["']|\busing\s+rocketmq\b""", re.IGNORECASE)
 _OPTION_NAMES = "|".join(map(re.escape, [*PARTITION_OPTIONS, *TOPIC_OPTIONS, *GROUP_OPTIONS, "topicNames"]))
 # An option with its value: "name", "value" in calls, name 'value' in SQL, name=value in shells.
 _OPTION_WITH_VALUE = re.compile(
@@ -75,8 +77,8 @@ def sql_findings(text: str, line: int) -> Iterator[KafkaFinding]:
     """
     create_match = _CREATE.search(text)
     is_computed = create_match is not None and _COMPUTED_SQL.search(text, create_match.start())
-    is_kafka = create_match is not None and _IN_SQL.search(text, create_match.start())
-    if is_kafka or is_computed or _ROCKETMQ.search(text):
+    is_kafka = create_match is not None and _USING_KAFKA.search(text, create_match.start())
+    if is_kafka or is_computed or _ROCKETMQ_FORMAT.search(text):
         yield from ((line + number - 1, kafka, replacement) for number, kafka, replacement in text_findings(text))
 
 
@@ -90,20 +92,22 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
     """Yield the findings, with line numbers from 0. Options and modes that other formats have, too, are findings only if the
     statement names no other format.
     """
-    is_rocketmq = bool(_ROCKETMQ.search(text))
-    is_kafka = bool(_FORMAT.search(text) or _IN_SQL.search(text))
+    is_rocketmq = bool(_ROCKETMQ_FORMAT.search(text))
+    is_kafka = bool(_KAFKA_FORMAT.search(text) or _USING_KAFKA.search(text))
     is_shared = is_kafka or is_rocketmq or not _OTHER_FORMAT.search(text)
     line_ends = [end.start() for end in re.finditer("\n", text)]
-    named_format_spans = sorted(match.span() for pattern in (_FORMAT, _IN_SQL) for match in pattern.finditer(text))
+    named_format_spans = sorted(
+        match.span() for pattern in (_KAFKA_FORMAT, _USING_KAFKA) for match in pattern.finditer(text)
+    )
     for pattern, replacement in (
-        (_FORMAT, USE_FORMAT),
-        (_IN_SQL, USE_SQL),
+        (_KAFKA_FORMAT, USE_FORMAT),
+        (_USING_KAFKA, USE_SQL),
         (JAR, USE_PACKAGE),
-        (_SETTING, REMOVE_SETTING),
+        (_KAFKA_SETTING, REMOVE_SETTING),
         (_COMPUTED_SQL, CHECK_FORMAT),
         *([(_COMPUTED_FORMAT, CHECK_FORMAT)] if _IO_WORDS.search(text) else []),
         (_QUOTED_KAFKA, CHECK_TEXT),
-        *([(_MODE, APPEND_ONLY)] if is_shared else []),
+        *([(_UNSUPPORTED_MODE, APPEND_ONLY)] if is_shared else []),
     ):
         for match in pattern.finditer(text):
             if replacement == CHECK_TEXT and _is_within(named_format_spans, match.start()):
@@ -122,7 +126,7 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
     starts_with_value = {match.start(1) for match, _ in settings_with_matches}
     settings_with_matches += [
         (match, Setting(match[1], [UNKNOWN], None, format, option_names))
-        for match in _OPTION.finditer(text)
+        for match in _KAFKA_OPTION.finditer(text)
         if match.start(1) not in starts_with_value
         and (match[1].lower().startswith("kafka.") or (is_shared and not is_rocketmq))
     ]

@@ -90,7 +90,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     If a queue ends before the position of the group or query, its lag is unknown: its topic was created again, or its broker
     lost messages. The exit code is 1 then, too.
     """
-    from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus, went_back
+    from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus, went_back_count
 
     group, checkpoint, topics = arguments["group"], arguments["checkpoint"], arguments["topics"]
     if (group is None) == (checkpoint is None):
@@ -111,7 +111,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
             _show(output, snapshot)
         if positions.errors:
             raise positions.errors[0]
-        if went_back(positions.rows):
+        if went_back_count(positions.rows):
             click.get_current_context().exit(1)
 
 
@@ -158,11 +158,11 @@ def _complete_snapshot(reader: dict[str, object], positions: QueuePositions) -> 
 
 
 def _show(output: Output, snapshot: LagSnapshot) -> None:
-    from rocketmq_spark.cli.lag_view import document, screen, summary, table, went_back
+    from rocketmq_spark.cli.lag_view import document, screen, summary, table, went_back_count
     from rocketmq_spark.cli.query import other_clusters_note
     from rocketmq_spark.model.admin import total
 
-    if output.machine:
+    if output.is_for_programs:
         output.item(document(snapshot), "")
         return
     if sys.stdout.isatty():
@@ -179,7 +179,7 @@ def _show(output: Output, snapshot: LagSnapshot) -> None:
     totals = total(snapshot.rows, snapshot.now_ms)
     if totals.lost:
         output.note(f"{totals.lost} messages were removed before they were read: the topic's retention is too short")
-    if went_back_queues := went_back(snapshot.rows):
+    if went_back_queues := went_back_count(snapshot.rows):
         remedy = (
             "checkpoint diff {checkpoint}" if "checkpoint" in snapshot.reader else "offsets set {group} --to earliest"
         )
@@ -197,10 +197,10 @@ def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
     """Refresh until Ctrl-C. The first request must succeed; later ones may fail with retriable errors."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
-    stop = Latch()
+    stop_latch = Latch()
     last_snapshot: LagSnapshot | None = None
     fetched_at_s = 0.0
-    with on_signals(stop.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
+    with on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
         while True:
             error: RocketMQError | None = None
             try:
@@ -215,7 +215,7 @@ def _watch(output: Output, fetch: FetchLag, interval_s: float) -> None:
                     raise
                 error = e
             show(last_snapshot, error)
-            if stop.wait(interval_s):
+            if stop_latch.wait(interval_s):
                 return
 
 
@@ -232,7 +232,7 @@ def _view(output: Output) -> Iterator[ShowLag]:
         if error is not None:
             output.failure(error)
 
-    if output.machine or not sys.stdout.isatty():
+    if output.is_for_programs or not sys.stdout.isatty():
         yield print_line
         return
     from rich.console import Console

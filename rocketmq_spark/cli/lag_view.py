@@ -51,11 +51,11 @@ _DROP_ORDER = ("minOffset", "written", "maxOffset", "position", "left", "read", 
 _GAP = 2
 
 
-def unfinished_batch(read: BatchRead, silent_brokers: Iterable[str], now_ms: int) -> dict[str, object]:
+def unfinished_batch(batch_read: BatchRead, silent_brokers: Iterable[str], now_ms: int) -> dict[str, object]:
     """Describe the unfinished batch of a query: its number, its age, and the ``silent_brokers`` that it reads."""
-    begun_ms = read.batch.planned_ms
+    begun_ms = batch_read.batch.planned_ms
     for_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
-    return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent_brokers)}
+    return {"batchId": batch_read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent_brokers)}
 
 
 def unfinished_batch_text(state: Mapping[str, Any]) -> str:
@@ -78,12 +78,12 @@ def document(snapshot: LagSnapshot) -> dict[str, object]:
         "behindMs": totals.behind_ms,
         **_rates_document(snapshot.pace),
         "unknownQueues": totals.unknown_queues,
-        "wentBackQueues": went_back(snapshot.rows),
+        "wentBackQueues": went_back_count(snapshot.rows),
         "queues": [_queue_document(row, snapshot) for row in snapshot.rows],
     }
 
 
-def went_back(rows: Iterable[QueueLag]) -> int:
+def went_back_count(rows: Iterable[QueueLag]) -> int:
     """Return how many queues end before the position of the reader."""
     return sum(row.went_back for row in rows)
 
@@ -159,8 +159,8 @@ def table(snapshot: LagSnapshot) -> list[str]:
 def screen(snapshot: LagSnapshot, width: int, height: int | None = None) -> list[str]:
     """Return the lines for a terminal: a summary, then the queues of each topic.
 
-    Columns are omitted until the rest fit into ``width``. With a ``height``, only the queues that are furthest behind are shown,
-    and the number of the others.
+    Columns are omitted until the remaining columns fit into ``width``. With a ``height``, only the queues that are furthest
+    behind are shown, and the number of other queues.
     """
     summary_lines = fold(summary(snapshot), width)
     rows, hidden_rows = list(snapshot.rows), list[QueueLag]()
@@ -192,7 +192,7 @@ def summary(snapshot: LagSnapshot) -> list[str]:
     if rates.read_per_s is not None:
         parts += [f"read {rate(rates.read_per_s)}/s", f"sent {rate(rates.written_per_s)}/s"]
         parts.append("not catching up" if rates.catch_up_s is None else f"done in {duration(rates.catch_up_s * 1000)}")
-    if went_back_queues := went_back(snapshot.rows):
+    if went_back_queues := went_back_count(snapshot.rows):
         parts.append(f"{went_back_queues} queues went back")
     if state := snapshot.reader.get("underWay"):
         assert isinstance(state, dict)
@@ -220,7 +220,7 @@ def _headings(snapshot: LagSnapshot) -> dict[str, str]:
 
 
 def _fitting_columns(cells: Sequence[Mapping[str, str]], columns: Mapping[str, str], width: int) -> dict[str, str]:
-    """Return the columns without the topic, which has a separate line, and without those that do not fit."""
+    """Return the columns that fit. The column of the topic is omitted, because the topic has a separate line."""
     fitting_columns = {key: heading for key, heading in columns.items() if key != "topic"}
     for key in _DROP_ORDER:
         if _table_width(cells, fitting_columns) > width:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.pull.outcomes import Cause
 
 
-# A resent dead letter gets a key of this prefix and its id. Brokers index keys, so the next command can find it.
+# A resent dead letter gets a key that consists of this prefix and the id of the dead letter. Brokers index keys, so the next
+# command can find the resent message.
 _RESENT_KEY_PREFIX = "dlq:"
 # The assumed maximum difference between the clocks of brokers and ours.
 _CLOCK_TOLERANCE_MS = 3_600_000
@@ -162,8 +163,8 @@ def resend(
 
 
 def _without_spool(output: Output, target: Target) -> Target:
-    """Return the target without a spool. If a resent letter waited in a spool, the next command would not find it in its topic,
-    and would send it again. Without a spool, a dead letter that cannot be sent stays in the dead-letter topic.
+    """Return the target without a spool. If a resent letter waited in a spool, the next command would not find this letter in
+    its topic, and would send it again. Without a spool, a dead letter that cannot be sent stays in the dead-letter topic.
     """
     from rocketmq_spark import options
     from rocketmq_spark.session.spools import SPOOL_OPTIONS
@@ -182,7 +183,7 @@ def _unsendable_reason(letter: ReceivedMessage) -> str | None:
 def _report_skipped(output: Output, row: dict[str, object], subject: str, reason: object) -> None:
     """Report a skipped dead letter: with a note for people, and with a row for programs, which get no notes."""
     output.note(f"{subject} is skipped: {reason}")
-    if output.machine:
+    if output.is_for_programs:
         output.item({**row, "sent": False, "leftOut": str(reason)}, "")
 
 
@@ -192,8 +193,8 @@ def _earlier_resend(
     letter: ReceivedMessage,
     row: dict[str, object],
 ) -> str | None:
-    """Return the id of the message as which a dead letter was resent; None if it was not resent. Also returns None if brokers
-    cannot say that, and prints a note.
+    """Return the id of the message as which a dead letter was resent; None if it was not resent. If brokers cannot say whether
+    it was resent, prints a note and returns None.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -212,7 +213,9 @@ def _note_counts(output: Output, sent_count: int, skipped_count: int, apply_chan
 
 
 def _check_environment(target: Target, group: str) -> None:
-    """Raise if the group belongs to an environment and the command has none, because letters could go to other environments."""
+    """Raise ``OptionError`` if the group belongs to an environment and the command has no environment, because letters could go
+    to other environments.
+    """
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of, environment_of_group
 
@@ -303,8 +306,10 @@ def _dead_letters(
     from rocketmq_spark.queues.environment import environment_of, scope_of
     from rocketmq_spark.wire.names import dlq_topic, normal_topic
 
-    def warn_of_loss(part: OffsetRange, cause: Cause) -> None:
-        output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
+    def warn_of_loss(lost_range: OffsetRange, cause: Cause) -> None:
+        output.warning(
+            f"{lost_range.size} messages of {lost_range.queue} from offset {lost_range.start} are gone: {cause.value}"
+        )
 
     options = target.options()
     environment, scope = environment_of(options), scope_of(options)

@@ -18,8 +18,8 @@ import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replace_characters
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.options.parsing import Secret
 
 Row = Mapping[str, object]
 
@@ -27,9 +27,9 @@ _CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")  # bodies, properties
 
 
 class Output(Protocol):
-    """A format of output. ``machine``: programs read the output, so commands must not draw."""
+    """A format of output. ``is_for_programs``: programs read the output, so commands must not draw."""
 
-    machine: bool
+    is_for_programs: bool
 
     def item(self, values: Row, *lines: str) -> None:
         """Print one result: ``values`` as an object, or ``lines``. Line breaks inside of a line are escaped."""
@@ -41,7 +41,7 @@ class Output(Protocol):
         """Print one line of information for people. Programs do not get it. Line breaks are escaped."""
 
     def warning(self, text: str) -> None:
-        """Print what the results lack. Programs get it, too."""
+        """Print a sentence about what the results lack. Programs get this sentence, too."""
 
     def failure(self, error: BaseException) -> None:
         """Print the error that ends the command, in one line."""
@@ -50,7 +50,7 @@ class Output(Protocol):
 class Text:
     """For people."""
 
-    machine = False
+    is_for_programs = False
 
     def item(self, values: Row, *lines: str) -> None:
         for line in lines:
@@ -73,7 +73,7 @@ class Text:
 class Json:
     """For programs: each result is an object on a separate line."""
 
-    machine = True
+    is_for_programs = True
 
     def item(self, values: Row, *lines: str) -> None:
         click.echo(_json(values))

@@ -102,7 +102,7 @@ def due_counts(per_second: float, count: int | None, stop: Latch) -> Iterator[in
             stop.wait(max(_MIN_PAUSE_S, started_s + sent_count / per_second - time.monotonic()))
 
 
-# The most sends that wait for an answer. More of them would only use memory.
+# The maximum number of sends that wait for an answer. More sends would only use memory.
 _MAX_UNACKNOWLEDGED = 1000
 
 
@@ -115,7 +115,7 @@ def _parse_rate(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option ``--rate``, in messages per second."""
+    """Return the option ``--rate``, whose value is in messages per second."""
     return click.option("--rate", callback=_parse_rate, metavar="N/s", help=help)
 
 
@@ -168,14 +168,14 @@ def produce(
             if not report.sent_count:
                 output.note("There were no lines to send. To send generated orders: --rate 100/s")
             return
-        stop = Latch()
+        stop_latch = Latch()
         orders = (
             replace(order, tags=tags or order.tags, keys=keys or order.keys, properties=properties)
-            for order in _orders(topic, rate, count, stop)
+            for order in _orders(topic, rate, count, stop_latch)
         )
-        with on_signals(stop.set, signal.SIGINT):
+        with on_signals(stop_latch.set, signal.SIGINT):
             _send_all(producer, orders, report)
-    if stop.is_set():
+    if stop_latch.is_set():
         raise KeyboardInterrupt
 
 
@@ -225,7 +225,7 @@ class SendReport:
     def add_acknowledged(self, result: SendResult) -> None:
         self.sent_count += 1
         self.spooled_count += result.status.name == "SPOOLED"
-        if self._output.machine:
+        if self._output.is_for_programs:
             queue = result.queue
             place_fields = {
                 "brokerName": queue.broker_name if queue is not None else None,
@@ -238,14 +238,14 @@ class SendReport:
     def warn_of_failure(self, number: int) -> None:
         self._output.warning(f"Message {number} failed (empty lines do not count)")
 
-    def end(self, interrupted: bool = False) -> None:
+    def end(self, is_interrupted: bool = False) -> None:
         elapsed_s = time.monotonic() - self._started_s
         text = f"Sent {self.sent_count} messages to {self._topic} in {elapsed_s:.1f} s"
         if self.spooled_count:
             text += f", {self.spooled_count} of them to the spool"
-        if not self._output.machine and not interrupted:
+        if not self._output.is_for_programs and not is_interrupted:
             self._output.item({}, text)
-        elif interrupted:
+        elif is_interrupted:
             self._output.note(text)
 
 
@@ -275,6 +275,6 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
         for future in unacknowledged:
             if future.exception() is None:
                 report.add_acknowledged(future.result())
-        report.end(interrupted=True)
+        report.end(is_interrupted=True)
         raise
     report.end()

@@ -1,6 +1,7 @@
 """Computes the values that expressions of a Python program may have, from the text of the program. Pure; the program is not run.
 
-The order of statements is not considered: a name has the values of all its assignments, a parameter those of all calls.
+The order of statements is not considered: a name has the values of all its assignments, and a parameter has the arguments of all
+calls.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ _MAX_VALUES, _MAX_STEPS, _MAX_TOTAL_STEPS = 32, 5_000, 300_000
 # double each of these.
 _MAX_TEXT_CHARS, _MAX_LIST_ITEMS, _MAX_JSON_VALUES = 100_000, 1_000, 10_000
 _MAX_TOTAL_CHARS = 20_000_000  # a limit of this kind: characters in the texts of all expressions of a program
-# The limit of nested expressions, for which Python's stack has room.
+# The maximum depth of nested expressions, for which Python's stack has room.
 _MAX_DEPTH = 100
 # Calls that copy an object and change attributes.
 _COPYING_CALLS = ("replace", "_replace", "evolve")
-# Base classes of other modules that set no attributes. Any other base class may set some, such as pydantic's ``BaseSettings``.
+# Base classes of other modules that set no attributes. Any other base class may set attributes, such as pydantic's
+# ``BaseSettings``.
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _PLAIN_BASES = {"object", "str", "int", "ABC", "Protocol", "Generic", "NamedTuple", "TypedDict", *_ENUMS}
 
@@ -101,11 +103,11 @@ class PythonProgram:
     """A program, or the cells of a notebook, which share one module: its bindings, and the values of its expressions."""
 
     def __init__(self, trees: Iterable[ast.Module]) -> None:
-        self.module = NameScope(None)
+        self.module_scope = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
         self._attributes: dict[str, list[Binding]] = {}  # by name, for all objects
-        self._sets_any_attribute = False  # whether it sets attributes whose names it does not show
-        self._attribute_changes = NameScope(None)  # has the changes of dictionaries in attributes
+        self._sets_any_attribute = False  # whether the program sets attributes whose names its text does not show
+        self._attribute_changes = NameScope(None)  # holds the changes of dictionaries that are in attributes
         self._classes: list[tuple[ast.ClassDef, NameScope]] = []
         self._methods: dict[str, list[Function]] = {}  # by name, for all classes
         self._returned_by: dict[ast.AST, list[ast.expr]] = {}  # by function
@@ -116,7 +118,7 @@ class PythonProgram:
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
         # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
         self._is_incomplete = False
-        self._steps = self._total_steps = 0
+        self._step_count = self._total_step_count = 0
         self._json_budget = 0  # characters that the current JSON may still have
         self._total_chars = 0  # in all texts so far
         for tree in trees:
@@ -133,15 +135,17 @@ class PythonProgram:
     # Bindings
 
     def _bind_all(self, tree: ast.AST) -> None:
-        """Bind all nodes, each before its parts. Not recursive, because a chain may have a thousand calls."""
-        pending: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
-        while pending:
-            pending += reversed(list(self._bind(*pending.pop())))
+        """Bind all nodes, each node before its parts. This method is not recursive, because a chain may have a thousand calls."""
+        pending_parts: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module_scope, None)]
+        while pending_parts:
+            pending_parts += reversed(list(self._bind(*pending_parts.pop())))
 
     def _bind(
         self, node: ast.AST, scope: NameScope, function: Function | None
     ) -> Iterable[tuple[ast.AST, NameScope, Function | None]]:
-        """Bind a node. Returns its parts, with their scopes and functions."""
+        """Record the scope of a node, and bind the names that the node defines. Returns the parts of the node, each with its
+        scope and function.
+        """
         self._scopes[node] = scope
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
@@ -180,7 +184,7 @@ class PythonProgram:
                         case ast.Subscript(value=dictionary, slice=key):
                             self._record_change(dictionary, scope, removed=[key])
             case ast.Global(names=names):
-                scope.outer_names.update(dict.fromkeys(names, self.module))
+                scope.outer_names.update(dict.fromkeys(names, self.module_scope))
             case ast.Nonlocal(names=names):
                 for name in names:
                     scope.outer_names[name] = (scope.parent and scope.parent.owner(name)) or scope.parent or scope
@@ -198,8 +202,8 @@ class PythonProgram:
             self._bind_name(scope, node.name, node)
             if scope.is_class:
                 self._methods.setdefault(node.name, []).append(node)
-            outside = (*node.decorator_list, *([node.returns] if node.returns else ()))
-            parts += [(part, scope, function) for part in outside]
+            outside_nodes = (*node.decorator_list, *([node.returns] if node.returns else ()))
+            parts += [(part, scope, function) for part in outside_nodes]
         inner_scope = NameScope(scope)
         self._bind_parameters(node, inner_scope, scope)
         defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
@@ -212,7 +216,7 @@ class PythonProgram:
         ]
 
     def _added_node(self, node: ast.expr, nearby_node: ast.AST, scope: NameScope) -> ast.expr:
-        """Return ``node``, which is not in the program's text, with the line of ``nearby_node``, a node that is."""
+        """Return ``node``, which is not in the program's text, with the line of ``nearby_node``, which is in the text."""
         self._scopes[node] = scope
         return ast.copy_location(node, nearby_node)
 
@@ -240,7 +244,9 @@ class PythonProgram:
     def _record_change(
         self, dictionary: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
     ) -> None:
-        """Record additions and removals of a dictionary. If it is an item of another dictionary, that one may have any value."""
+        """Record additions and removals of a dictionary. If the dictionary is an item of another dictionary, the other
+        dictionary may have any value.
+        """
         match dictionary:
             case ast.Name(id=name):
                 owner = scope.outer_names.get(name) or scope.owner(name) or scope
@@ -260,13 +266,13 @@ class PythonProgram:
         owner.removals.setdefault(name, []).extend(removed)
 
     def _propagate_changes(self) -> None:
-        """Apply the changes of a dictionary to all of its names, because a change through one name is visible through
-        the others.
+        """Apply the changes of a dictionary to all of its names, because a change through one name is visible through the other
+        names.
         """
         scopes = {*self._scopes.values(), self._attribute_changes}
-        pending = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
-        while pending:
-            scope, name = pending.pop()
+        pending_names = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
+        while pending_names:
+            scope, name = pending_names.pop()
             bindings = (
                 self._attributes.get(name, []) if scope is self._attribute_changes else scope.bindings.get(name, [])
             )
@@ -274,11 +280,11 @@ class PythonProgram:
                 key, _ = self.bindings(source)
                 if not isinstance(key, tuple) or key[0] is None:
                     continue
-                owner, other = (self._attribute_changes if key[0] == "attribute" else key[0]), key[1]
-                if self._add_changes(scope.additions, name, owner.additions, other) | self._add_changes(
-                    scope.removals, name, owner.removals, other
+                owner, other_name = (self._attribute_changes if key[0] == "attribute" else key[0]), key[1]
+                if self._add_changes(scope.additions, name, owner.additions, other_name) | self._add_changes(
+                    scope.removals, name, owner.removals, other_name
                 ):
-                    pending.append((owner, other))
+                    pending_names.append((owner, other_name))
 
     def _aliases(self, bindings: Iterable[Binding]) -> Iterator[ast.expr]:
         """Yield the names and attributes that may be the same object as a name with these bindings."""
@@ -291,7 +297,9 @@ class PythonProgram:
     def _add_changes(
         source: Mapping[str, list[ast.expr]], name: str, target: dict[str, list[ast.expr]], target_name: str
     ) -> bool:
-        """Add the changes of ``name`` in ``source`` to those of ``target_name`` in ``target``. Return whether any was new."""
+        """Add the changes of ``name`` in ``source`` to the changes of ``target_name`` in ``target``. Return whether any change
+        was new.
+        """
         earlier_nodes = dict.fromkeys(target.get(target_name, []))
         merged_nodes = {**earlier_nodes, **dict.fromkeys(source.get(name, []))}
         if len(merged_nodes) == len(earlier_nodes):
@@ -302,9 +310,9 @@ class PythonProgram:
     def _add_unknown_field_values(self) -> None:
         """Add an unknown value to the attributes of classes whose objects may have values that the program does not show.
 
-        They come from a base class of another module, or from arguments that the program does not assign to an attribute.
+        Such values come from a base class of another module, or from arguments that the program does not assign to an attribute.
         """
-        constructed: set[ast.ClassDef] = set()
+        constructed_classes: set[ast.ClassDef] = set()
         for call in self._all_calls:
             is_check = isinstance(call.func, ast.Name) and call.func.id in ("isinstance", "issubclass", "super")
             receivers = [] if is_check else [*call.args]
@@ -312,12 +320,12 @@ class PythonProgram:
                 receivers.append(call.func)
             if isinstance(call.func, ast.Attribute) and call.func.attr not in self._methods:
                 receivers.append(call.func.value)  # such as ``Settings.from_dict(…)`` of a decorator
-            constructed.update(cls for node in receivers for cls in self._classes_of(node))
+            constructed_classes.update(cls for node in receivers for cls in self._classes_of(node))
         for definition, _ in self._classes:
             lineage = [definition, *self._ancestors(definition)]
             bases = {_last_name(base) for cls in lineage for base in cls.bases if not self._classes_of(base)}
             has_fields = not (bases & _ENUMS) and not any(map(self._constructor_of, lineage))
-            if bases - _PLAIN_BASES or (has_fields and definition in constructed):
+            if bases - _PLAIN_BASES or (has_fields and definition in constructed_classes):
                 for part in (part for cls in lineage for part in cls.body):
                     match part:
                         case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
@@ -345,36 +353,36 @@ class PythonProgram:
         methods = (part for part in definition.body if isinstance(part, ast.FunctionDef))
         return next((method for method in methods if method.name == "__init__"), None)
 
-    def _bind_parameters(self, function: Function, scope: NameScope, outer: NameScope) -> None:
+    def _bind_parameters(self, function: Function, scope: NameScope, outer_scope: NameScope) -> None:
         arguments = function.args
-        positional = [*arguments.posonlyargs, *arguments.args]
-        defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults]
+        positional_arguments = [*arguments.posonlyargs, *arguments.args]
+        defaults = [*[None] * (len(positional_arguments) - len(arguments.defaults)), *arguments.defaults]
         decorators = [] if isinstance(function, ast.Lambda) else function.decorator_list
         is_static = any(isinstance(decorator, ast.Name) and decorator.id == "staticmethod" for decorator in decorators)
-        is_method = outer.is_class and not is_static
-        for index, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
+        is_method = outer_scope.is_class and not is_static
+        for index, (argument, default) in enumerate(zip(positional_arguments, defaults, strict=True)):
             scope.bindings[argument.arg] = [Parameter(function, index - is_method, argument.arg, default)]
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             scope.bindings[argument.arg] = [Parameter(function, None, argument.arg, default)]
-        for rest in (arguments.vararg, arguments.kwarg):
-            if rest is not None:
-                scope.bindings[rest.arg] = [None]
+        for rest_argument in (arguments.vararg, arguments.kwarg):
+            if rest_argument is not None:
+                scope.bindings[rest_argument.arg] = [None]
         for part in ast.walk(arguments):
             if isinstance(part, ast.expr):
-                self._scopes[part] = outer
+                self._scopes[part] = outer_scope
 
     def _bind_call(self, call: ast.Call, scope: NameScope) -> None:
         self._all_calls.append(call)
         match call:
             case ast.Call(func=ast.Attribute(attr="foreachBatch", value=writer), args=[ast.Name() as function, *_]):
                 while isinstance(writer, ast.Call | ast.Attribute):
-                    inner_scope = writer.func if isinstance(writer, ast.Call) else writer.value
+                    inner_node = writer.func if isinstance(writer, ast.Call) else writer.value
                     if isinstance(writer, ast.Attribute) and writer.attr == "writeStream":
-                        batches = ast.Call(function, [writer.value], [])
-                        self._all_calls.append(batches)
-                        self._scopes[batches] = scope
+                        batch_call = ast.Call(function, [writer.value], [])
+                        self._all_calls.append(batch_call)
+                        self._scopes[batch_call] = scope
                         return
-                    writer = inner_scope
+                    writer = inner_node
             case ast.Call(func=ast.Attribute(attr="setdefault", value=dictionary), args=[key, value]):
                 self._record_change(dictionary, scope, added=[self._added_node(ast.Dict([key], [value]), call, scope)])
             case ast.Call(func=ast.Attribute(attr="update", value=dictionary)):
@@ -401,7 +409,7 @@ class PythonProgram:
         """Return the bindings of a name or an attribute, and a key that is the same for all of its occurrences."""
         match node:
             case ast.Name(id=name):
-                owner = self._scopes.get(node, self.module).owner(name)
+                owner = self._scopes.get(node, self.module_scope).owner(name)
                 return (owner, name), [None] if owner is None else owner.bindings[name]
             case ast.Attribute(attr=name) if name in self._attributes:
                 return ("attribute", name), self._attributes[name]
@@ -444,21 +452,21 @@ class PythonProgram:
         return self._returned_by.get(function, [])
 
     def arguments(self, parameter: Parameter) -> list[ast.expr | None]:
-        """Return the expressions that a parameter may have: arguments of calls, and its default. None is an unknown one."""
+        """Return the expressions that a parameter may have: arguments of calls, and its default. None means unknown."""
         calls = self._calls_of.get(parameter.function, [])
         arguments: list[ast.expr | None] = [] if calls else [parameter.default, None]
         for call in calls:
-            by_name = [keyword.value for keyword in call.keywords if keyword.arg == parameter.name]
+            named_values = [keyword.value for keyword in call.keywords if keyword.arg == parameter.name]
             is_unpacked = any(keyword.arg is None for keyword in call.keywords) or any(
                 isinstance(argument, ast.Starred) for argument in call.args
             )
             index = parameter.position
             if is_unpacked:
-                arguments += [*by_name, parameter.default, None]
+                arguments += [*named_values, parameter.default, None]
             elif index is not None and 0 <= index < len(call.args):
                 arguments.append(call.args[index])
-            elif by_name:
-                arguments += by_name
+            elif named_values:
+                arguments += named_values
             else:
                 arguments.append(parameter.default)
         return arguments
@@ -466,7 +474,7 @@ class PythonProgram:
     # Values
 
     def values(self, node: ast.expr | None) -> tuple[Value, ...]:
-        """Return all values that ``node`` may have, with ``UNKNOWN`` if it may have others."""
+        """Return all values that ``node`` may have, with ``UNKNOWN`` if it may have other values."""
         return self.values_and_constants(node)[0]
 
     def texts(self, node: ast.expr | None) -> list[str]:
@@ -484,9 +492,9 @@ class PythonProgram:
         if isinstance(node, ast.Constant):
             self._used_constants.add(node)
             return (UNKNOWN if node.value is Ellipsis else node.value,), frozenset([node])
-        self._steps = self._steps + 1 if self._in_evaluation else 0
-        self._total_steps += 1
-        is_over_limit = self._steps > _MAX_STEPS or self._total_steps > _MAX_TOTAL_STEPS
+        self._step_count = self._step_count + 1 if self._in_evaluation else 0
+        self._total_step_count += 1
+        is_over_limit = self._step_count > _MAX_STEPS or self._total_step_count > _MAX_TOTAL_STEPS
         if memo_key in self._in_evaluation or is_over_limit or len(self._in_evaluation) > _MAX_DEPTH:
             self._is_incomplete = True
             return (() if memo_key in self._in_evaluation else (UNKNOWN,)), frozenset()
@@ -657,9 +665,10 @@ class PythonProgram:
             ]
         if name == "dict" and isinstance(function, ast.Name):
             keywords = [
-                None if word.arg is None else ast.copy_location(ast.Constant(word.arg), word) for word in call.keywords
+                None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
+                for keyword in call.keywords
             ]
-            keyword_items = self._dictionary(keywords, [word.value for word in call.keywords])
+            keyword_items = self._dictionary(keywords, [keyword.value for keyword in call.keywords])
             return [_union_of_dictionaries([self._merged_dictionaries(arguments), keyword_items])]
         if name in ("str", "list", "tuple", "sorted", "set", "lit") and len(arguments) == 1:
             values = self.values(arguments[0])

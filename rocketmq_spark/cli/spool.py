@@ -168,18 +168,18 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark.session import spools
     from rocketmq_spark.spool.owner_rights import become_owner
 
-    parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    if is_by_position(parsed):  # records from the time when a broker was down would go to other queues
+    parsed_options = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
+    if is_by_position(parsed_options):  # records from the time when a broker was down would go to other queues
         raise OptionError(
-            position_problem(parsed, "a command does not know the count of the programs that filled the spool")
+            position_problem(parsed_options, "a command does not know the count of the programs that filled the spool")
         )
     errors: list[Exception] = []
     paths = _paths(folder)
-    spools.preload(parsed, paths)
+    spools.preload(parsed_options, paths)
     for path in paths:
         with _collecting_errors(errors):
             become_owner(path)
-            drainer = spools.open_drainer(path, parsed)
+            drainer = spools.open_drainer(path, parsed_options)
             try:
                 dead_before = 0 if dead else drainer.store.totals.dead
                 left_count = drainer.send_all(timeout_s, dead)
@@ -213,9 +213,9 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     from rocketmq_spark import options
     from rocketmq_spark.spool.store import Store
 
-    parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
+    parsed_options = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     errors: list[Exception] = []
-    owners = _owners(parsed, delay_group)
+    owners = _owners(parsed_options, delay_group)
     for path in _paths(folder):
         with _collecting_errors(errors), _opened_as_owner(path, functools.partial(Store, any_owner=True)) as store:
             old_owner, new_owner = owners(path)
@@ -325,7 +325,7 @@ def _exit_on(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _copy_errors(path: Path, result: CopyResult) -> list[SpoolError]:
-    """The error if not all of a spool was copied."""
+    """Return the error if a spool was not copied completely."""
     problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out.items()]
     if result.is_damaged:
         problems.insert(0, "it is damaged, and not all of it could be read")
@@ -343,7 +343,7 @@ def _raise_first(output: Output, errors: Sequence[Exception]) -> None:
         raise errors[0]
 
 
-def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
+def _owners(parsed_options: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
     """Return a function that returns the old and the new owner of a folder's records.
 
     The returned function imports nothing, because it is called after ``become_owner``.
@@ -364,14 +364,14 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
                         f"--delay-group is {delay_group!r}, but the records in {path} belong to {old_owner}",
                         remedy="Omit --delay-group",
                     )
-                return old_owner, owner_of(parsed, old_owner.purpose)
+                return old_owner, owner_of(parsed_options, old_owner.purpose)
             kinds = (entry.record.kind for entry in reading.entries() if isinstance(entry.record, Record))
             if delay_group is None and next(kinds, None) in (DELAYED_KIND, DEAD_LETTER_KIND):
                 raise SpoolError(
                     f"the records in {path} belong to a delay service, whose group was in a damaged block",
                     remedy="Name the group with --delay-group",
                 )
-            return old_owner, owner_of(parsed, "" if delay_group is None else purpose_of(delay_group))
+            return old_owner, owner_of(parsed_options, "" if delay_group is None else purpose_of(delay_group))
         finally:
             reading.close()
 
@@ -408,12 +408,12 @@ def _without_frames(error: Exception) -> Exception:
     if not isinstance(error, RocketMQError):
         places = (f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__))
         error.add_note(f"It was raised in {', '.join(places)}")
-    current: BaseException | None
+    current_error: BaseException | None
     pending_errors: list[BaseException | None] = [error]
     while pending_errors:
-        if (current := pending_errors.pop()) is not None and current.__traceback__ is not None:
-            current.__traceback__ = None
-            pending_errors += [current.__cause__, current.__context__]
+        if (current_error := pending_errors.pop()) is not None and current_error.__traceback__ is not None:
+            current_error.__traceback__ = None
+            pending_errors += [current_error.__cause__, current_error.__context__]
     return error
 
 
@@ -492,8 +492,8 @@ def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
 
 
 def _decode_delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
-    """The envelope in a record, the message that a node without rules would send, and the reason if the message was given up.
-    Raises ``DecodeError`` if the envelope cannot be delivered.
+    """Return the envelope in a record, the message that a node without rules would send, and the reason if the message was given
+    up. Raises ``DecodeError`` if the envelope cannot be delivered.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, open_dead_letter
     from rocketmq_spark.delay.release import delivery
@@ -616,8 +616,8 @@ def serve(
     """
     from rocketmq_spark.delay.node import NodeSettings, open_node
 
-    stop = Latch()
-    with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
+    stop_latch = Latch()
+    with on_signals(stop_latch.set, signal.SIGINT, signal.SIGTERM):
         node_settings = NodeSettings(data, inner_topic, dead_topic, topics=topics, resends_dead_letters=dead)
         node = open_node(node_settings, **{**target.settings(), "group": group})
         tune_gc()
@@ -625,6 +625,6 @@ def serve(
         output.item(
             row_at_start, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting_count} wait now"
         )
-        node.run(stop)
+        node.run(stop_latch)
     row = {"stored": node.stored_count, "sent": node.sent_count, "waiting": node.waiting_count}
     output.item(row, f"{node.stored_count} messages stored, {node.sent_count} sent, {node.waiting_count} wait")

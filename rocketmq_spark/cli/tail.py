@@ -121,8 +121,10 @@ def tail(
     """
     from rocketmq_spark.cli.topic_reader import TopicReader
 
-    def warn_of_loss(part: OffsetRange, cause: Cause) -> None:
-        output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
+    def warn_of_loss(lost_range: OffsetRange, cause: Cause) -> None:
+        output.warning(
+            f"{lost_range.size} messages of {lost_range.queue} from offset {lost_range.start} are gone: {cause.value}"
+        )
 
     if end is not None and not (isinstance(begin, dict) and end.keys() <= begin.keys()):
         raise click.UsageError("--to needs --from as JSON that names all queues of --to, too")
@@ -193,9 +195,9 @@ def message_line(message: ReceivedMessage) -> str:
         else _utf8_text(message.body)
     )
     body_text = f"<{len(message.body)} bytes>" if text is None else text
-    place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
+    place_text = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
     return escaped(
-        "  ".join([utc_text(message.store_timestamp), place, *([" ".join(fields)] if fields else []), body_text])
+        "  ".join([utc_text(message.store_timestamp), place_text, *([" ".join(fields)] if fields else []), body_text])
     )
 
 
@@ -257,13 +259,13 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
     from rocketmq_spark.session.consumers import PullConsumer
 
     _store_start_offsets(target, topic, arguments)
-    given = {
+    given_options = {
         "consume_from_where": arguments["begin"],
         **target.settings(),
         "group": arguments["group"],
         "auto_commit": False,
     }
-    consumer = PullConsumer(**given)
+    consumer = PullConsumer(**given_options)
     try:
         consumer.subscribe(topic, arguments["tags"], arguments["sql"])
     except BaseException:
@@ -273,7 +275,7 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
 
 
 def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) -> None:
-    """Store the start offsets of queues in which the group has none, before anything is read.
+    """Store the start offsets of queues in which the group has no offset, before anything is read.
 
     Otherwise, if the command is killed, the next command could start at a later offset and miss messages. A group with members
     already has positions. Errors suggest similar topics.

@@ -55,12 +55,12 @@ def create(
     )
 
 
-def _show(output: Output, topic_queues: TopicQueues, shrunk: bool = False) -> None:
+def _show(output: Output, topic_queues: TopicQueues, is_shrunk: bool = False) -> None:
     """Print the number of queues of the topic, and after a shrink how many messages can no longer be read."""
     broker_names, queue_count = sorted(topic_queues.brokers), topic_queues.write_queues
     text = f"Topic {topic_queues.topic} has {queue_count} queues on {', '.join(broker_names)}"
     row = {"topic": topic_queues.topic, "brokers": broker_names, "queues": queue_count}
-    if shrunk:
+    if is_shrunk:
         text, row = (
             f"{text}; {topic_queues.hidden} messages are out of sight",
             {**row, "outOfSight": topic_queues.hidden},
@@ -94,7 +94,9 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
 
 
 def _check_not_shared(target: Target, name: str, effect: str = "remove messages of all") -> None:
-    """Raise if the target has an environment that shares the topic: the command would change the topic for all environments."""
+    """Raise ``OptionError`` if the target has an environment that shares the topic, because the command would change the topic
+    for all environments.
+    """
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of
 
@@ -174,7 +176,7 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
     preview = topics.shrink(client, name, queues, broker_names, preview=True, argument_name="--queues")
     removed_queues = sum(data.read_queues - queues for data in preview.brokers.values())
     confirm(f"Take {removed_queues} queues away from topic {name}: {preview.hidden} messages go out of sight", yes)
-    _show(output, topics.shrink(client, name, queues, broker_names, argument_name="--queues"), shrunk=True)
+    _show(output, topics.shrink(client, name, queues, broker_names, argument_name="--queues"), is_shrunk=True)
 
 
 @topic.command("list")
@@ -290,12 +292,12 @@ def show(output: Output, target: Target, topic: str) -> None:
     options, client = target.options(), target.client()
     route = client.admin.routes.get_existing(topic, 0.0)
     bounds = client.admin.describe_topic(topic)
-    writable = set(route.writable_queues())
-    environment_of = _environment_of_queues(options, sorted({*bounds, *writable}))
+    writable_queues = set(route.writable_queues())
+    environment_of_queue = _environment_of_queues(options, sorted({*bounds, *writable_queues}))
     group_readers = readers(client.rpc_client, client.admin, topic)
     rows = []
-    for queue in sorted({*bounds, *writable}):
-        name = environment_of.get(queue)
+    for queue in sorted({*bounds, *writable_queues}):
+        name = environment_of_queue.get(queue)
         reader_rows = list(_reader_rows(options, queue, name, group_readers))
         rows.append(
             {
@@ -303,12 +305,12 @@ def show(output: Output, target: Target, topic: str) -> None:
                 "brokerName": queue.broker_name,
                 "queueId": queue.queue_id,
                 "environment": name,
-                "writable": queue in writable,
+                "writable": queue in writable_queues,
                 "messages": bounds[queue].max_offset - bounds[queue].min_offset if queue in bounds else None,
                 "readers": reader_rows,
             }
         )
-    output.rows(_ENVIRONMENT_COLUMNS, rows if output.machine else map(_text_row, rows))
+    output.rows(_ENVIRONMENT_COLUMNS, rows if output.is_for_programs else map(_text_row, rows))
     for reader in group_readers:
         if reader.queues is None:
             output.note(f"What {reader.member} of group {reader.group} reads is not known: it did not answer")

@@ -32,8 +32,8 @@ from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# The number of offsets that are read ahead of each queue, to merge the queues. It is larger with a filter, which drops most
-# messages.
+# The number of offsets that are read ahead in each queue, to merge the queues. The number is larger with a filter, because a
+# filter drops most messages.
 _READ_AHEAD, _FILTERED_READ_AHEAD = 256, 8192
 # The number of offsets of the first read of a queue, when the size of its messages is unknown.
 _FIRST_READ_AHEAD = 32
@@ -51,7 +51,7 @@ HeapEntry = tuple[int, str, int, MessageQueue]
 
 
 class TopicReader:
-    """Reads one topic from a position in each queue; ``messages`` continues where it stopped.
+    """Reads one topic from a position in each queue. Each call of ``messages`` continues where the last call stopped.
 
     ``tags`` (``a || b``) are filtered on the broker and again here, because the broker compares only hashes.
     """
@@ -94,10 +94,9 @@ class TopicReader:
     def seek_offsets(
         self, starts: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
     ) -> None:
-        """Read only the queues in ``starts``: each from its offset there, and up to its offset in ``end_offsets``, if any.
-
-        Both may be ``EARLIEST`` or ``LATEST``. Offsets that are no longer kept go to ``on_loss``. Raises ``OffsetError`` for
-        queues that do not exist, and for offsets after a queue's end.
+        """Read only the queues in ``starts``, each from its offset in ``starts``, and up to its offset in ``end_offsets``, if
+        any. Both offsets may be ``EARLIEST`` or ``LATEST``. Offsets that are no longer kept go to ``on_loss``. Raises
+        ``OffsetError`` for queues that do not exist, and for offsets after a queue's end.
         """
         self._start_offsets, self._end_offsets = starts, end_offsets or {}
         self.seek(self._start_at_offsets)
@@ -175,12 +174,14 @@ class TopicReader:
             self._next_messages[queue] = next_message
 
     def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heap: list[HeapEntry]) -> None:
-        """Read ``queues`` until each has a message or has reached its end."""
+        """Read ``queues`` until each queue has a message or has reached its end."""
         while queues_to_read := [q for q in queues if q not in self._next_messages and self._next_offsets[q] < ends[q]]:
-            counts = {q: self._read_ahead.get(q, min(self._max_read_ahead, _FIRST_READ_AHEAD)) for q in queues_to_read}
+            read_counts = {
+                q: self._read_ahead.get(q, min(self._max_read_ahead, _FIRST_READ_AHEAD)) for q in queues_to_read
+            }
             self._read(
                 [
-                    OffsetRange(q, self._next_offsets[q], min(self._next_offsets[q] + counts[q], ends[q]))
+                    OffsetRange(q, self._next_offsets[q], min(self._next_offsets[q] + read_counts[q], ends[q]))
                     for q in queues_to_read
                 ]
             )
@@ -213,7 +214,7 @@ class TopicReader:
             decoded_messages = decode_leniently(
                 stored_bytes, queue.broker_name, queue=queue, window=window, budget=self._unwrap_budget
             )
-            for message in messages_in_range(decoded_messages, answer, dense=not self._filter):
+            for message in messages_in_range(decoded_messages, answer, is_dense=not self._filter):
                 if self._subscription.accepts(message.tags) or message.decode_error is not None:
                     yield message
 

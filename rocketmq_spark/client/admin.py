@@ -10,6 +10,7 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_VERSION_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
 from rocketmq_spark.base.process import Closeable
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.client.broker_client import BrokerClient
 from rocketmq_spark.client.name_servers import NameServers
 from rocketmq_spark.client.offsets import RemotingOffsetReader
@@ -26,7 +27,6 @@ from rocketmq_spark.errors import (
     TopicNotFound,
 )
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, ReceivedMessage, TopicRoute
-from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
@@ -34,9 +34,9 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import DecodeBudget, decode_leniently
 
 _ROUTE_POLL_S = 0.01
-# Brokers register a change with the current version of their data. Name servers ignore a change of a known topic whose version
-# they already have. So if two topics change at once, one change may never appear. Therefore it is registered again after this
-# time.
+# Brokers register a change with the current version of their data. Name servers ignore a change of a known topic if they already
+# have this version. So if two topics change at once, one change may never appear. Therefore a change is registered again after
+# this time.
 _REGISTER_AGAIN_S = 3.0
 # The most messages that a broker returns for a key by default, and the limit of their decoded size.
 _MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
@@ -111,16 +111,15 @@ class BaseAdmin(Closeable):
         queues are not read until the queues are back.
         """
         current_configs = {name: self.topic_config(topic, name) for name in brokers}
-        resized = {
+        resized_configs = {
             name: replace(config, read_queues=queues, write_queues=queues, attributes={})
             for name, config in current_configs.items()
         }
-        return self.change_topic(topic, resized, timeout_s)
+        return self.change_topic(topic, resized_configs, timeout_s)
 
     def change_topic(self, topic: str, configs: Mapping[str, TopicConfig], timeout_s: float = 30.0) -> TopicRoute:
-        """Set the configurations of a topic, by broker, and wait until the route shows them.
-
-        Attributes that a configuration does not name stay as they are.
+        """Set the configuration of a topic on each broker, and wait until the route shows it. Attributes that a configuration
+        does not name stay as they are.
         """
         deadline = Deadline.after(timeout_s)
         for _ in _configure_topic(
@@ -130,25 +129,25 @@ class BaseAdmin(Closeable):
         return self._await_route(topic, configs, deadline)
 
     def _await_route(self, topic: str, configs: Mapping[str, TopicConfig], deadline: Deadline) -> TopicRoute:
-        """Wait until the route shows the numbers of queues and the permissions that brokers report for the topic."""
+        """Wait until the route shows the queue numbers and permissions that brokers report for the topic."""
         requested_by_broker = {name: _queues_and_perm(config) for name, config in configs.items()}
-        expected_by_broker, checked_brokers, next_registration = (
+        expected_by_broker, checked_brokers, registration_due = (
             dict(requested_by_broker),
             set[str](),
             deadline.within(_REGISTER_AGAIN_S),
         )
         while True:
             route = _route_or_none(self.routes, topic)
-            in_route = _queues_and_perms_in_route(route)
+            shown_in_route = _queues_and_perms_in_route(route)
             if route is not None and all(
-                in_route.get(name) == queues_and_perm for name, queues_and_perm in expected_by_broker.items()
+                shown_in_route.get(name) == queues_and_perm for name, queues_and_perm in expected_by_broker.items()
             ):
                 return route
             for name, (read_queue_count, write_queue_count, perm) in requested_by_broker.items():
                 if (
                     name not in checked_brokers
-                    and in_route.get(name, ())[:2] == (read_queue_count, write_queue_count)
-                    and in_route[name] != expected_by_broker[name]
+                    and shown_in_route.get(name, ())[:2] == (read_queue_count, write_queue_count)
+                    and shown_in_route[name] != expected_by_broker[name]
                 ):
                     checked_brokers.add(name)
                     with suppress(RocketMQError, ValueError):  # only shortens the wait
@@ -160,22 +159,22 @@ class BaseAdmin(Closeable):
             if deadline.expired:
                 remedy = "The brokers have applied the change; if a name server withholds write permission: mqadmin addWritePerm"
                 raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
-            if next_registration.expired:
+            if registration_due.expired:
                 shown_by_broker = {
-                    name: in_route.get(name)
+                    name: shown_in_route.get(name)
                     for name, queues_and_perm in expected_by_broker.items()
-                    if in_route.get(name) != queues_and_perm
+                    if shown_in_route.get(name) != queues_and_perm
                 }
                 _register_topic(self, topic, shown_by_broker, deadline)
-                next_registration = deadline.within(_REGISTER_AGAIN_S)
+                registration_due = deadline.within(_REGISTER_AGAIN_S)
             deadline.pause(_ROUTE_POLL_S)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its data: on masters, then on slaves, then on name servers. Raises ``RouteNotFound`` if the topic
         does not exist. The error of a slave or a name server is raised at the end.
 
-        A slave deletes the topic when its master does. But the slave keeps the index of the topic, which a new topic of the same
-        name would inherit. So slaves also get a request, as from DeleteTopicSubCommand.
+        A slave deletes the topic when its master deletes it. But the slave keeps the index of the topic, which a new topic of
+        the same name would inherit. So slaves also get a request, as DeleteTopicSubCommand sends it.
         """
         self.route(topic)
         on_wire = self._rpc_client.on_wire(topic)
@@ -236,7 +235,7 @@ class BaseAdmin(Closeable):
             pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
-        """Return messages of a topic with a key that were stored in this period, from the indexes of its brokers.
+        """Return messages that have a key and were stored in this period, from the indexes of the topic's brokers.
 
         If there are many messages, returns only some of them. Messages beyond a limit of memory stay compressed, because callers
         only need their ids. If a master is down, its slave is asked.
@@ -266,7 +265,9 @@ class BaseAdmin(Closeable):
         return consume_progress(self._rpc_client, self.route(topic), self._rpc_client.on_wire(group))
 
     def consumed_topics(self, group: str) -> list[str]:
-        """Topics for which brokers have offsets of a group, with its retry topic. If a master is down, its slave is asked."""
+        """Topics for which brokers have offsets of a group, including the group's retry topic. If a master is down, its slave is
+        asked.
+        """
         topics: set[str] = set()
         for name, broker in require_brokers(self.cluster()).items():
             if address := broker.replica("hint"):
@@ -276,10 +277,9 @@ class BaseAdmin(Closeable):
         return sorted(scope.user_name(topic) for topic in topics if scope.is_reversible(topic))
 
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
-        """Return all settings, among them passwords of users and the keys of the broker's own client.
-
-        Raises ``OptionError`` if the network could read them. With ``allow_plain_text``, an explicit ``tls=false`` permits
-        the request without TLS.
+        """Return all settings, among them passwords of users and the keys of the broker's own client. Raises ``OptionError`` if
+        others on the network could read the settings. With ``allow_plain_text``, an explicit ``tls=false`` permits the request
+        without TLS.
         """
         address = masters_of(self.cluster(), [broker])[broker]
         self._rpc_client.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)
@@ -320,7 +320,8 @@ def _configure_topic(
 ) -> Iterator[tuple[str, str, Command]]:
     on_wire = rpc_client.on_wire(topic)
     return _change_each(
-        masters, lambda name, address: rpc_client.request(address, put_topic(on_wire, name, configs[name]), deadline)
+        masters,
+        lambda name, address: rpc_client.request(address, put_topic_request(on_wire, name, configs[name]), deadline),
     )
 
 
@@ -369,7 +370,7 @@ def _configs_to_register(
             ):
                 configs[name] = config
         except (RocketMQError, ValueError) as e:
-            # The configuration is unknown. So the registered one stays, unless the topic is gone.
+            # The configuration is unknown. So the registered configuration stays, unless the topic is gone.
             configs |= (
                 {}
                 if name not in registered_configs or isinstance(e, TopicNotFound)
@@ -389,7 +390,9 @@ def _queues_and_perm(config: TopicConfig | QueueData) -> _QueuesAndPerm:
 def _change_each(
     masters: Mapping[str, str], change: Callable[[str, str], Command]
 ) -> Iterator[tuple[str, str, Command]]:
-    """Change one master after the other; yields name, address and answer. An error names the masters that have changed."""
+    """Change one master after the other; yields name, address and answer. The error names the masters that have applied the
+    change.
+    """
     changed_brokers: list[str] = []
     for name, address in masters.items():
         try:
@@ -414,37 +417,39 @@ def _change_each(
 
 
 def add_partial_result(
-    error: RocketMQError, changed_brokers: Sequence[str], others: Mapping[str, RocketMQError | None]
+    error: RocketMQError, changed_brokers: Sequence[str], errors_of_others: Mapping[str, RocketMQError | None]
 ) -> None:
-    """Add to the remedy of ``error`` which brokers have applied a change, which may have, and which have not.
+    """Add to the remedy of ``error`` which brokers have applied a change, which may have applied it, and which have not.
 
-    ``others`` are the brokers that are not in ``changed_brokers``, with their errors. A broker that did not answer may have
-    applied the change.
+    ``errors_of_others`` are the brokers that are not in ``changed_brokers``, with their errors. A broker that did not answer may
+    have applied the change.
     """
-    perhaps_changed = [
-        name for name, error_of_broker in others.items() if isinstance(error_of_broker, CallTimeout | ConnectionLost)
+    perhaps_changed_brokers = [
+        name
+        for name, error_of_broker in errors_of_others.items()
+        if isinstance(error_of_broker, CallTimeout | ConnectionLost)
     ]
-    unchanged_brokers = [name for name in others if name not in perhaps_changed]
-    if bool(changed_brokers) + bool(perhaps_changed) + bool(unchanged_brokers) > 1:
-        note = _partial_result(changed_brokers, perhaps_changed, unchanged_brokers)
+    unchanged_brokers = [name for name in errors_of_others if name not in perhaps_changed_brokers]
+    if bool(changed_brokers) + bool(perhaps_changed_brokers) + bool(unchanged_brokers) > 1:
+        note = _partial_result(changed_brokers, perhaps_changed_brokers, unchanged_brokers)
         error.remedy = f"{note}. {error.remedy}" if error.remedy else note
 
 
 def _partial_result(
-    changed_brokers: Sequence[str], perhaps_changed: Sequence[str], unchanged_brokers: Sequence[str]
+    changed_brokers: Sequence[str], perhaps_changed_brokers: Sequence[str], unchanged_brokers: Sequence[str]
 ) -> str:
-    groups = [("on ", changed_brokers), ("perhaps on ", perhaps_changed), ("not on ", unchanged_brokers)]
+    groups = [("on ", changed_brokers), ("perhaps on ", perhaps_changed_brokers), ("not on ", unchanged_brokers)]
     return f"It is done {', and '.join(preposition + ', '.join(names) for preposition, names in groups if names)}"
 
 
 def _broker_permission(admin: BaseAdmin, broker: str) -> int:
-    """The permission of a broker, which limits those of its topics in routes; -1 if it limits nothing."""
+    """The permission of a broker, which limits the permissions of its topics in routes; -1 if it limits nothing."""
     read_and_write = Perm.READ | Perm.WRITE
     permission = bodies.config_number(admin.broker_config(broker), "brokerPermission")
     return -1 if permission is None or permission & read_and_write == read_and_write else permission
 
 
-def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
+def put_topic_request(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
     """Return the request that creates or changes a topic on a broker. Attributes without a value stay as they are."""
     return rpc.UPDATE_AND_CREATE_TOPIC.request(
         topic=topic_on_wire,

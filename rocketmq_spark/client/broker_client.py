@@ -44,21 +44,21 @@ AttributesByTopic = Mapping[tuple[str, str], Attributes | RocketMQError]
 
 
 class BrokerClient:
-    """Sends requests to brokers by name, whose addresses come from the routes of a client."""
+    """Sends requests to brokers by name. The addresses of the brokers come from the routes of a client."""
 
     def __init__(self, rpc_client: RpcClient, routes: Routes) -> None:
         self.rpc_client = rpc_client
         self._routes = routes
 
-    def for_queue(self, rpc_row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
+    def queue_command(self, rpc_row: rpc.RequestRow, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """Return the request of a row of ``wire/rpc`` about a queue."""
         command = rpc_row.request(
             topic=self.rpc_client.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
         return BrokerCommand(queue.broker_name, command, queue.topic, queue)
 
-    def pull_at(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> BrokerCommand:
-        return self.for_queue(
+    def pull_command_at(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> BrokerCommand:
+        return self.queue_command(
             rpc.PULL_MESSAGE,
             queue,
             consumerGroup=self.rpc_client.on_wire(group),
@@ -70,14 +70,16 @@ class BrokerClient:
         )
 
     def request_pulls(
-        self, pulls: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
+        self, pull_commands: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
         """As ``request_each``. Repeats a pull whose answer only reports that an operator reset the offset."""
-        answers = self.request_each(pulls, deadline, PULL_CODES, read_from)
+        answers = self.request_each(pull_commands, deadline, PULL_CODES, read_from)
         while reset_indexes := [
             i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _OFFSET_RESET_ANSWER
         ]:
-            repeated_answers = self.request_each([pulls[i] for i in reset_indexes], deadline, PULL_CODES, read_from)
+            repeated_answers = self.request_each(
+                [pull_commands[i] for i in reset_indexes], deadline, PULL_CODES, read_from
+            )
             for i, answer in zip(reset_indexes, repeated_answers, strict=True):
                 answers[i] = answer
         return answers
@@ -99,23 +101,25 @@ class BrokerClient:
             for command, answer in zip(commands, self.request_each(commands, deadline), strict=True)
         }
 
-    def first_kept(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
+    def first_kept_offset(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
         """Return the offset of the first message of a compaction topic that was stored at or after a time. This offset may be
         below the minimum offset of the queue.
         """
 
         def next_ms(offset: int) -> int:
-            (answer,) = self.request_pulls([self.pull_at(group, queue, offset)], deadline)
+            (answer,) = self.request_pulls([self.pull_command_at(group, queue, offset)], deadline)
             if isinstance(answer, RocketMQError):
                 raise answer
             stamp = first_stamp(answer.body) if answer.code == Response.SUCCESS else None
             return time_ms if stamp is None else stamp.stored_ms
 
-        (answer,) = self.request_all([self.for_queue(rpc.GET_MAX_OFFSET, queue)], deadline)
+        (answer,) = self.request_all([self.queue_command(rpc.GET_MAX_OFFSET, queue)], deadline)
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
     def broker_config(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
-        """Return a master's answer with its configuration, or the error; None if the network could read the passwords in it."""
+        """Return the answer with the configuration of a broker's master, or the error; None if others on the network could read
+        the passwords in the configuration.
+        """
         try:
             address = self._routes.address(broker_name)
         except RocketMQError as e:
@@ -127,7 +131,7 @@ class BrokerClient:
         return _answer_or_error(answer, command, address, (Response.SUCCESS,))
 
     def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
-        """Remove the entries of ``table`` whose key, broker and topic, is in no cached route."""
+        """Remove the entries of ``table`` that no cached route has. The keys of ``table`` are pairs of broker and topic."""
         routed_topics = self._routes.cached_topic_brokers()
         for key in [key for key in list(table) if key[::-1] not in routed_topics]:
             table.pop(key, None)
@@ -214,7 +218,7 @@ SWEEP_ABOVE_ENTRIES = 64
 
 
 def has_attribute(attributes: AttributesByTopic, queue: MessageQueue, name: str, value: str) -> bool | None:
-    """Whether the topic of a queue has this value of an attribute; None if its broker did not report attributes."""
+    """Whether the topic of a queue has this value of an attribute; None if the broker of the queue did not report attributes."""
     topic_attributes = attributes[queue.broker_name, queue.topic]
     return None if isinstance(topic_attributes, RocketMQError) else topic_attributes.get(name) == value
 

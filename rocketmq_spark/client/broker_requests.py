@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 def group_membership(group: str, membership: Membership) -> GroupMembership:
-    """Return what heartbeats report about a consumer, in the user's names."""
+    """Return what heartbeats report about a consumer, with topics and groups as users name them."""
     return GroupMembership(
         group,
         {topic: _subscription(topic_filter) for topic, topic_filter in membership.subscriptions.items()},
@@ -102,7 +102,7 @@ class BrokerRequests:
         # The body stays compressed until the member accepts the message: 64 KiB may expand to gigabytes.
         broker = fields["brokerName"] or ""
         message, scope = single_message(command.body, broker, "to be consumed directly"), self._rpc_client.scope
-        # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
+        # Without the prefix of its namespace, a topic of another namespace would look like a topic of this namespace.
         original_topic = message.properties.get(Property.RETRY_TOPIC)
         is_in_scope = original_topic is None or scope.is_reversible(original_topic)
         return ConsumeDirectly(with_user_names(message, scope) if is_in_scope else with_stored_names(message, scope))
@@ -126,7 +126,7 @@ def _keys_on_wire(rpc_client: RpcClient, value_by_queue: Mapping[MessageQueue, V
 
 
 def with_user_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
-    """Return a message with its topic and queue in the user's names.
+    """Return a message with its topic and queue as users name them.
 
     A message of a retry topic gets its original topic, which a property names. Every client that may write to the retry topic
     can set this property. A dead letter keeps the dead-letter topic, as in Java. Mirrors
@@ -140,7 +140,7 @@ def with_user_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
 
 
 def with_stored_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
-    """Return a message with the topic and queue in which the broker stores it, in the user's names."""
+    """Return a message with the topic and queue in which the broker stores the message, as users name them."""
     queue = message.queue._replace(topic=scope.user_name(message.queue.topic))
     is_unchanged = (queue, queue.topic) == (message.queue, message.topic)
     return message if is_unchanged else replace(message, queue=queue, topic=queue.topic)

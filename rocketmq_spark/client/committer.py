@@ -1,4 +1,6 @@
-"""The ``OffsetCommitter`` port over remoting: commits a group's offsets on brokers, and creates the group where it is missing."""
+"""The ``OffsetCommitter`` port over remoting: commits a group's offsets on brokers, and creates the group on brokers that do not
+have it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from rocketmq_spark.wire import bodies, rpc
 class OffsetCommit:
     """Commits offsets of a group, at the replicas that ``read_from`` selects. ``grace_s`` is as in ``OffsetReader.bounds``.
 
-    A call of the object commits offsets, and returns the errors by queue.
+    Calling the object commits offsets, and returns the errors by queue.
     """
 
     broker_client: BrokerClient
@@ -41,9 +43,9 @@ class OffsetCommit:
         """Commit the first queue of each topic and broker, then the other queues.
 
         A broker creates a table for the group and the topic at the first commit. If two commits create the table at the same
-        time, one commit is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic
-        and broker get the same error. The first queues get half of the time, so that a broker that hangs leaves time for the
-        others.
+        time, one commit is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the commit of a first queue fails, the other
+        queues of the same topic and broker get the same error. The first queues get half of the time, so that a broker that
+        hangs leaves time for the others.
         """
         first_queue_by_key = first_queues(offsets)
         half_deadline = self.deadline.within(self.deadline.remaining() / 2)
@@ -60,7 +62,9 @@ class OffsetCommit:
     def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
         group = self.broker_client.rpc_client.on_wire(self.group)
         commands = [
-            self.broker_client.for_queue(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
+            self.broker_client.queue_command(
+                rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset
+            )
             for queue, offset in offsets.items()
         ]
         answers = self.broker_client.request_with_grace(commands, deadline, self.read_from, self.grace_s)

@@ -69,12 +69,12 @@ class RotatingCredentials:
             cached_credentials = self._cached_credentials = self._fetch_again(cached_credentials[1])
         return cached_credentials[1]
 
-    def _fetch_again(self, previous: Credentials) -> tuple[float, Credentials]:
+    def _fetch_again(self, previous_credentials: Credentials) -> tuple[float, Credentials]:
         try:
             return time.monotonic() + self._max_age_s, self._fetch_checked()
         except RocketMQError as e:
             logger.warning("the previous keys stay in use: %s", e)
-            return time.monotonic() + FETCH_RETRY_S, previous
+            return time.monotonic() + FETCH_RETRY_S, previous_credentials
 
     def _fetch_checked(self) -> Credentials:
         result = capture(self._fetch)  # user code; callers get only RocketMQError
@@ -120,7 +120,7 @@ def from_file(path: Path) -> Credentials:
 
 
 def credentials_of(options: Options) -> Credentials | RotatingCredentials | None:
-    """Return the keys that the options give, or a file or function that they name; None without keys."""
+    """Return the keys from the options, or from the file or function that an option names; None without keys."""
     if options.credentials_provider is not None:
         provider = resolve(options.credentials_provider, "credentialsProvider")
         return RotatingCredentials(lambda: from_provider(provider()))

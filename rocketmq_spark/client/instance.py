@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
-# The time for the request of the list of brokers. It is long enough to try another name server after one that hangs. It is far
-# below the 120 s after which brokers forget a client.
+# The time for the request of the list of brokers. This time is long enough to try another name server if the first one hangs. It
+# is far below the 120 s after which brokers forget a client.
 CLUSTER_TIMEOUT_S = 10.0
 _MAX_LINGERING_GROUPS = 50
 _MAX_PARALLEL = 64  # brokers that are contacted in parallel
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests
-_tracebacks = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
+_traceback_limit = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
 _MAX_WAITING_REQUESTS = 1000  # waiting requests of brokers per group; more are rejected
 
 # Requests of brokers to consumers, with the field that names the group. Requests to producers name the group in the message.
@@ -56,7 +56,7 @@ _GROUP_FIELDS = {
 }
 
 _Addresses = Sequence[tuple[str, str]]  # pairs of broker name and address
-# Takes the broker's address and its request, and returns the answer, or None to reject it. It may block.
+# Takes the broker's address and its request, and returns the answer, or None to reject the request. The handler may block.
 RequestHandler = Callable[[str, Command], Command | None]
 # Handles a forwarded reply, on the thread that reads answers. The second argument runs the rest of the work on another thread.
 # Returns False to reject the reply.
@@ -65,7 +65,8 @@ ReplyHandler = Callable[[ServerRequest, Callable[[Callable[[], None]], None]], b
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegisteredMember:
-    """A member of a group: a consumer if it has a ``membership``, whose subscriptions are in every heartbeat; else a producer.
+    """A member of a group. A member with a ``membership`` is a consumer, and every heartbeat has its subscriptions. A member
+    without a ``membership`` is a producer.
 
     ``request_handler`` handles requests of brokers. With ``heartbeat_s`` 0, the member needs no heartbeat. With ``all_brokers``,
     heartbeats go to all brokers of the cluster, because each of them may send requests. With ``receives_replies``, brokers
@@ -113,11 +114,13 @@ class MemberRegistry:
         """Remove a member. Returns whether the group has no more members here. Removing a member twice is allowed."""
         with self._lock:
             key = member.consumes, group_on_wire
-            if others := tuple(other for other in self._members.get(key, ()) if other is not member):
-                self._members[key] = others
+            if other_members := tuple(
+                other_member for other_member in self._members.get(key, ()) if other_member is not member
+            ):
+                self._members[key] = other_members
             else:
                 self._members.pop(key, None)
-            return not others
+            return not other_members
 
     def has_consumer(self, group_on_wire: str) -> bool:
         """Whether the group has a consumer here."""
@@ -141,7 +144,9 @@ class MemberRegistry:
             return any(member.all_brokers for members in self._members.values() for member in members)
 
     def reply_groups(self) -> list[str]:
-        """A list with the name, on brokers, of one group whose member receives replies. It is empty without such a member."""
+        """Return a list with one group that has a member that receives replies, by the group's name on brokers. The list is
+        empty without such a group.
+        """
         with self._lock:
             return [
                 name
@@ -176,20 +181,20 @@ class MemberRegistry:
             )
 
     def _dispatch_check(self, request: ServerRequest) -> None:
-        dispatched = False
+        is_dispatched = False
         try:
-            # Only the properties are needed, which have the group's name. So the body stays compressed.
+            # Only the group's name is needed, which is a property. So the body stays compressed.
             messages = itertools.islice(decode_leniently(request.command.body, max_body_bytes=None), 2)
             groups = [message.properties.get(Property.PRODUCER_GROUP, "") for message in messages]
-            dispatched = len(groups) == 1 and self._dispatch((False, groups[0]), request)
+            is_dispatched = len(groups) == 1 and self._dispatch((False, groups[0]), request)
         except RuntimeError as e:
             self._log_rejected(request, e)
         finally:
-            if not dispatched:
+            if not is_dispatched:
                 request.reject()
 
     def _log_rejected(self, request: ServerRequest, error: RuntimeError) -> None:
-        if self._log_limit.due():  # there may be thousands of them
+        if self._log_limit.due():  # a broker may send thousands of such requests
             logger.warning("request %s of %s is refused: %s", request.command.code, request.address, error)
 
     def _dispatch(self, key: tuple[bool, str], request: ServerRequest) -> bool:
@@ -197,7 +202,8 @@ class MemberRegistry:
             handlers = [member for member in self._members.get(key, ()) if member.request_handler is not None]
         if not handlers:
             return False
-        # A message that an operator sent (``consumeMessageDirectly``) gets its own thread, because the listener may hang with it.
+        # A message that an operator sent (``consumeMessageDirectly``) gets its own thread, because the listener may hang while
+        # it handles such a message.
         is_direct = request.command.code == Request.CONSUME_MESSAGE_DIRECTLY
         self._executor.run((key, is_direct), functools.partial(_answer, handlers[0], request))
         return True
@@ -208,8 +214,8 @@ def _answer(member: RegisteredMember, request: ServerRequest) -> None:
     reply = capture(member.request_handler, request.address, request.command)
     if isinstance(
         reply, Failure
-    ):  # the answer is the error, so that the broker does not wait until the request times out
-        text, traceback = "group %s could not handle request %s: %s", _tracebacks.due(reply)
+    ):  # the member's error is the answer, so that the broker does not wait until the request times out
+        text, traceback = "group %s could not handle request %s: %s", _traceback_limit.due(reply)
         capture(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
     if reply is None:
@@ -243,7 +249,7 @@ class ClientInstance:
         ] = {}  # groups whose last producer has left and that are still registered
         self._checked_groups: set[str] = set()  # producer groups that brokers send transaction checks to
         # Whether brokers may forward no replies, because producer groups were unregistered.
-        self._reply_connection_lost = False
+        self._is_reply_connection_lost = False
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
@@ -267,8 +273,8 @@ class ClientInstance:
             raise
 
     def leave(self, member: RegisteredMember, deadline: Deadline) -> None:
-        """Remove ``member``. The last member unregisters the group, perhaps later. Failures of single brokers are logged.
-        After an interruption, the call may be repeated.
+        """Remove ``member``. After its last member has left, the group is unregistered, perhaps later. Failures of single
+        brokers are logged. After an interruption, the call may be repeated.
         """
         group_on_wire = self._rpc_client.on_wire(member.group)
         is_last = self._registry.remove(group_on_wire, member)
@@ -295,11 +301,11 @@ class ClientInstance:
             return
         producer_groups = {name for name, member in self._registry.one_per_group() if not member.consumes}
         left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
-        self._reply_connection_lost = True
+        self._is_reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
         self._lingering_groups.clear()  # only now, because heartbeats after an interruption must include these groups
         self._checked_groups.difference_update(left_groups)
-        self._reply_connection_lost = not reply_groups  # see ``register_connection``
+        self._is_reply_connection_lost = not reply_groups  # see ``register_connection``
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Send heartbeats of all groups now: to masters, and to slaves if any group consumes."""
@@ -318,15 +324,15 @@ class ClientInstance:
             self._send_heartbeats(self._registry.reply_groups(), [], self._addresses(False, True), deadline)
             return False
         try:
-            if up_to_date_brokers is not None or self._reply_connection_lost:
+            if up_to_date_brokers is not None or self._is_reply_connection_lost:
                 self._reregister(
                     self._registry.reply_groups(),
                     deadline,
-                    () if self._reply_connection_lost else up_to_date_brokers or (),
+                    () if self._is_reply_connection_lost else up_to_date_brokers or (),
                 )
             else:
                 self._heartbeat(deadline)
-            self._reply_connection_lost = False
+            self._is_reply_connection_lost = False
         finally:
             self._registration_lock.release()
         return True
@@ -334,7 +340,8 @@ class ClientInstance:
     def _reregister(self, groups: Sequence[str], deadline: Deadline, up_to_date_brokers: Container[str] = ()) -> None:
         """Unregister producer groups, except at ``up_to_date_brokers``, and send a heartbeat if a member receives replies.
 
-        Between the two requests, a broker forwards no replies. So each broker gets its heartbeat without waiting for the others.
+        Between the two requests, a broker forwards no replies. So each broker gets its heartbeat without waiting for the answers
+        of other brokers.
         """
 
         def reregister_at(name_and_address: tuple[str, str]) -> None:
@@ -347,7 +354,7 @@ class ClientInstance:
         for i, name_and_address in enumerate(addresses[1:]):
             try:
                 executor.run(i % _MAX_PARALLEL, functools.partial(reregister_at, name_and_address))
-            except RuntimeError:  # no more threads can start, so this thread does it
+            except RuntimeError:  # no more threads can start, so this thread sends the requests
                 reregister_at(name_and_address)
         for name_and_address in addresses[:1]:
             reregister_at(name_and_address)
@@ -394,19 +401,19 @@ class ClientInstance:
         return replace(member.membership().on_wire(self._rpc_client.on_wire), group=group_on_wire)
 
     def refresh_cluster(self, deadline: Deadline) -> None:
-        """Fetch the list of all brokers, if any member sends heartbeats to all of them."""
+        """Fetch the list of all brokers, if any member sends heartbeats to all brokers."""
         if not self._registry.needs_all_brokers():
             return
         try:
             self._cluster = self._routes.cluster(deadline)
-        except RocketMQError as e:  # a Proxy does not answer this
+        except RocketMQError as e:  # a Proxy cannot list brokers
             logger.info("cannot list the brokers of the cluster; only those of topics in use get heartbeats: %s", e)
 
     def _addresses(self, with_slaves: bool, all_brokers: bool) -> list[tuple[str, str]]:
-        routed = {data.broker_name: data for data in self._routes.brokers()}
+        routed_brokers = {data.broker_name: data for data in self._routes.brokers()}
         return [
             (data.broker_name, address)
-            for data in ({**self._cluster, **routed} if all_brokers else routed).values()
+            for data in ({**self._cluster, **routed_brokers} if all_brokers else routed_brokers).values()
             for address in (data.master, *(data.slaves if with_slaves else ()))
             if address
         ]

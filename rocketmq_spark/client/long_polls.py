@@ -1,4 +1,4 @@
-"""The long polls of group members: chooses the replica of each pull, sends it and interprets the answer.
+"""The long polls of group members: chooses the replica for each pull, sends the pull, and interprets the answer.
 
 Mirrors ``PullAPIWrapper`` and ``MQClientAPIImpl.processPullResponse``. Never blocks the calling thread: connections are opened on
 other threads.
@@ -84,7 +84,7 @@ class LongPolls:
     ) -> list[RocketMQError]:
         """Pull as a group: brokers with ``autoCreateSubscriptionGroup`` create a group at its first pull. Returns the errors.
 
-        The pulls have a filter: a Proxy does not forward pulls without one for a group without members.
+        The pulls have a filter, because a Proxy does not forward pulls without a filter if the group has no members.
         """
         requests = []
         for queue in {queue.broker_name: queue for queue in offsets}.values():
@@ -146,8 +146,8 @@ class LongPolls:
 
 
 def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
-    """Return id and address of the replica to pull from: replica ``broker_id``; if this slave is gone, the replica with the next
-    id; otherwise the replica with the lowest id.
+    """Return id and address of the replica to pull from: replica ``broker_id``; if this slave is gone, the replica with the
+    next id; if that replica is gone, too, the replica with the lowest id.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """
@@ -158,9 +158,9 @@ def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
     return min(addresses.items())
 
 
-def pull_command(request: PullRequest, rpc_client: RpcClient, to_master: bool) -> Command:
-    """Return the command of a pull. Only a master stores the committed offset in it."""
-    has_commit = to_master and request.commit_offset is not None
+def pull_command(request: PullRequest, rpc_client: RpcClient, is_to_master: bool) -> Command:
+    """Return the command of a pull. It has a committed offset only for a master, because slaves do not store this offset."""
+    has_commit = is_to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
     sys_flag |= PullSysFlag.COMMIT_OFFSET if has_commit else 0
     sys_flag |= PullSysFlag.SUSPEND if request.suspend_s else 0

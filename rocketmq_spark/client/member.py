@@ -55,14 +55,14 @@ class RemotingMember:
         rng: random.Random | None = None,
     ) -> None:
         self._broker_client = broker_client
-        self._offsets = RemotingOffsetReader(broker_client)
+        self._offset_reader = RemotingOffsetReader(broker_client)
         self._rpc_client = broker_client.rpc_client
         self._routes = routes
         self._instance = instance
         self._polls = polls
         self._send_back = RemotingSendBack(broker_client, sender)
         self._rng = rng or random.Random()
-        self._lock_complaints = LogThrottle()  # log levels for brokers that fail to lock
+        self._lock_log_throttle = LogThrottle()  # log levels for brokers that fail to lock
 
     # --- the group
 
@@ -142,8 +142,8 @@ class RemotingMember:
     def _request_from_any(
         self, topic: str, rpc_row: rpc.RequestRow, group: str, deadline: Deadline, broker_name: str = ""
     ) -> Command:
-        """Send a request to broker ``broker_name`` of the topic; by default to a random one, because all get the same
-        heartbeats.
+        """Send a request to broker ``broker_name`` of the topic; by default to a random broker of the topic, because all of
+        these brokers get the same heartbeats.
         """
         routed_brokers = self._routes.recent(topic, deadline).brokers.values()
         brokers = [data for data in routed_brokers if data.addresses and broker_name in ("", data.broker_name)]
@@ -164,7 +164,7 @@ class RemotingMember:
         data = self._routes.broker(queue.broker_name)
         is_slave = data is not None and data.master is None
         zero_if_in_memory = zero_if_new and not is_slave
-        offset = self._offsets.committed_of_member(group, [queue], deadline, zero_if_in_memory, "hint")[queue]
+        offset = self._offset_reader.committed_of_member(group, [queue], deadline, zero_if_in_memory, "hint")[queue]
         if offset is None and is_slave:
             raise BrokerNotFound(
                 "the master is down, and its slave may not have the group's offset yet", queue=str(queue)
@@ -174,17 +174,17 @@ class RemotingMember:
     def connection(self, broker_name: str) -> object:
         data = self._routes.broker(broker_name)
         is_connected = data is not None and data.master is not None and self._rpc_client.pool.is_connected(data.master)
-        return self._offsets.connection(broker_name) if is_connected else None
+        return self._offset_reader.connection(broker_name) if is_connected else None
 
     def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
-        bounds = self._offsets.bounds_by_queue([queue], deadline)[queue]
+        bounds = self._offset_reader.bounds_by_queue([queue], deadline)[queue]
         if group is None or not bounds.min_offset:
             return bounds
-        first_offsets = self._offsets.first_kept_offsets(group, [queue], deadline, _raise)
+        first_offsets = self._offset_reader.first_kept_offsets(group, [queue], deadline, _raise)
         return bounds._replace(min_offset=min(bounds.min_offset, first_offsets.get(queue, bounds.min_offset)))
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
-        return self._offsets.search_offsets({queue: epoch_ms}, deadline, group=group)[queue]
+        return self._offset_reader.search_offsets({queue: epoch_ms}, deadline, group=group)[queue]
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
@@ -217,15 +217,17 @@ class RemotingMember:
     # --- locks
 
     def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
-        locked: set[MessageQueue] = set()
+        locked_queues: set[MessageQueue] = set()
         for broker_queues, answer in self._request_locks(rpc.LOCK_BATCH_MQ, group, queues, deadline):
             try:
                 locked_on_wire = set(bodies.locked_queues(answer.body))
             except RemoteProtocolError as e:
                 logger.warning("cannot decode the answer to the lock request for %s: %s", broker_queues, e)
                 continue
-            locked |= {queue for queue in broker_queues if self._rpc_client.queue_on_wire(queue) in locked_on_wire}
-        return locked
+            locked_queues |= {
+                queue for queue in broker_queues if self._rpc_client.queue_on_wire(queue) in locked_on_wire
+            }
+        return locked_queues
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> None:
         self._request_locks(rpc.UNLOCK_BATCH_MQ, group, queues, deadline)
@@ -259,14 +261,14 @@ class RemotingMember:
         ):
             if isinstance(answer, RocketMQError):
                 logger.log(
-                    self._lock_complaints.level(name, answer),
+                    self._lock_log_throttle.level(name, answer),
                     "%s of %s failed: %s",
                     rpc_row.name,
                     broker_queues,
                     answer,
                 )
             else:
-                self._lock_complaints.resolved(name)
+                self._lock_log_throttle.resolved(name)
                 answers.append((broker_queues, answer))
         return answers
 

@@ -1,4 +1,4 @@
-"""The list of name servers. Requests go to the current server. If it does not answer, they go to the next one."""
+"""The list of name servers. Requests go to the current server. If this server does not answer, requests go to the next server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has t
 
 
 class NameServers:
-    """The list of name servers. The current server is used while it answers. Otherwise the next server becomes the
-    current one.
+    """The list of name servers. The current server is used while it answers. If it does not answer, the next server becomes the
+    current server.
     """
 
     def __init__(self, rpc_client: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
@@ -45,17 +45,17 @@ class NameServers:
     def request_with_address(
         self, make_command: Callable[[], Command], deadline: Deadline | None = None
     ) -> tuple[str, Command]:
-        """Send the request to one server after the other. Returns the address of the first that answers, and its answer.
+        """Send the request to one server after the other. Returns the address and the answer of the first server that answers.
 
         Each server gets the request timeout, but no more than its share of the remaining time. Name servers do not replicate, so
-        a topic that one server does not know may be known to another. If no server answers, raises the last error, with all
-        addresses. Raises ``OptionError`` if all addresses are brokers.
+        a topic that one server does not know may be known to another server. If no server answers, raises the last error, with
+        all addresses. Raises ``OptionError`` if all addresses are brokers.
         """
         first_index = self._current_index
         topic_not_found: TopicNotFound | None = None
         last_error: RocketMQError | None = None
         silent_servers: list[str] = []
-        not_name_server: OptionError | None = None
+        broker_address_error: OptionError | None = None
         for i in range(len(self.addresses)):
             index = (first_index + i) % len(self.addresses)
             try:
@@ -76,7 +76,7 @@ class NameServers:
                     return self.addresses[index], self.rpc_client.request(
                         self.addresses[index], make_command(), self._server_deadline(deadline)
                     )
-                not_name_server = _error_for_broker_address(self.addresses[index])
+                broker_address_error = _error_for_broker_address(self.addresses[index])
             else:
                 self._current_index = index
                 return self.addresses[index], answer
@@ -84,8 +84,8 @@ class NameServers:
             topic_not_found.silent = silent_servers
             raise topic_not_found
         if last_error is None:
-            assert not_name_server is not None
-            raise not_name_server
+            assert broker_address_error is not None
+            raise broker_address_error
         if deadline is not None and deadline.expired and isinstance(last_error, CallTimeout):
             remedy = kafka_port_remedy(self.addresses) or _TIMEOUT_REMEDY
             raise CallTimeout(

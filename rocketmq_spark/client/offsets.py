@@ -62,7 +62,7 @@ class RemotingOffsetReader:
         self.broker_client = broker_client
         self.rpc_client = broker_client.rpc_client
         self._stats: dict[tuple[str, str], _Stats] = {}
-        # About how many queues have statistics, and above how many queues some are removed.
+        # The approximate number of queues with cached statistics, and the number above which some statistics are removed.
         self._queue_count, self._sweep_above = 0, _SWEEP_ABOVE_QUEUES
 
     @property
@@ -126,7 +126,7 @@ class RemotingOffsetReader:
     def _bounds_from(
         self, command: BrokerCommand, body: Bytes, requested_queues: set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
-        """Parse an answer, or reuse the cached result of an equal one, because most topics have no new messages.
+        """Parse an answer, or reuse the cached result of an equal answer, because most topics have no new messages.
 
         An answer names its broker with each queue. So the answer shows if another broker now has the address. A broker may report
         any number of queues, so only requested queues are cached.
@@ -145,7 +145,7 @@ class RemotingOffsetReader:
                 else requested_queues | cached_stats.queues
             )
             kept_stats = {queue: queue_bounds for queue, queue_bounds in stats.items() if queue in kept_queues}
-            # Reuse the queue objects, so that all callers that keep them have the same objects.
+            # Reuse the queue objects of the cached result, so that all callers keep the same objects.
             queue_objects = (
                 cached_stats.bounds
                 if cached_stats is not None and list(cached_stats.bounds) == list(kept_stats)
@@ -173,7 +173,7 @@ class RemotingOffsetReader:
     ) -> dict[MessageQueue, QueueBounds]:
         """As ``bounds``, with two requests per queue. A Proxy supports these requests. Their answers are never cached."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
-        commands = [self.broker_client.for_queue(row, queue) for queue in queues for row in rows]
+        commands = [self.broker_client.queue_command(row, queue) for queue in queues for row in rows]
         answers = iter(self.broker_client.request_each(commands, deadline))
         bounds, reported_brokers = {}, set()
         for queue in queues:
@@ -208,21 +208,21 @@ class RemotingOffsetReader:
             queue for queue in queues if has_attribute(attributes, queue, codes.CLEANUP_POLICY, codes.COMPACTION)
         ]
         answers = self.broker_client.request_pulls(
-            [self.broker_client.pull_at(group, queue, 0) for queue in compacted_queues], deadline
+            [self.broker_client.pull_command_at(group, queue, 0) for queue in compacted_queues], deadline
         )
         attribute_answers = [(queue, attributes[queue.broker_name, queue.topic]) for queue in queues]
         first_offsets = {}
         for queue, answer in [*zip(compacted_queues, answers, strict=True), *attribute_answers]:
             if isinstance(answer, RocketMQError) and (answer.retriable or queue in compacted_queues):
                 on_error(answer, queue)
-            elif isinstance(answer, Command) and (first := first_stamp(answer.body)) is not None:
-                first_offsets[queue] = first.offset
+            elif isinstance(answer, Command) and (first_stored := first_stamp(answer.body)) is not None:
+                first_offsets[queue] = first_stored.offset
         return first_offsets
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         row = rpc.GET_MAX_OFFSET
         answers = self.broker_client.request_all(
-            [self.broker_client.for_queue(row, queue) for queue in queues], deadline
+            [self.broker_client.queue_command(row, queue) for queue in queues], deadline
         )
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
@@ -251,7 +251,7 @@ class RemotingOffsetReader:
         """
         commands = [
             # Brokers fail with a number above Java's largest long. No message has such a store time.
-            self.broker_client.for_queue(
+            self.broker_client.queue_command(
                 rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=min(ms, LONG_MAX), boundaryType="LOWER"
             )
             for queue, ms in times_ms.items()
@@ -285,15 +285,15 @@ class RemotingOffsetReader:
     def committed_of_member(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, zero_if_in_memory: bool, read_from: str
     ) -> dict[MessageQueue, int | None]:
-        """Return the group's offset of each queue, None for a queue without one.
+        """Return the group's offset of each queue, None for a queue without an offset.
 
         With ``zero_if_in_memory``, returns 0 instead of None if the queue's first message is in the broker's memory.
         """
-        zero = None if zero_if_in_memory else False
+        set_zero_if_not_found = None if zero_if_in_memory else False
         group_on_wire = self.rpc_client.on_wire(group)
         commands = [
-            self.broker_client.for_queue(
-                rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=group_on_wire, setZeroIfNotFound=zero
+            self.broker_client.queue_command(
+                rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=group_on_wire, setZeroIfNotFound=set_zero_if_not_found
             )
             for queue in queues
         ]
@@ -316,7 +316,7 @@ class RemotingOffsetReader:
         read_from: str = "master",
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, int]:
-        pulls = [self.broker_client.pull_at(group, queue, offset, 1) for queue, offset in offsets.items()]
+        pulls = [self.broker_client.pull_command_at(group, queue, offset, 1) for queue, offset in offsets.items()]
         answers = self.broker_client.request_pulls(pulls, deadline, read_from)
         store_times: dict[MessageQueue, int] = {}
         for (queue, offset), answer in zip(offsets.items(), answers, strict=True):
@@ -328,7 +328,7 @@ class RemotingOffsetReader:
         return store_times
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
-        """Total bytes of the messages that one pull at ``offset`` returns, and the number of their offsets.
+        """Total bytes of the messages that one pull at ``offset`` returns, and the number of offsets of these messages.
 
         An inner batch counts as the number of its messages. A message that cannot be decoded counts as one message.
         """
@@ -345,7 +345,7 @@ class RemotingOffsetReader:
     def _pull(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
         """Return the answer to one pull; None if the broker has no message at the offset."""
         (answer,) = self.broker_client.request_pulls(
-            [self.broker_client.pull_at(group, queue, offset, count)], deadline
+            [self.broker_client.pull_command_at(group, queue, offset, count)], deadline
         )
         if isinstance(answer, RocketMQError):
             raise answer
@@ -372,7 +372,7 @@ class RemotingOffsetReader:
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
         (answer,) = self.broker_client.request_each(
-            [self.broker_client.for_queue(rpc.GET_MAX_OFFSET, MessageQueue(topic, broker_name, 0))], deadline
+            [self.broker_client.queue_command(rpc.GET_MAX_OFFSET, MessageQueue(topic, broker_name, 0))], deadline
         )
         return isinstance(answer, Command) and answer.is_from_proxy
 
@@ -410,7 +410,7 @@ def _corrections(
     attributes = raise_if_retriable(offset_reader.broker_client.attributes(first_queues(offsets), deadline))
     compacted_queues = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted_queues:
-        yield queue, offset_reader.broker_client.first_kept(group, queue, times_ms[queue], deadline)
+        yield queue, offset_reader.broker_client.first_kept_offset(group, queue, times_ms[queue], deadline)
     other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest_queues | compacted_queues}
     for queue in [
         *_doubtful_queues(offset_reader, group, other_offsets, times_ms, attributes, deadline),
@@ -431,7 +431,7 @@ def _doubtful_queues(
     """Return queues of batch topics whose offset for a time is wrong: the message at the offset is older than the time, or the
     message before the offset is not older.
 
-    If the type of a topic is unknown, permanent errors of these pulls are ignored.
+    If the type of a topic is unknown, permanent errors of the pulls from that topic are ignored.
     """
 
     def on_error(error: RocketMQError, queue: MessageQueue) -> None:
@@ -443,11 +443,11 @@ def _doubtful_queues(
         for q, offset in offsets.items()
         if has_attribute(attributes, q, codes.QUEUE_TYPE, codes.BATCH_QUEUE) is not False
     }
-    times_at = offset_reader.store_times_ms(group, candidate_offsets, deadline, on_error=on_error)
+    store_times_at = offset_reader.store_times_ms(group, candidate_offsets, deadline, on_error=on_error)
     offsets_before = {q: offset - 1 for q, offset in candidate_offsets.items() if offset > 0}
-    times_before = offset_reader.store_times_ms(group, offsets_before, deadline, on_error=on_error)
-    doubtful_queues = {q for q, ms in times_at.items() if ms < times_ms[q]} | {
-        q for q, ms in times_before.items() if ms >= times_ms[q]
+    store_times_before = offset_reader.store_times_ms(group, offsets_before, deadline, on_error=on_error)
+    doubtful_queues = {q for q, ms in store_times_at.items() if ms < times_ms[q]} | {
+        q for q, ms in store_times_before.items() if ms >= times_ms[q]
     }
     return sorted(doubtful_queues)
 
@@ -459,8 +459,8 @@ def with_valid_bounds(bounds: QueueBounds) -> QueueBounds:
 
 def _stored_ms(answer: Command | None, offset: int) -> int | None:
     """The store time of the message at ``offset``, or of the batch with that offset; None without a message."""
-    first = first_stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
-    return first.stored_ms if first is not None and first.offset <= offset else None
+    first_stored = first_stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
+    return first_stored.stored_ms if first_stored is not None and first_stored.offset <= offset else None
 
 
 def first_offset_since(store_time_ms: Callable[[int], int | None], near_offset: int, time_ms: int) -> int:
@@ -472,17 +472,22 @@ def first_offset_since(store_time_ms: Callable[[int], int | None], near_offset: 
     stored_ms = store_time_ms(near_offset)
     if stored_ms is None:
         return near_offset
-    older, younger, step = (
+    older_offset, younger_offset, step = (
         (near_offset, near_offset + 1, 1) if stored_ms < time_ms else (near_offset - 1, near_offset, -1)
     )
-    while step > 0 and (stored_ms := store_time_ms(younger)) is not None and stored_ms < time_ms:
-        older, younger, step = younger, younger + 2 * step, 2 * step
-    while step < 0 and older >= 0 and (stored_ms := store_time_ms(older)) is not None and stored_ms >= time_ms:
-        older, younger, step = max(-1, older + 2 * step), older, 2 * step
-    while younger - older > 1:
-        middle = (older + younger) // 2
-        stored_ms = store_time_ms(middle)
+    while step > 0 and (stored_ms := store_time_ms(younger_offset)) is not None and stored_ms < time_ms:
+        older_offset, younger_offset, step = younger_offset, younger_offset + 2 * step, 2 * step
+    while (
+        step < 0
+        and older_offset >= 0
+        and (stored_ms := store_time_ms(older_offset)) is not None
+        and stored_ms >= time_ms
+    ):
+        older_offset, younger_offset, step = max(-1, older_offset + 2 * step), older_offset, 2 * step
+    while younger_offset - older_offset > 1:
+        middle_offset = (older_offset + younger_offset) // 2
+        stored_ms = store_time_ms(middle_offset)
         # There is no message after the end, nor before the first one.
         is_older = stored_ms < time_ms if stored_ms is not None else step < 0
-        older, younger = (middle, younger) if is_older else (older, middle)
-    return younger
+        older_offset, younger_offset = (middle_offset, younger_offset) if is_older else (older_offset, middle_offset)
+    return younger_offset

@@ -27,8 +27,8 @@ def requested_messages(
     Brokers compare only hashes of tags, and return whole inner batches. So this function compares the tags again. Messages that
     cannot be decoded are returned with their stored bytes, so that they stop no reader.
 
-    Messages get distinct, increasing offsets between the requested one and ``end``, because commits and the next pull depend on
-    them. The stored offset may be wrong if a message is damaged, or if the offsets of the queue were shifted.
+    Messages get distinct, increasing offsets between the requested offset and ``end``, because commits and the next pull depend
+    on these offsets. The stored offset may be wrong if a message is damaged, or if the offsets of the queue were shifted.
     """
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
@@ -55,13 +55,13 @@ def _with_valid_offsets(
 ) -> Iterator[ReceivedMessage]:
     """Yield the messages from ``start`` on. Replaces an impossible offset by the first possible offset."""
     message_bounds = _merge_damaged(data, message_bounds, end - start, settings)
-    next_offset, remaining = start, len(message_bounds)
+    next_offset, remaining_count = start, len(message_bounds)
     for bounds, max_offset in zip(message_bounds, _max_offsets(message_bounds, next_offset, end), strict=True):
-        remaining -= 1
+        remaining_count -= 1
         *_, is_batch = bounds
         if is_batch:
             settings = settings._replace(
-                window=OffsetWindow(start, end, next_offset if next_offset > start else None, end - remaining)
+                window=OffsetWindow(start, end, next_offset if next_offset > start else None, end - remaining_count)
             )
         for message in decode_one(data, bounds, settings):
             is_decoded_batch = is_batch and message.decode_error is None
@@ -77,8 +77,8 @@ def _with_valid_offsets(
 def _merge_damaged(
     data: bytes, message_bounds: Sequence[MessageBounds], max_count: int, settings: DecodeSettings
 ) -> Sequence[MessageBounds]:
-    """Merge parts of damaged messages until there are at most ``max_count``. A damaged size splits a message in two, and the
-    second part would get the offset of another message.
+    """Merge parts of damaged messages until there are at most ``max_count`` messages. A damaged size splits a message in two,
+    and the second part would get the offset of another message.
     """
     if not 0 < max_count < len(message_bounds):
         return message_bounds
@@ -107,8 +107,8 @@ def _is_broken(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> 
 
 
 def _max_offsets(message_bounds: Sequence[MessageBounds], start: int, end: int) -> list[int]:
-    """Return the highest possible offset of each message. It leaves room for the messages after it, which keep their stored
-    offsets if possible.
+    """Return the highest possible offset of each message. Above this offset, there are enough offsets for the messages after it.
+    Those messages keep their stored offsets if possible.
     """
     max_offsets: list[int] = []
     for number in range(len(message_bounds) - 1, -1, -1):

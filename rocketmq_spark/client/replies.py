@@ -1,4 +1,4 @@
-"""The ``Replies`` port over remoting: requests that wait for replies, and replies to requests of others.
+"""The ``Replies`` port over remoting: requests that wait for replies, and replies to requests of other clients.
 
 A request is an ordinary message with a correlation id and the client id of its sender. The reply is sent to a broker, which
 forwards it over the connection of the requester's heartbeats. Mirrors ``RequestFutureHolder``,
@@ -113,7 +113,7 @@ class AwaitedReplies:
     def on_reply(self, request: ServerRequest, run_later: Callable[[Callable[[], None]], None]) -> bool:
         """Handle a forwarded reply on the thread that reads answers; ``run_later`` runs a function on another thread.
 
-        Any client of the cluster can send replies to this one, so the body is decoded only if a request waits for the reply.
+        Any client of the cluster can send replies to this client, so the body is decoded only if a request waits for the reply.
         Otherwise the broker gets a success, as in Java. Returns False, which rejects the reply, if this client has never sent a
         request.
         """
@@ -226,23 +226,23 @@ class RemotingReplies:
         )
         raise last_error
 
-    def _masters(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
+    def _masters(self, request: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
         """Names and addresses of the masters of the request's topic. The broker of the request comes first, because the requester
         is connected to it.
         """
-        brokers = self._routes.recent(to.topic, deadline).brokers.values()
+        brokers = self._routes.recent(request.topic, deadline).brokers.values()
         masters = [(data.broker_name, data.master) for data in brokers if data.master]
         if not masters:
-            raise BrokerNotFound("no broker of the topic has a master now", topic=to.topic)
-        return sorted(masters, key=lambda master: master[0] != to.broker_name)
+            raise BrokerNotFound("no broker of the topic has a master now", topic=request.topic)
+        return sorted(masters, key=lambda master: master[0] != request.broker_name)
 
-    def _request_factory(self, to: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:
+    def _request_factory(self, request: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:
         check_message(reply)
         property_names = Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID
-        cluster, client, correlation_id = (to.properties.get(name) for name in property_names)
+        cluster, client, correlation_id = (request.properties.get(name) for name in property_names)
         if not (cluster and client and correlation_id):
             raise MessageRefused(
-                f"message {to.msg_id} is not a request: it was not sent by Producer.request", topic=to.topic
+                f"message {request.msg_id} is not a request: it was not sent by Producer.request", topic=request.topic
             )
         properties = message_properties(
             reply,
@@ -250,15 +250,17 @@ class RemotingReplies:
                 Property.MESSAGE_TYPE: _REPLY_TYPE,
                 Property.CORRELATION_ID: correlation_id,
                 Property.REPLY_TO_CLIENT: client,
-                Property.TTL: to.properties.get(Property.TTL),
+                Property.TTL: request.properties.get(Property.TTL),
             },
         )
         raw_body: object = reply.body
         if not isinstance(raw_body, bytes | bytearray | memoryview):
-            raise MessageRefused(f"the reply's body is {type(raw_body).__name__}; expected bytes", topic=to.topic)
+            raise MessageRefused(f"the reply's body is {type(raw_body).__name__}; expected bytes", topic=request.topic)
         body, sys_flag = bytes(raw_body), 0
         if not 0 < len(body) <= MAX_BODY_BYTES:
-            raise MessageRefused(f"the reply has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", topic=to.topic)
+            raise MessageRefused(
+                f"the reply has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", topic=request.topic
+            )
         if len(body) > COMPRESS_ABOVE_BYTES and (compressed_body := compression.compress_if_smaller(body)) is not None:
             body, sys_flag = compressed_body, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
         return lambda broker_name: rpc.SEND_REPLY_MESSAGE_V2.request(

@@ -42,8 +42,8 @@ UNLISTED_S = 90.0
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 
 
-# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. All routes that were
-# forgotten in the last ``UNLISTED_S`` are kept, and at most ``_MAX_FORGOTTEN`` in total if there are older ones.
+# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. Above
+# ``_MAX_FORGOTTEN`` of them, the routes that were forgotten more than ``UNLISTED_S`` ago are discarded.
 _MAX_FORGOTTEN = 64
 # ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
 # brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and 200 bytes may announce 200,000
@@ -54,10 +54,11 @@ _QUEUE_BYTES = 128
 
 # The routes of all clients of a process are limited, too, because the process keeps the client of each set of options. Above
 # ``_MAX_IDLE_BYTES``, clients without calls for ``_IDLE_S`` forget their routes. Above ``_MAX_PROCESS_BYTES``, the clients with
-# the most bytes forget theirs.
+# the most bytes forget their routes.
 _IDLE_S, _MAX_IDLE_BYTES, _MAX_PROCESS_BYTES = 100.0, 16 << 20, 2 * _MAX_BYTES
-# A client that forgets its routes keeps up to this many bytes of broker addresses, which a paused consumer needs first. It also
-# keeps up to this many bytes of routes with numbered queues, because a change of the numbers must be noticed.
+# A client that forgets its routes keeps up to ``_MAX_ADDRESS_BYTES`` of broker addresses, because a paused consumer needs
+# addresses first. It also keeps up to ``_MAX_ADDRESS_BYTES`` of routes with numbered queues, because a change of the numbers
+# must be noticed.
 _MAX_ADDRESS_BYTES = 1 << 16
 _CLUSTER_KEY = ""  # the key of the list of all brokers in ``_bytes_by_key``; not a topic
 
@@ -86,7 +87,7 @@ def _is_connection_refused(answer: Command | RocketMQError) -> bool:
 
 # Brokers that are in older routes of a topic, but not in its newest route: by name, the time since when the broker is missing,
 # its queues, and its addresses.
-_Unlisted = dict[str, tuple[float, QueueData, BrokerData]]
+_UnlistedBrokers = dict[str, tuple[float, QueueData, BrokerData]]
 
 
 def _queue_count(data: QueueData) -> int:
@@ -102,9 +103,9 @@ def _broker_bytes(brokers: Iterable[BrokerData]) -> int:
     return sum(map(len, texts)) + _QUEUE_BYTES * len(texts)
 
 
-def _unlisted_bytes(unlisted: _Unlisted) -> int:
-    queues = sum(_queue_count(data) for _, data, _ in unlisted.values())
-    return _broker_bytes(broker for _, _, broker in unlisted.values()) + _QUEUE_BYTES * queues
+def _unlisted_bytes(unlisted_brokers: _UnlistedBrokers) -> int:
+    queues = sum(_queue_count(data) for _, data, _ in unlisted_brokers.values())
+    return _broker_bytes(broker for _, _, broker in unlisted_brokers.values()) + _QUEUE_BYTES * queues
 
 
 class Routes:
@@ -125,7 +126,7 @@ class Routes:
         self._forgotten_routes: dict[str, tuple[float, TopicRoute]] = {}
         self._forgotten_at: dict[str, float] = {}
         # By topic: brokers that are in earlier routes, but not in the newest one.
-        self._unlisted_brokers: dict[str, _Unlisted] = {}
+        self._unlisted_brokers: dict[str, _UnlistedBrokers] = {}
         # Topics for which ``unlisted_queues`` was called: their queues are numbered.
         self._numbered_topics: set[str] = set()
         # Bytes of each topic, and of the list of all brokers; and their sum.
@@ -155,8 +156,8 @@ class Routes:
 
         If a route is cached, name servers get half of the time, so that the caller can still use the route.
         """
-        has_cached = not refresh and topic in self.cached_topics()
-        first_deadline = deadline.within(deadline.remaining() / 2) if has_cached else deadline
+        is_cached = not refresh and topic in self.cached_topics()
+        first_deadline = deadline.within(deadline.remaining() / 2) if is_cached else deadline
         try:
             return self.get(topic, 0.0 if refresh else self.recent_s, first_deadline)
         except (ConnectionLost, CallTimeout) as e:
@@ -169,13 +170,13 @@ class Routes:
         """Cache a route of ``size`` bytes. The cache has a limit, because a name server decides how large routes are."""
         self._last_used_s = time.monotonic()
         with self._lock:
-            growth = (
+            growth_bytes = (
                 size + _unlisted_bytes(self._unlisted_after_locked(topic, route)) - self._bytes_by_key.get(topic, 0)
             )
-        has_room = _make_room(self, growth)
+        has_room = _make_room(self, growth_bytes)
         with self._lock:
-            unlisted = self._unlisted_after_locked(topic, route)
-            size += _unlisted_bytes(unlisted)
+            unlisted_brokers = self._unlisted_after_locked(topic, route)
+            size += _unlisted_bytes(unlisted_brokers)
             self._check_room_locked(topic, size, has_room)
             cached_entry = self._routes.get(topic)  # another thread may have cached it since ``get`` read the cache
             if cached_entry is not None and cached_entry[1] == route:
@@ -184,8 +185,8 @@ class Routes:
             self._forgotten_at.pop(topic, None)
             self._routes[topic] = (time.monotonic(), route)
             self._unlisted_brokers.pop(topic, None)
-            if unlisted:
-                self._unlisted_brokers[topic] = unlisted
+            if unlisted_brokers:
+                self._unlisted_brokers[topic] = unlisted_brokers
             self._set_size_locked(topic, size)
             self._brokers_by_name = None
         self._advertise(route.brokers, peer)
@@ -224,20 +225,23 @@ class Routes:
                 "look at what the name server answers: rocketmq-spark topic describe",
             )
 
-    def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _Unlisted:
-        """The brokers that are in earlier routes, but not in ``route``. If there are more than a route may have, the
-        last ones.
+    def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _UnlistedBrokers:
+        """The brokers that are in earlier routes, but not in ``route``. If a route may not have so many brokers, the brokers
+        that went missing last.
         """
         earlier_entry, now = self._routes.get(topic) or self._forgotten_routes.get(topic), time.monotonic()
-        unlisted = self._unlisted_brokers.get(topic, {})
+        unlisted_brokers = self._unlisted_brokers.get(topic, {})
         if earlier_entry is not None and earlier_entry[1] is not route:
             brokers = earlier_entry[1].brokers
             earlier_queues = {data.broker_name: data for data in earlier_entry[1].queues if data.broker_name in brokers}
-            unlisted = {**{name: (now, data, brokers[name]) for name, data in earlier_queues.items()}, **unlisted}
+            unlisted_brokers = {
+                **{name: (now, data, brokers[name]) for name, data in earlier_queues.items()},
+                **unlisted_brokers,
+            }
         listed_brokers = {data.broker_name for data in route.queues}
         unlisted_entries = [
             (name, entry)
-            for name, entry in unlisted.items()
+            for name, entry in unlisted_brokers.items()
             if name not in listed_brokers and now - entry[0] < UNLISTED_S
         ]
         unlisted_entries.sort(key=lambda entry: entry[1][0], reverse=True)
@@ -246,22 +250,23 @@ class Routes:
 
     def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
-        a broker with another name answers. It is present if one of its replicas has the topic. A broker whose state is unclear is
-        asked again until ``deadline``. If its state is still unclear then, it counts as present. Proxies are left out.
+        a broker with another name answers. A broker is present if one of its replicas has the topic. A broker whose state is
+        unclear is asked again until ``deadline``. If its state is still unclear then, it counts as present. Proxies are left
+        out.
         """
         with self._lock:
-            unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
+            unlisted_brokers, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
             if topic in self._routes:
                 self._numbered_topics.add(topic)
         unclear_brokers = [
             (data, broker)
-            for since, data, broker in unlisted.values()
+            for since, data, broker in unlisted_brokers.values()
             if now - since < UNLISTED_S and not any(map(self.is_proxy, broker.addresses.values()))
         ]
         present_queues: list[QueueData] = []
         pauses = backoff(0.05, 0.5)
         while unclear_brokers:
-            states = list(self._find_unlisted(topic, unclear_brokers, deadline))
+            states = list(self._topic_presence(topic, unclear_brokers, deadline))
             present_queues += [data for (data, _), state in zip(unclear_brokers, states, strict=True) if state]
             unclear_brokers = [
                 broker_data for broker_data, state in zip(unclear_brokers, states, strict=True) if state is None
@@ -273,7 +278,7 @@ class Routes:
                 deadline.pause(next(pauses))
         return TopicRoute(topic, tuple(present_queues), {}).partition_queues()
 
-    def _find_unlisted(
+    def _topic_presence(
         self, topic: str, brokers: Sequence[tuple[QueueData, BrokerData]], deadline: Deadline
     ) -> Iterator[bool | None]:
         """Yield for each broker whether it has the topic, after one request to each of its replicas; None if that is unclear."""
@@ -286,20 +291,20 @@ class Routes:
             deadline,
         )
         # During a backoff, the pool returns the error of an earlier attempt, which says nothing about the present.
-        is_new_attempt = [
+        new_attempt_flags = [
             rpc_client.pool.last_attempt(address) != attempts_before
             for (_, address), attempts_before in zip(replicas, attempts, strict=True)
         ]
-        replica_answers = zip(answers, is_new_attempt, strict=True)
+        replica_answers = zip(answers, new_attempt_flags, strict=True)
         for data, broker in brokers:
             broker_answers = list(itertools.islice(replica_answers, len(broker.replicas)))
             states = [_has_topic(topic, data.broker_name, answer) for answer, _ in broker_answers]
             # A master without a known address may be starting at another one.
-            is_down = [
+            down_flags = [
                 broker.master is not None and is_new and _is_connection_refused(answer)
                 for answer, is_new in broker_answers
             ]
-            is_gone = all(state is False or down for state, down in zip(states, is_down, strict=True))
+            is_gone = all(state is False or down for state, down in zip(states, down_flags, strict=True))
             yield True if any(states) else False if broker_answers and is_gone else None
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
@@ -326,7 +331,7 @@ class Routes:
                 (topic, answer) for topic, answer in zip(some_topics, answers, strict=True) if answer is not None
             ]
             for topic, answer in topic_answers:
-                route = self._with_acting_masters(self._route(topic, server, answer), deadline)
+                route = self._with_acting_masters(self._parsed_route(topic, server, answer), deadline)
                 self._store(topic, route, _route_bytes(route, answer), answer.peer)
             refreshed_topics.update(topic for topic, _ in topic_answers)
             if not topic_answers:  # the server does not answer
@@ -354,25 +359,25 @@ class Routes:
                 message += f", and {', '.join(e.silent)} did not answer and may know it"
                 remedy = _SILENT_SERVERS_REMEDY
             raise RouteNotFound(message, e.addr, e.broker_code, topic, remedy=remedy) from e
-        route = self._with_acting_masters(self._route(topic, server, answer), deadline)
+        route = self._with_acting_masters(self._parsed_route(topic, server, answer), deadline)
         return route, _route_bytes(route, answer), answer.peer
 
     def is_proxy(self, address: str | None) -> bool:
         """Whether the name server at this address is a Proxy."""
         return address is not None and self._name_servers.rpc_client.pool.is_proxy(address)
 
-    def _route(self, topic: str, server: str, answer: Command) -> TopicRoute:
+    def _parsed_route(self, topic: str, server: str, answer: Command) -> TopicRoute:
         route = bodies.route(topic, answer.body)
-        return replace(route, brokers=self._reachable(route.brokers, server))
+        return replace(route, brokers=self._reachable_brokers(route.brokers, server))
 
-    def _reachable(self, brokers: Mapping[str, BrokerData], server: str) -> dict[str, BrokerData]:
+    def _reachable_brokers(self, brokers: Mapping[str, BrokerData], server: str) -> dict[str, BrokerData]:
         """Return the brokers of an answer with the addresses to connect to."""
         if not self._name_servers.rpc_client.pool.connect_options.at_name_server:
             return dict(brokers)
         return {name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()}
 
     def _advertise(self, brokers: Mapping[str, BrokerData], peer: Peer) -> None:
-        """Pass the addresses to the pool, so that it knows whether a later connection leads to a Proxy."""
+        """Pass the brokers' addresses to the pool, so that the pool knows whether a later connection leads to a Proxy."""
         addresses = (address for data in brokers.values() for address in data.addresses.values())
         self._name_servers.rpc_client.pool.advertise(addresses, peer)
 
@@ -381,7 +386,7 @@ class Routes:
 
         A route does not distinguish an acting master from the master of a topic that is not writable. If the list cannot be
         fetched now, brokers that look like acting masters count as acting masters. If servers cannot list brokers, no broker
-        does.
+        counts as an acting master.
         """
         possible_acting_masters = [data for data in route.brokers.values() if data.acting]
         if not possible_acting_masters:
@@ -420,8 +425,9 @@ class Routes:
         return self._cached_bytes
 
     def forget_all(self, idle_at: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
-        """Forget all routes; with a time ``idle_at``, only if the cache was not used in the ``_IDLE_S`` before it. Keeps up to
-        ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, to compare the next routes with.
+        """Forget all routes; with a time ``idle_at``, only if the cache was not used in the ``_IDLE_S`` seconds before that
+        time. Keeps up to ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, to compare the
+        next routes with.
         """
         with self._lock:
             if idle_at is not None and idle_at - self._last_used_s < _IDLE_S:
@@ -481,7 +487,7 @@ class Routes:
         return address
 
     def broker(self, broker_name: str) -> BrokerData | None:
-        """A broker's data, from the newest route with it, or else from the last list of all brokers."""
+        """A broker's data, from the newest route that has the broker, or else from the last list of all brokers."""
         self._last_used_s = time.monotonic()
         brokers = self._brokers_by_name
         if brokers is None:
@@ -500,7 +506,7 @@ class Routes:
         return [data for _, data in sorted(newest_brokers.items())]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
-        """See ``ports.RouteReader``. With a namespace or environment, returns only its topics, by the user's names.
+        """See ``ports.RouteReader``. With a namespace or environment, returns only its topics, as users name them.
 
         Leaves out a topic whose short name would resolve to another topic.
         """
@@ -511,7 +517,7 @@ class Routes:
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """See ``ports.RouteReader``."""
         server, answer = self._name_servers.request_with_address(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
-        brokers = self._reachable(bodies.cluster(answer.body).brokers, server)
+        brokers = self._reachable_brokers(bodies.cluster(answer.body).brokers, server)
         size = _broker_bytes(brokers.values())
         has_room = _make_room(self, size - self._bytes_by_key.get(_CLUSTER_KEY, 0))
         with self._lock:
@@ -552,12 +558,12 @@ class Routes:
 _all_routes: LiveObjects[Routes] = LiveObjects()
 
 
-def _make_room(requester: Routes, growth: int) -> bool:
-    """Make room for ``growth`` bytes of a client within the limits of the process. Without room, other clients forget their
+def _make_room(requester: Routes, growth_bytes: int) -> bool:
+    """Make room for ``growth_bytes`` bytes of a client within the limits of the process. Without room, other clients forget their
     routes, the clients with the most bytes first. Returns False if that is not enough, or if the requester would be next.
     """
     all_routes, now = _all_routes.all(), time.monotonic()
-    needed_bytes = max(0, growth)  # a smaller route always fits
+    needed_bytes = max(0, growth_bytes)  # a smaller route always fits
     # With very many clients, the kept addresses must leave room for routes.
     max_address_bytes = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(all_routes)))
     if _total_bytes(all_routes) + needed_bytes > _MAX_IDLE_BYTES:
@@ -600,7 +606,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
 
 
 def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
-    """Each broker's data from the newest route with the broker. An earlier table takes precedence over a later one."""
+    """Each broker's data from the newest route with the broker. An earlier table takes precedence over a later table."""
     newest_brokers: dict[str, BrokerData] = {}
     for routes in tables:
         for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):

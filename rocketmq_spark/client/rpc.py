@@ -73,7 +73,7 @@ _ACCESS_DENIED_REMEDY = (
 )
 
 
-# A route may name thousands of addresses; this many threads connect at once.
+# The maximum number of threads that connect at once, because a route may name thousands of addresses.
 _MAX_PARALLEL_CONNECTS = 64
 _FIELD_BYTES = 6  # estimated memory of a header field, besides its name and value
 
@@ -81,8 +81,8 @@ _FIELD_BYTES = 6  # estimated memory of a header field, besides its name and val
 class _PendingAnswers:
     """Requests that were sent together, and their answers; None for an answer that has not arrived.
 
-    All answers stay in memory until the last one has arrived. So until they are released, they count against the client's memory
-    budget, by address. If other connections need the memory, all answers of an address become errors.
+    All answers stay in memory until the last one has arrived. So the answers count against the client's memory budget, by
+    address, until they are released. If other connections need the memory, all answers of an address become errors.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class _PendingAnswers:
             address: receive_budget.account(address, functools.partial(self._drop, address))
             for address in self._indexes
         }
-        self._released: set[str] = set()
+        self._released_addresses: set[str] = set()
         self._missing_count = len(requests)
         self._started_s = time.monotonic()
         self._lock = threading.Lock()
-        self._all_answered = Latch()
+        self._all_answered_latch = Latch()
         self.stop_waiting_for(0)
 
     def record(self, index: int, answer: Command | RocketMQError) -> None:
@@ -113,24 +113,24 @@ class _PendingAnswers:
             address = self.requests[index][0]
             account = self._accounts[address]
             with self._lock:
-                if address in self._released:
+                if address in self._released_addresses:
                     self.outcomes[index] = None
                 elif not account.add(_memory_of(answer)):
-                    self.outcomes[index] = _answer_dropped(address)
+                    self.outcomes[index] = _dropped_answer_error(address)
         self.stop_waiting_for(1)
 
     def _drop(self, address: str) -> None:
         """Replace the answers of an address by errors, because other connections need the memory."""
         for i in self._indexes[address]:
             if isinstance(self.outcomes[i], Command):
-                self.outcomes[i] = _answer_dropped(address)
+                self.outcomes[i] = _dropped_answer_error(address)
 
     def release(self, keep: Container[str] = ()) -> None:
         """Discard the answers of all addresses but those in ``keep``, and release their memory."""
         for address, account in self._accounts.items():
             if address not in keep:
                 with self._lock:
-                    self._released.add(address)
+                    self._released_addresses.add(address)
                     account.resize(0)
                 for i in self._indexes[address]:
                     self.outcomes[i] = None
@@ -140,20 +140,21 @@ class _PendingAnswers:
         with self._lock:
             self._missing_count -= count
             if not self._missing_count:
-                self._all_answered.set()
+                self._all_answered_latch.set()
 
     def _extended_grace_s(self, grace_s: float | None) -> float | None:
         return None if grace_s is None else max(grace_s, (time.monotonic() - self._started_s) / 4)
 
     def wait(self, grace_s: float | None = None, max_missing: int = 0) -> None:
-        """Wait for all answers. With ``grace_s``, return when none arrives for that long and fewer than ``max_missing`` are
-        missing.
+        """Wait for all answers. With ``grace_s``, also return when no answer has arrived for the time of the grace, and fewer
+        than ``max_missing`` answers are missing.
 
-        The grace begins after the first real answer, because an address that refuses at once does not show how fast others
-        answer. The grace grows with the time that the answers take, so that a busy machine does not make brokers appear to hang.
+        The grace begins after the first real answer, because an address that refuses at once does not show how fast other
+        addresses answer. The grace grows with the time that the answers take, so that a busy machine does not make brokers
+        appear to hang.
         """
         earlier_missing_count = self._missing_count
-        while not self._all_answered.wait(self._extended_grace_s(grace_s)):
+        while not self._all_answered_latch.wait(self._extended_grace_s(grace_s)):
             if self._missing_count == earlier_missing_count < max_missing and any(
                 isinstance(outcome, Command) for outcome in self.outcomes
             ):
@@ -162,11 +163,11 @@ class _PendingAnswers:
 
 
 def _memory_of(answer: Command) -> int:
-    header = sum(len(name) + len(value) + _FIELD_BYTES for name, value in answer.ext.items())
-    return estimated_memory(len(answer.body), header + len(answer.remark or ""))
+    header_bytes = sum(len(name) + len(value) + _FIELD_BYTES for name, value in answer.ext.items())
+    return estimated_memory(len(answer.body), header_bytes + len(answer.remark or ""))
 
 
-def _answer_dropped(address: str) -> ConnectionLost:
+def _dropped_answer_error(address: str) -> ConnectionLost:
     return ConnectionLost("an answer was dropped: other arriving frames fill the memory limit", address)
 
 
@@ -190,7 +191,8 @@ class RpcClient:
         return self.pool.connect_options.is_private(address)
 
     def check_private(self, address: str, secrets_text: str, allow_plain_text: bool = False) -> None:
-        """Raise ``OptionError`` if the network could read secrets in an exchange with an address. ``secrets_text`` names them.
+        """Raise ``OptionError`` if others on the network could read secrets in an exchange with an address. ``secrets_text``
+        names the secrets.
 
         With ``allow_plain_text``, an explicit ``tls=false`` permits the exchange in clear text.
         """
@@ -259,14 +261,14 @@ class RpcClient:
         indexes_of_address: dict[str, list[int]] = {}
         for i, (address, _) in enumerate(requests):
             indexes_of_address.setdefault(address, []).append(i)
-        to_send: list[int] = []
+        indexes_to_send: list[int] = []
         earlier_answers: dict[int, Command | RocketMQError] = {}
         for address, indexes in indexes_of_address.items():
             if self._is_late(address):
                 answers.stop_waiting_for(len(indexes))
             else:
                 earlier_answers |= self._late_answers_of(answers, indexes, address)
-                to_send += indexes
+                indexes_to_send += indexes
         for address, pending_answers in list(self.late_answers.items()):
             if (
                 pending_answers.deadline.expired and address not in indexes_of_address
@@ -275,10 +277,10 @@ class RpcClient:
         outcomes: list[Command | RocketMQError | None] = []
         late_addresses: set[str] = set()
         try:
-            self._send_each(answers, to_send, deadline)
-            answers.wait(grace_s, len(to_send))
+            self._send_each(answers, indexes_to_send, deadline)
+            answers.wait(grace_s, len(indexes_to_send))
             outcomes += answers.outcomes
-            late_addresses |= {requests[i][0] for i in to_send if outcomes[i] is None}
+            late_addresses |= {requests[i][0] for i in indexes_to_send if outcomes[i] is None}
         finally:
             answers.release(keep=late_addresses)
         self.late_answers.update(dict.fromkeys(late_addresses, answers))
@@ -322,22 +324,22 @@ class RpcClient:
         for i in indexes:
             address, command = answers.requests[i]
             calls_of_address.setdefault(address, []).append((command, functools.partial(answers.record, i)))
-        to_connect = deque[functools.partial[None]]()
+        waiting_sends = deque[functools.partial[None]]()
         for address, calls in calls_of_address.items():
             if len(calls_of_address) == 1 or self.pool.is_connected(address):
                 self._invoke_on(address, calls, deadline)
             else:
-                to_connect.append(functools.partial(self._invoke_on, address, calls, deadline))
+                waiting_sends.append(functools.partial(self._invoke_on, address, calls, deadline))
 
         def connect_in_turn() -> None:
             while True:
                 try:
-                    send = to_connect.popleft()
+                    send = waiting_sends.popleft()
                 except IndexError:
                     return
                 send()
 
-        for _ in range(min(_MAX_PARALLEL_CONNECTS, len(to_connect))):
+        for _ in range(min(_MAX_PARALLEL_CONNECTS, len(waiting_sends))):
             try:
                 start_thread("rocketmq-dial", connect_in_turn, restart=False)
             except RuntimeError:  # no more threads: connect one after the other
@@ -345,7 +347,7 @@ class RpcClient:
 
     def _invoke_on(self, address: str, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
         try:
-            signed = [self._signed(command) for command, _ in calls]
+            signed_commands = [self._signed(command) for command, _ in calls]
             connection = self.pool.get(address, deadline, wait_for_backoff=False)
         except RocketMQError as e:
             e.unsent = True
@@ -359,7 +361,7 @@ class RpcClient:
             done(answer)
 
         callbacks = (functools.partial(on_answer, done) for _, done in calls)
-        connection.call_each(list(zip(signed, callbacks, strict=True)), deadline)
+        connection.call_each(list(zip(signed_commands, callbacks, strict=True)), deadline)
 
     def invoke_oneway(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
         """Send a one-way request."""
@@ -371,13 +373,15 @@ class RpcClient:
         return self.credentials.sign(command) if self.credentials else command
 
     def _on_answer(self, answer: Command, address: str, connection: Connection) -> None:
-        """Retire the connection of a server that shuts down: it rejects requests on this connection, but not on new ones."""
+        """Retire the connection of a server that shuts down, because the server rejects requests on this connection, but not on
+        new connections.
+        """
         if answer.code == Response.GO_AWAY:
             self.pool.retire(address, connection)
 
 
 def _request_content(command: Command) -> tuple[int, dict[str, str], bytes]:
-    """A request without its number, for comparisons."""
+    """The content of a request without its number, to compare requests."""
     return command.code, command.ext, bytes(command.body)
 
 

@@ -1,4 +1,4 @@
-"""Returns messages that a listener failed on: by the broker that has them, or as copies in the retry topic."""
+"""Returns messages that a listener failed on: the broker moves a message, or a copy is sent to the retry topic."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ INNER_GROUP = "CLIENT_INNER_PRODUCER"
 SEND_BACK_ATTEMPTS, COMPRESS_ABOVE_BYTES = 3, 4096
 
 
-# RocketMQ's own properties that a copy keeps. Its other properties describe the original message, or make a broker act. Brokers
-# do not check the properties of messages in a batch. So a sender could set properties with which no broker stores a copy.
+# RocketMQ's own properties that a copy keeps. RocketMQ's other properties describe the original message, or make a broker act.
+# Brokers do not check the properties of messages in a batch. So a sender could set properties with which no broker stores a
+# copy.
 _COPIED_PROPERTIES = frozenset({
     Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY, Property.INSTANCE_ID,
     Property.ORIGIN_MESSAGE_ID, Property.ORIGIN_GROUP, Property.MSG_REGION, Property.TRACE_ON, Property.TRACE_CONTEXT,
@@ -77,7 +78,7 @@ class RemotingSendBack:
         self._broker_client.request_all([broker_command], deadline)
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
-        """See ``ports.GroupMember``. Tries up to ``SEND_BACK_ATTEMPTS`` queues, those of other brokers first."""
+        """See ``ports.GroupMember``. Tries up to ``SEND_BACK_ATTEMPTS`` queues, first the queues of other brokers."""
         request = retry_copy(
             group, message, max_reconsume_times, self._broker_client.rpc_client.on_wire, time.time_ns() // 1_000_000
         )

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 OnSent = Callable[[SendResult | RocketMQError], None]
 
-# The route of a broker without an address is not requested more often than this.
+# The shortest time between two requests for the route of a broker without an address.
 ROUTE_REQUEST_PAUSE_S = 1.0
 
 _STATUS_BY_CODE = {
@@ -49,7 +49,7 @@ _STATUS_BY_CODE = {
     Response.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
     Response.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
-# With these properties, the queue offset in the answer is that of an internal topic.
+# If a message has one of these properties, the queue offset in the answer belongs to an internal topic.
 _DELAY_PROPERTIES = tuple(
     f"\x02{name}\x01"
     for name in (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
@@ -94,8 +94,8 @@ class RemotingSender:
             route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
         except (ConnectionLost, CallTimeout):
             route = self._routes.recent(topic, deadline)
-        if unlisted := self._routes.unlisted_queues(topic, deadline.within(self._rpc_client.request_timeout_s)):
-            broker_names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
+        if unlisted_queues := self._routes.unlisted_queues(topic, deadline.within(self._rpc_client.request_timeout_s)):
+            broker_names = ", ".join(sorted({queue.broker_name for queue in unlisted_queues}))
             raise BrokerNotFound(
                 f"partitions cannot be numbered yet: no name server lists {broker_names}, which had queues of the topic and may "
                 "be up",
@@ -178,7 +178,7 @@ class RemotingSender:
             done(_no_thread_error(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
-        command = _command(self._rpc_client, queue, request, oneway=True)
+        command = _command(self._rpc_client, queue, request, is_oneway=True)
         self._rpc_client.invoke_oneway(_address(self._routes, queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
@@ -260,9 +260,9 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
         return routes.address(queue.broker_name)
 
 
-def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
-    # A broker does not clear the bits that describe a stored message. With such a bit, it would acknowledge the message, lose it,
-    # and shift the offsets of the queue for ever.
+def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, is_oneway: bool = False) -> Command:
+    # A broker does not clear the bits that describe a stored message. A broker would acknowledge a message with such a bit, lose
+    # the message, and shift the offsets of the queue for ever.
     if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # int(): ~ of a flag covers only the named bits
         raise LocalProtocolError(
             f"sysFlag {request.sys_flag:#x} has bits that a request must not have", topic=queue.topic, queue=str(queue)
@@ -271,7 +271,7 @@ def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, o
     if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
         properties += encode_properties({Property.PRODUCER_GROUP: group})
     rpc_row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
-    make_command = rpc_row.oneway if oneway else rpc_row.request
+    make_command = rpc_row.oneway if is_oneway else rpc_row.request
     return make_command(
         request.data,
         producerGroup=group,

@@ -65,7 +65,7 @@ class TopicAttributesCache:
     def attributes(
         self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
     ) -> Attributes | None:
-        """Return the topic's attributes on a broker; None if a Proxy answers, which does not report them.
+        """Return the topic's attributes on a broker; None if a Proxy answers, because a Proxy does not report attributes.
 
         While the broker does not answer, older cached attributes are returned.
         """
@@ -88,7 +88,7 @@ class TopicAttributesCache:
     def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether the topic is a batch topic, in which brokers compare the tags of whole batches only.
 
-        True also at a Proxy, which does not report the type: then clients compare the tags.
+        True also at a Proxy, because a Proxy does not report the type, and then clients must compare the tags.
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
@@ -96,8 +96,9 @@ class TopicAttributesCache:
         """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
         If brokers deny the request, the topic counts as an ordinary one.
 
-        A broker that did not answer is not asked about the topic for a while, so that it does not delay every task. About other
-        topics it is asked last. Each broker gets a share of the time, so that a broker that hangs leaves time for the others.
+        A broker that did not answer is not asked about the topic for a while, so that it does not delay every task. For other
+        topics, this broker is asked last. Each broker gets a share of the time, so that a broker that hangs leaves time for the
+        others.
         """
         silent_brokers = {
             name
@@ -178,7 +179,7 @@ def _drop_expired(deadlines: dict[Any, Deadline]) -> None:
 
 
 def is_batched(attributes: Attributes | None) -> bool | None:
-    """Whether a topic with these attributes stores batches whole; None if they are unknown."""
+    """Whether a topic with these attributes stores batches whole; None if the attributes are unknown."""
     return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
 
 
@@ -195,8 +196,8 @@ def max_timer_delays_ms(
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     delays_ms = dict.fromkeys(versions, 0)
     brokers_with_timers = [name for name, version in versions.items() if version >= FIRST_VERSION_WITH_TIMERS]
-    # The configuration contains passwords. If the network could read them, the default is assumed instead, as for a broker that
-    # does not report its configuration.
+    # The configuration contains passwords. If others on the network could read the passwords, the default delay is assumed, as
+    # for a broker that does not report its configuration.
     delays_ms |= {
         name: 1000 * TIMER_MAX_DELAY_S for name in brokers_with_timers if not rpc_client.is_private(masters[name])
     }
@@ -228,10 +229,10 @@ def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str
         for group in bodies.group_list(answer.body)
     ]
     member_answers = rpc_client.invoke_each(member_requests, deadline)
-    for members in member_answers:
-        if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
+    for member_answer in member_answers:
+        if isinstance(member_answer, RocketMQError) or member_answer.code != Response.SUCCESS:
             continue  # the group has no online member
-        if topic_on_wire in bodies.group_filters(members.body):
+        if topic_on_wire in bodies.group_filters(member_answer.body):
             return True
     for answer in (*answers, *member_answers):
         if isinstance(answer, RocketMQError):

@@ -44,7 +44,7 @@ def readers(rpc_client: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupRe
 
 
 def groups(rpc_client: RpcClient, admin: BaseAdmin) -> list[str]:
-    """Return the consumer groups of all brokers, by the user's names. Omits internal groups, and groups of other namespaces."""
+    """Return the consumer groups of all brokers, as users name them. Omits internal groups, and groups of other namespaces."""
     group_names: set[str] = set()
     for name, data in require_brokers(admin.cluster()).items():
         if address := data.replica("hint"):  # a slave replicates the groups of its master
@@ -89,7 +89,9 @@ def _members(rpc_client: RpcClient, group: str, masters: Mapping[str, str]) -> d
 
 
 def member_subscriptions(rpc_client: RpcClient, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
-    """Return the subscriptions of each member of a group, by the user's names; None for a member that did not report them."""
+    """Return the filters of each member of a group by topic, with topics as users name them; None for a member that did not
+    report its subscriptions.
+    """
     subscriptions: dict[str, dict[str, Filter] | None] = {}
     on_wire = rpc_client.on_wire(group)
     masters = {name: data.master for name, data in admin.cluster().items() if data.master}

@@ -1,4 +1,4 @@
-"""Half messages over remoting: decisions about them, and brokers' checks of undecided ones.
+"""Half messages over remoting: decisions about half messages, and brokers' checks of undecided half messages.
 
 Mirrors ``MQClientAPIImpl.endTransactionOneway`` and ``ClientRemotingProcessor.checkTransactionState``.
 """
@@ -34,7 +34,7 @@ _DECISION_FLAGS = {
 
 class _ConfirmedCommits:
     """The master that confirmed the commit of each half message. A check that was sent before the commit arrived comes from the
-    same master. A check by another master means that this master was promoted meanwhile. It may lack the commit.
+    same master. If another master checks, it was promoted meanwhile, and may lack the commit.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""Arrow columns as buffers, for reading and writing, without a Python step per row. ``arrow`` does not depend on messages."""
+"""Arrow columns as buffers, for reading and writing, without a Python step per row. The module ``arrow`` knows no messages."""

@@ -15,7 +15,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-# Not made by ``pa.scalar``, which imports pandas to check the type of its argument: a quarter of a second in every process.
+# ``pa.scalar`` is not used, because it imports pandas, which takes a quarter of a second in every process.
 EMPTY_BYTES = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _ONE_ZERO = np.zeros(1, np.int32)
 
@@ -111,8 +111,8 @@ def array_and_offsets(array: pa.Array) -> tuple[Bytes, npt.NDArray[np.int32]]:
     return np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8), positions
 
 
-def validity_bitmap(present: Mask) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(present, bitorder="little"))
+def validity_bitmap(is_present: Mask) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(is_present, bitorder="little"))
 
 
 def valid_mask(column: pa.Array) -> Mask:
@@ -123,18 +123,18 @@ def valid_mask(column: pa.Array) -> Mask:
     return bits[column.offset : column.offset + len(column)].astype(bool)
 
 
-def to_strings(array: pa.Array, present: Mask | None, ascii_only: bool) -> pa.Array:
-    """A binary array as text, null where not ``present``; bytes that are not UTF-8 become replacement characters."""
+def to_strings(array: pa.Array, is_present: Mask | None, ascii_only: bool) -> pa.Array:
+    """A binary array as text, null where not ``is_present``; bytes that are not UTF-8 become replacement characters."""
     _, offsets, content = array.buffers()
     if not ascii_only and not _is_all_utf8(array):
         return pa.array(
             [
-                value.decode("utf-8", "replace") if present is None or present[i] else None
+                value.decode("utf-8", "replace") if is_present is None or is_present[i] else None
                 for i, value in enumerate(array.to_pylist())
             ],
             pa.string(),
         )
-    bitmap = None if present is None else validity_bitmap(present)
+    bitmap = None if is_present is None else validity_bitmap(is_present)
     return pa.Array.from_buffers(pa.string(), len(array), [bitmap, offsets, content], offset=array.offset)
 
 

@@ -33,16 +33,16 @@ def _hash_texts(texts: Sequence[str]) -> npt.NDArray[np.int32]:
         raise OptionError("cannot hash None: every row needs a key")
     items = [str(text) for text in texts]
     ends = np.cumsum(np.fromiter(map(len, items), np.int64, len(items)))
-    joined = "".join(items)
-    if joined.isascii():
-        return _hashes(np.frombuffer(joined.encode("ascii"), np.uint8), np.concatenate(([0], ends)))
-    code_points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
-    units = np.frombuffer(joined.encode("utf-16-le", "surrogatepass"), np.uint16)
+    joined_text = "".join(items)
+    if joined_text.isascii():
+        return _hashes(np.frombuffer(joined_text.encode("ascii"), np.uint8), np.concatenate(([0], ends)))
+    code_points = np.frombuffer(joined_text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    units = np.frombuffer(joined_text.encode("utf-16-le", "surrogatepass"), np.uint16)
     return _hashes(units, _unit_offsets(1 + (code_points > 0xFFFF), np.concatenate(([0], ends))))
 
 
 def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
-    """The hashes of a ``string`` or ``large_string`` array, computed from its buffers; also for slices."""
+    """The hashes of a ``string`` or ``large_string`` array, computed from its buffers. The array may be a slice."""
     if str(array.type) not in ("string", "large_string"):
         raise OptionError(f"cannot hash a column of {array.type}: expected string")
     if array.null_count:
@@ -69,7 +69,7 @@ def _unit_offsets(widths: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> n
 
 
 def _hashes(units: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Hashes of the texts ``units[offsets[i]:offsets[i + 1]]``; the offsets start at zero and end with the units."""
+    """Hashes of the texts ``units[offsets[i]:offsets[i + 1]]``. The first offset is 0, the last one is the number of units."""
     lengths = np.diff(offsets)
     powers = np.full(max(int(lengths.max(initial=0)), 1), 31, np.uint32)
     powers[0] = 1

@@ -198,7 +198,7 @@ class ReadyParts:
             for taken_part in self._taken_parts
         )
 
-    def any_current(self) -> bool:
+    def has_current_part(self) -> bool:
         """Whether the queue of any taken part was neither revoked nor sought since the poll."""
         return any(map(self._is_current, self._taken_parts))
 
@@ -252,7 +252,7 @@ class ReadyParts:
         )
 
 
-class Assigned:
+class AssignedQueues:
     """All assigned queues of a consumer. Other classes only read ``states``.
 
     A queue is pulled while fewer than ``max_count`` of its offsets, and fewer than ``max_bytes``, wait for a poll.
@@ -265,7 +265,7 @@ class Assigned:
         self.ready_parts = ReadyParts(self.states)
         self._last_token = 0  # the last token
         # Called if the answer to a pull of a released queue reports a reset. Must not block.
-        self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self.on_reset_of_released: Callable[[MessageQueue, int], None] = lambda queue, offset: None
 
     # --- queues
 
@@ -303,7 +303,7 @@ class Assigned:
         """Continue at ``offset``, which is committed next. Messages that were pulled, and pulls in flight, are dropped."""
         state = self.states[queue]
         state.pull_offset = state.position = state.finished_offset = offset
-        # So that the offset is committed: an earlier commit without an answer may have stored another offset.
+        # None, so that the next commit stores the offset: an earlier commit without an answer may have stored another offset.
         state.committed_offset = None
         state.broker_id, state.retry_at = MASTER_ID, 0.0
         self._renew_token(state)
@@ -396,7 +396,7 @@ class Assigned:
         if request.queue in self.states:
             self.seek(request.queue, offset)
         else:
-            self.on_released_reset(request.queue, offset)
+            self.on_reset_of_released(request.queue, offset)
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
         """Mark these queues as no longer read ahead, so that their pulls are due. The next read begins at ``cooldown_until``."""

@@ -106,8 +106,8 @@ RETRY_S = 5.0
 class ConcurrentConsumeService:
     """Calls ``listener`` on the threads of ``workers``. Without ``send_back`` (broadcasting), failed messages are dropped.
 
-    A message is late if a listener has had it for longer than ``consumeTimeout``. ``late_returns`` runs one thread for each
-    queue with late messages.
+    A message is late if a listener has had it for longer than ``consumeTimeout``. ``late_return_threads`` runs one thread for
+    each queue with late messages.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ConcurrentConsumeService:
         workers: ListenerPool,
         timer: Timer,
         send_back: SendBack | None,
-        late_returns: KeyedExecutor,
+        late_return_threads: KeyedExecutor,
     ) -> None:
         self._listener = listener
         self._batch_size = settings.consume_batch_max_size
@@ -134,7 +134,7 @@ class ConcurrentConsumeService:
         self._calls: dict[int, ConcurrentCall] = {}
         self._ended_calls: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
         self._result_lock = threading.Lock()  # held by the thread that records results
-        self._late_returns = late_returns
+        self._late_return_threads = late_return_threads
         # Each queue whose late messages are being sent back has a lock here. If a call of the queue fails at that time, it
         # waits for the lock, and then sends back only the messages that were not late.
         self._return_locks: dict[ProcessQueue, threading.Lock] = {}
@@ -217,10 +217,10 @@ class ConcurrentConsumeService:
         that calls this method, which stores offsets, nor the late messages of other queues.
         """
         for queue in self._state.owned_queues():
-            if self._late_returns.has_work(queue.queue) or not self._late_messages(queue):
+            if self._late_return_threads.has_work(queue.queue) or not self._late_messages(queue):
                 continue
             try:
-                self._late_returns.run(queue.queue, partial(self._send_late_of_queue_back, queue))
+                self._late_return_threads.run(queue.queue, partial(self._send_late_of_queue_back, queue))
             except RuntimeError as e:
                 logger.warning("late messages of %s are not sent back yet: no thread can start: %s", queue.queue, e)
                 return
@@ -268,7 +268,7 @@ class ConcurrentConsumeService:
         return late_batch, unsent_messages
 
     def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
-        if outcome is None and call.context.ack_index is None:  # a short cut for ``judge_concurrent``: nearly always
+        if outcome is None and call.context.ack_index is None:  # nearly always; spares ``judge_concurrent``
             self._finish(call, len(call.messages), call.messages)
             return
         result = capture(self._handle_failure, call, outcome)
@@ -365,8 +365,8 @@ class ConcurrentConsumeService:
         """Return whether a broker accepted the message back. True in a broadcasting group, which drops failed messages."""
         if self._send_back is None:
             return True
-        accepted = capture(self._send_back, message, level)
-        if isinstance(accepted, Failure):
-            accepted.log(logger, "message %s could not be returned to the broker", message.msg_id)
+        send_outcome = capture(self._send_back, message, level)
+        if isinstance(send_outcome, Failure):
+            send_outcome.log(logger, "message %s could not be returned to the broker", message.msg_id)
             return False
-        return accepted
+        return send_outcome

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Shorter than the interval of heartbeats (30 s), so that some checks find the subscription of another member's heartbeat.
 COMPARE_S = 20.0
-# Other members control the differences. These limits keep them from filling the memory and the log.
-_MAX_REMEMBERED, _MAX_SHOWN, _MAX_SHOWN_CHARACTERS = 100, 5, 200
+# Other members control the differences, so these limits keep the differences from filling the memory and the log.
+_MAX_REMEMBERED_DIGESTS, _MAX_SHOWN_DIFFERENCES, _MAX_SHOWN_CHARACTERS = 100, 5, 200
 
 
 class SubscriptionConflicts:
@@ -60,7 +60,7 @@ class SubscriptionConflicts:
         digest = conflict.digest if conflict is not None else b""
         if conflict is not None and digest == self._last_digest and digest not in self._logged_digests:
             self._logged_digests[digest] = None
-            while len(self._logged_digests) > _MAX_REMEMBERED:
+            while len(self._logged_digests) > _MAX_REMEMBERED_DIGESTS:
                 del self._logged_digests[next(iter(self._logged_digests))]
             logger.warning(
                 "members of group %s have different subscriptions: %s. Brokers keep one subscription per group, so some members "
@@ -83,15 +83,15 @@ def differences(own_filters: Mapping[str, Filter], group_filters: Mapping[str, F
     digest, shown_texts, count = hashlib.sha256(), [], 0
     for topic in sorted(own_filters.keys() | group_filters.keys()):
         own_filter, other_filter = own_filters.get(topic), group_filters.get(topic)
-        if own_filter is None or other_filter is None or _comparable(own_filter) != _comparable(other_filter):
+        if own_filter is None or other_filter is None or _comparable_form(own_filter) != _comparable_form(other_filter):
             digest.update(repr((topic, own_filter, other_filter)).encode(errors="backslashreplace"))
             count += 1
-            if count <= _MAX_SHOWN:
+            if count <= _MAX_SHOWN_DIFFERENCES:
                 shown_texts.append(
                     f"topic {_truncated(topic)} is {_description(own_filter)} here and {_description(other_filter)} elsewhere"
                 )
-    if count > _MAX_SHOWN:
-        shown_texts.append(f"and {count - _MAX_SHOWN} more")
+    if count > _MAX_SHOWN_DIFFERENCES:
+        shown_texts.append(f"and {count - _MAX_SHOWN_DIFFERENCES} more")
     return Differences(digest.digest(), "; ".join(shown_texts)) if count else None
 
 
@@ -99,7 +99,7 @@ def _truncated(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "…"
 
 
-def _comparable(topic_filter: Filter) -> object:
+def _comparable_form(topic_filter: Filter) -> object:
     if topic_filter.kind != "TAG":
         return topic_filter.kind, topic_filter.expression
     try:

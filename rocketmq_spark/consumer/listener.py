@@ -283,9 +283,9 @@ class _ObservedListener(DeferredListener):
         self._listener, self._on_start = listener, on_start
 
     def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
-        self._listener.submit(partial(self._observed, next_call), count, at_front)
+        self._listener.submit(partial(self._next_observed_call, next_call), count, at_front)
 
-    def _observed(self, next_call: NextCall) -> ListenerCall | None:
+    def _next_observed_call(self, next_call: NextCall) -> ListenerCall | None:
         call = next_call()
         return None if call is None else _ObservedCall(call, self._on_start(call.messages, call.context))
 

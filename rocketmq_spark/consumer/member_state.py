@@ -59,7 +59,7 @@ class OffsetTable:
         self._entries.pop(queue, None)
 
     def retain(self, owned_queues: Collection[MessageQueue]) -> None:
-        """Forget all other queues, as each run of Java's ``persistAll`` does."""
+        """Forget all queues except ``owned_queues``, as each run of Java's ``persistAll`` does."""
         self._entries = {queue: entry for queue, entry in self._entries.items() if queue in owned_queues}
 
     def changed_offsets(self) -> dict[MessageQueue, int]:

@@ -123,7 +123,7 @@ class LocalOffsets:
         with _locked_files_guard:
             # Checked before the file is opened: closing it would release the lock of this process.
             if _file_identity(path) in _locked_files:
-                raise self._already_locked()
+                raise self._locked_error()
             try:
                 folders.make_folders(path.parent)
                 descriptor = folders.open_lock(path, os.O_RDWR | os.O_CREAT)
@@ -135,7 +135,7 @@ class LocalOffsets:
             except OSError as e:
                 os.close(descriptor)
                 if e.errno in (errno.EACCES, errno.EAGAIN):
-                    raise self._already_locked() from e
+                    raise self._locked_error() from e
                 logger.info("%s cannot be locked: %s", path, e)  # a file system without locks
                 return
             self._lock = descriptor, _file_identity(descriptor)
@@ -150,7 +150,7 @@ class LocalOffsets:
                 _locked_files.discard(identity)
                 os.close(descriptor)
 
-    def _already_locked(self) -> OptionError:
+    def _locked_error(self) -> OptionError:
         return OptionError(
             f"another broadcasting consumer of this group stores its offsets in {self._path}; two consumers that share a "
             "file would lose messages",
@@ -201,9 +201,9 @@ class LocalOffsets:
         except OSError:  # a folder that cannot be read: ``load`` reports it
             return []
         files = [LocalOffsets(folder / self._path.name) for folder in cluster_folders if folder != self._path.parent]
-        return [other_file for other_file in files if other_file._foreign_owner() is None]
+        return [other_file for other_file in files if other_file._foreign_file() is None]
 
-    def _foreign_owner(self) -> folders.ForeignFile | None:
+    def _foreign_file(self) -> folders.ForeignFile | None:
         folders_above = self._path.parents[: self._depth]  # the owner of each can rename the folders in it
         paths = (*reversed(folders_above), self._path, self._backup, self._lock_path)
         return next(filter(None, map(folders.foreign_file, paths)), None)
@@ -212,7 +212,7 @@ class LocalOffsets:
         """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could make this
         consumer skip messages.
         """
-        if (foreign_file := self._foreign_owner()) is not None:
+        if (foreign_file := self._foreign_file()) is not None:
             raise OffsetError(
                 f"the offsets in {self._path} are not used: {foreign_file}",
                 remedy="Choose another 'localOffsetsDir'. If you trust them, let root first move them below a "
@@ -377,7 +377,7 @@ class CommitFailureLog:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._complaints = LogThrottle()  # by broker
+        self._log_throttle = LogThrottle()  # by broker
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Log what changed with a commit of ``queues`` that had these ``errors``."""
@@ -385,9 +385,9 @@ class CommitFailureLog:
         first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
         for broker, error in first_errors.items():
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
-            logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
+            logger.log(self._log_throttle.level(broker, error), text, self._group, broker, error)
         for broker in sorted({queue.broker_name for queue in queues} - first_errors.keys()):
-            if self._complaints.resolved(broker):
+            if self._log_throttle.resolved(broker):
                 logger.warning("group %s: offsets are stored on broker %s again", self._group, broker)
 
 
@@ -442,8 +442,8 @@ class BrokerOffsets:
         """Commit offsets. A queue has one commit in flight at a time, so that an old offset cannot arrive after the offset of a
         reset.
 
-        Queues with a commit in flight are committed after the others. Queues that still have a commit in flight at ``deadline``
-        are left out.
+        Queues with a commit in flight are committed after the other queues. Queues that still have a commit in flight at
+        ``deadline`` are left out.
         """
         with self._state.lock:
             remaining_queues = (

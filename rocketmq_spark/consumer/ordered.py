@@ -229,8 +229,8 @@ class OrderedConsumeService:
         result = capture(self._result_of, call, outcome, context)
         if isinstance(result, Failure):
             result.log(logger, "could not handle the result of a call with messages of %s, retrying them", queue.queue)
-            retry = OrderedVerdict(OrderedAction.RETRY, max(MIN_SUSPEND_MS, self._suspend_ms))
-            result = _CallResult(True, retry, call.messages)
+            retry_verdict = OrderedVerdict(OrderedAction.RETRY, max(MIN_SUSPEND_MS, self._suspend_ms))
+            result = _CallResult(True, retry_verdict, call.messages)
         with self._state.lock:
             del self._calls[queue.queue]
             successor = self._successors.pop(queue.queue, None)
@@ -289,11 +289,11 @@ class OrderedConsumeService:
         if self._send_back is None:
             logger.warning("message %s failed and is %s", message.msg_id, DROPPED_TEXT)
             return True
-        accepted = capture(self._send_back.make_dead_letter, message)
-        if isinstance(accepted, Failure):
-            accepted.log(logger, "message %s could not be made a dead letter", message.msg_id)
+        send_outcome = capture(self._send_back.make_dead_letter, message)
+        if isinstance(send_outcome, Failure):
+            send_outcome.log(logger, "message %s could not be made a dead letter", message.msg_id)
             return False
-        return accepted
+        return send_outcome
 
     def _apply_locked(self, queue: ProcessQueue, result: _CallResult) -> float | None:
         """Apply the verdict to the queue, and return the pause before the next call. The caller holds the lock.

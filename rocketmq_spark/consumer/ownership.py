@@ -85,7 +85,7 @@ class Ownership:
         # to them, too.
         self._handover_until_ms: dict[MessageQueue, int] = {}
         self._reset_count = 0  # changes with each reset, so that longer actions notice a reset that came meanwhile
-        self._complaints = LogThrottle()  # by topic and broker
+        self._log_throttle = LogThrottle()  # by topic and broker
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Release ``queues``; returns the released queues. A queue whose messages a listener has is released later."""
@@ -93,7 +93,7 @@ class Ownership:
             process_queues = [self._state.queues[queue] for queue in queues if queue in self._state.queues]
             for process_queue in process_queues:
                 process_queue.drop(self._lease_ms())
-        idle_queues = [process_queue.queue for process_queue in process_queues if not self._in_use(process_queue)]
+        idle_queues = [process_queue.queue for process_queue in process_queues if not self._is_in_use(process_queue)]
         self._release(idle_queues)
         return idle_queues
 
@@ -183,7 +183,7 @@ class Ownership:
                 self._state.offsets.force(queue, offsets[queue])
                 self._pending_resets[queue] = offsets[queue]
             self._queues_in_reset |= owned_queues
-        queues_in_use = [process_queue.queue for process_queue in process_queues if self._in_use(process_queue)]
+        queues_in_use = [process_queue.queue for process_queue in process_queues if self._is_in_use(process_queue)]
         # The release below commits the offsets of the other owned queues. Another member may start the queues in handover soon.
         self._store.persist(Deadline.after(TIMEOUT_S), [*queues_in_use, *handover_queues])
         self.drop(owned_queues)
@@ -214,7 +214,7 @@ class Ownership:
     def _needs_locks(self) -> bool:
         return self._settings.ordered and self._settings.clustering
 
-    def _in_use(self, queue: ProcessQueue) -> bool:
+    def _is_in_use(self, queue: ProcessQueue) -> bool:
         """Whether a listener has messages of a dropped queue, and the queue still waits for the listener.
 
         Without the broker's lock, another member may have the queue. Then the waiting time counts from the last lock, as in
@@ -256,10 +256,10 @@ class Ownership:
         """Forget queues; the caller holds the lock. Keeps the offset of a reset, or a later offset, until a broker has stored
         it.
         """
-        never_committed = self._state.offsets.never_committed_offsets()
+        never_committed_offsets = self._state.offsets.never_committed_offsets()
         for queue in queues:
-            if queue in never_committed and queue in self._pending_resets:
-                self._pending_resets[queue] = never_committed[queue]
+            if queue in never_committed_offsets and queue in self._pending_resets:
+                self._pending_resets[queue] = never_committed_offsets[queue]
                 self._queues_in_reset.discard(queue)
             elif queue not in self._queues_in_reset:
                 self._pending_resets.pop(queue, None)
@@ -290,12 +290,12 @@ class Ownership:
         try:
             offset, is_stored = self._read_start_offset(queue)
         except RocketMQError as e:
-            level = self._complaints.level((queue.topic, queue.broker_name), e)
+            level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "queue %s is not started yet, because its offset cannot be read: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue
                 unavailable_brokers.add(queue.broker_name)
             return False
-        self._complaints.resolved((queue.topic, queue.broker_name))
+        self._log_throttle.resolved((queue.topic, queue.broker_name))
         process_queue = self.make_queue(queue, self._timer.now_ms())
         if self._needs_locks:
             process_queue.lock.grant(locked_ms, connection)

@@ -1,6 +1,6 @@
 """The pulls of a ``PullConsumer``.
 
-``Polls`` guards the queues (``Assigned``) by one lock. Answers to pulls arrive on connection threads, which send the next
+``Polls`` guards the queues (``AssignedQueues``) by one lock. Answers to pulls arrive on connection threads, which send the next
 pulls. Polls wait for the answers.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import signal_safe
-from rocketmq_spark.consumer.assigned import Assigned, FetchedPart, FetchRequest, UncommittedOffsets
+from rocketmq_spark.consumer.assigned import AssignedQueues, FetchedPart, FetchRequest, UncommittedOffsets
 from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher, PrefetchLimits
 from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset
@@ -45,10 +45,10 @@ class Polls:
         # ``with`` enters the lock, not the condition: Ctrl-C in the methods of a condition would leave the lock held.
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
-        self._queues = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
+        self._queues = AssignedQueues(settings.thresholds.max_count, settings.thresholds.max_bytes)
         # Called if the answer to a pull of a released queue reports a reset. Must not block.
-        self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
-        self._queues.on_released_reset = lambda queue, offset: self.on_released_reset(queue, offset)
+        self.on_reset_of_released: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self._queues.on_reset_of_released = lambda queue, offset: self.on_reset_of_released(queue, offset)
         self._prefetcher: Prefetcher | None = None
         if backlog_reader is not None:
             limits = PrefetchLimits(
@@ -60,13 +60,13 @@ class Polls:
         self._error: tuple[MessageQueue, RocketMQError] | None = None
         self.failed_queue: MessageQueue | None = None  # the queue whose error ``wait`` raised last
         self._is_woken = False  # whether the next ``wait`` returns at once
-        # Both are set in the last instruction before a poll returns or a loop yields, so that messages count as not returned if
-        # Ctrl-C comes before this instruction.
+        # The next two attributes are set in the last instruction before a poll returns or a loop yields, so that messages count
+        # as not returned if Ctrl-C comes before this instruction.
         self.has_returned_all = False  # whether the poll returned all messages that it took
-        self.returned_up_to: int | None = None  # or the offset up to which the poll or a loop returned them
+        self.returned_up_to: int | None = None  # or the offset before which the poll or a loop returned the messages
         self.closed = False
 
-    # --- queues and positions, as in ``Assigned``
+    # --- queues and positions, as in ``AssignedQueues``
 
     def assigned_queues(self) -> list[MessageQueue]:
         with self._lock:
@@ -223,7 +223,7 @@ class Polls:
     def is_current(self) -> bool:
         """Whether the queue of the last poll's messages was neither revoked nor sought since the poll."""
         with self._lock:
-            return self._queues.ready_parts.any_current()
+            return self._queues.ready_parts.has_current_part()
 
     def _pull(self) -> None:
         """Send the pulls that are due."""
@@ -283,7 +283,7 @@ class Polls:
             self._error = request.queue, error
 
 
-def _check_assigned(queues: Assigned, queue: MessageQueue) -> MessageQueue:
+def _check_assigned(queues: AssignedQueues, queue: MessageQueue) -> MessageQueue:
     if queue not in queues.states:
         raise OffsetError("the queue is not assigned", queue=str(queue), remedy="Assign it first")
     return queue

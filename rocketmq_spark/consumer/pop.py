@@ -94,7 +94,7 @@ class UnackedMessages:
         # By topic and key: how many messages there are, and how many of them were delivered to the listener. Counted at each
         # change, because every poller reads the counts before each request.
         self._count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
-        self._delivered_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
+        self._delivered_count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._waiting_bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
         # Keys whose waiting messages were dropped to save memory while the listener had a message of the key. Until the end of
         # that call, new messages of the key are not accepted, because the Proxy delivers all messages of the key again, in
@@ -139,7 +139,7 @@ class UnackedMessages:
             invisible_message.listener_thread, invisible_message.since_ms = threading.get_ident(), now_ms
             if not invisible_message.was_delivered:
                 invisible_message.was_delivered = True
-                _add_count(self._delivered_by_key, invisible_message.ordering_key)
+                _add_count(self._delivered_count_by_key, invisible_message.ordering_key)
                 self._condition.notify_all()
             return True
 
@@ -187,28 +187,28 @@ class UnackedMessages:
     def _make_room_locked(self, topic: str) -> bool:
         if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
             return True
-        droppable_by_key: defaultdict[tuple[str, Hashable], list[InvisibleMessage]] = defaultdict(list)
+        droppable_messages_by_key: defaultdict[tuple[str, Hashable], list[InvisibleMessage]] = defaultdict(list)
         for invisible_message in self._messages.values():
             if (
                 invisible_message.listener_thread is None
                 and invisible_message.ordering_key[0] == topic
-                and invisible_message.ordering_key[1] in self._delivered_by_key.get(topic, ())
+                and invisible_message.ordering_key[1] in self._delivered_count_by_key.get(topic, ())
             ):
-                droppable_by_key[invisible_message.ordering_key].append(invisible_message)
+                droppable_messages_by_key[invisible_message.ordering_key].append(invisible_message)
         for key in sorted(
-            droppable_by_key,
-            key=lambda key: sum(invisible_message.memory_bytes for invisible_message in droppable_by_key[key]),
+            droppable_messages_by_key,
+            key=lambda key: sum(invisible_message.memory_bytes for invisible_message in droppable_messages_by_key[key]),
             reverse=True,
         ):
             if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
                 break
             logger.warning(
                 "dropped %d waiting messages of topic %s to free memory: the Proxy delivers them again",
-                len(droppable_by_key[key]),
+                len(droppable_messages_by_key[key]),
                 topic,
             )
             self._dropped_keys.add(key)
-            for invisible_message in droppable_by_key[key]:
+            for invisible_message in droppable_messages_by_key[key]:
                 self._remove_locked(invisible_message)
                 invisible_message.message, invisible_message.body = (
                     replace(invisible_message.message, body=b"", properties={}),
@@ -255,7 +255,7 @@ class UnackedMessages:
             return self._figures.for_topics(topics, now_ms)
 
     def _waiting_count(self, topic: str) -> int:
-        return len(self._count_by_key.get(topic, ())) - len(self._delivered_by_key.get(topic, ()))
+        return len(self._count_by_key.get(topic, ())) - len(self._delivered_count_by_key.get(topic, ()))
 
     def _remove_locked(self, invisible_message: InvisibleMessage) -> None:
         if self._messages.pop(id(invisible_message), None) is None:
@@ -266,7 +266,7 @@ class UnackedMessages:
         if invisible_message.listener_thread is None:
             self._waiting_bytes[invisible_message.ordering_key[0]] -= invisible_message.memory_bytes
         if invisible_message.was_delivered:
-            _add_count(self._delivered_by_key, invisible_message.ordering_key, -1)
+            _add_count(self._delivered_count_by_key, invisible_message.ordering_key, -1)
         self._condition.notify_all()
 
 
@@ -296,10 +296,12 @@ class Acknowledger:
     from several threads.
     """
 
-    def __init__(self, port: PopMember, settings: ConsumerSettings, unacked: UnackedMessages, timer: Timer) -> None:
+    def __init__(
+        self, port: PopMember, settings: ConsumerSettings, unacked_messages: UnackedMessages, timer: Timer
+    ) -> None:
         self._port = port
         self._settings = settings
-        self._unacked = unacked
+        self._unacked_messages = unacked_messages
         self._timer = timer
         self._closed = False
         # Running threads that extend invisible times: an endpoint, a broker, a number.
@@ -344,8 +346,8 @@ class Acknowledger:
         whose next messages wait for this message. Otherwise another member gets the message.
         """
         now_ms = self._timer.lease_ms()
-        due_by_broker: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
-        for invisible_message in self._unacked.all_messages():
+        due_messages_by_broker: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
+        for invisible_message in self._unacked_messages.all_messages():
             if (
                 now_ms - invisible_message.since_ms > 1000 * self._settings.consume_timeout_s
                 and invisible_message.listener_thread is not None
@@ -357,10 +359,10 @@ class Acknowledger:
                 if not self._settings.ordered:
                     continue
             if _is_due(invisible_message, now_ms):
-                due_by_broker[invisible_message.message.endpoint, invisible_message.message.queue.broker_name].append(
-                    invisible_message
-                )
-        for broker, messages in due_by_broker.items():
+                due_messages_by_broker[
+                    invisible_message.message.endpoint, invisible_message.message.queue.broker_name
+                ].append(invisible_message)
+        for broker, messages in due_messages_by_broker.items():
             messages_per_thread = max(_MIN_PER_RENEW_THREAD, -(-len(messages) // _MAX_RENEW_THREADS))
             for start in range(0, len(messages), messages_per_thread):
                 self._start_renew_thread(
@@ -429,7 +431,7 @@ class Acknowledger:
                     action,
                     e,
                 )
-        self._unacked.remove(invisible_message, sent_back and is_confirmed)
+        self._unacked_messages.remove(invisible_message, sent_back and is_confirmed)
         return is_confirmed
 
     def _request_deadline(self) -> Deadline:
@@ -453,7 +455,7 @@ class StandardConsumeService:
         self,
         listener: Listener,
         port: PopMember,
-        unacked: UnackedMessages,
+        unacked_messages: UnackedMessages,
         acknowledger: Acknowledger,
         workers: ListenerPool,
         timer: Timer,
@@ -461,7 +463,7 @@ class StandardConsumeService:
         self._listener = listener
         self._port = port
         self._tracebacks = TracebackLimit()
-        self._unacked = unacked
+        self._unacked_messages = unacked_messages
         self._acknowledger = acknowledger
         self._workers = workers
         self._timer = timer
@@ -473,20 +475,20 @@ class StandardConsumeService:
         """Do nothing: the Proxy retries."""
 
     def _consume(self, invisible_message: InvisibleMessage) -> None:
-        if not self._unacked.start_call(invisible_message, self._timer.lease_ms()):
+        if not self._unacked_messages.start_call(invisible_message, self._timer.lease_ms()):
             return
         context = Context(invisible_message.message.queue)
         outcome = capture(self._listener, (invisible_message.message,), context)
         result = capture(self._settle, invisible_message, outcome, context)
         if isinstance(result, Failure):
             _log_unreported(invisible_message, result)
-            self._unacked.remove(invisible_message)
+            self._unacked_messages.remove(invisible_message)
 
     def _settle(self, invisible_message: InvisibleMessage, outcome: object, context: Context) -> None:
         message, verdict = invisible_message.message, judge_concurrent(outcome, context, 1)
         if verdict.problem:
             _warn_of_failure(invisible_message, verdict.problem, self._tracebacks.due(outcome))
-        self._unacked.record_outcome(invisible_message, bool(verdict.done_count), self._timer.lease_ms())
+        self._unacked_messages.record_outcome(invisible_message, bool(verdict.done_count), self._timer.lease_ms())
         if verdict.done_count:
             self._acknowledger.ack(invisible_message)
         elif verdict.level < 0:
@@ -511,7 +513,7 @@ class FifoConsumeService:
         listener: Listener,
         port: PopMember,
         settings: ConsumerSettings,
-        unacked: UnackedMessages,
+        unacked_messages: UnackedMessages,
         acknowledger: Acknowledger,
         workers_and_timer: tuple[ListenerPool, Timer],
     ) -> None:
@@ -519,7 +521,7 @@ class FifoConsumeService:
         self._port = port
         self._tracebacks = TracebackLimit()
         self._suspend_ms = round(1000 * settings.suspend_time_s)
-        self._unacked = unacked
+        self._unacked_messages = unacked_messages
         self._acknowledger = acknowledger
         self._workers, self._timer = workers_and_timer
         self._lock = threading.Lock()
@@ -550,14 +552,14 @@ class FifoConsumeService:
                 self._messages_by_key[key].clear()
             self._paused_keys.clear()
         for invisible_message in dropped_messages:
-            self._unacked.remove(invisible_message)
+            self._unacked_messages.remove(invisible_message)
 
     def _consume_key(self, key: Hashable) -> None:
         """Consume the messages of a key until no message is left, or until a message must wait for a retry."""
         with self._lock:
             self._paused_keys.discard(key)
         while (invisible_message := self._first_message(key)) is not None:
-            if not self._unacked.start_call(invisible_message, self._timer.lease_ms()):
+            if not self._unacked_messages.start_call(invisible_message, self._timer.lease_ms()):
                 self._drop_all(key)  # the Proxy delivers this message and the messages behind it again
                 continue
             pause_s = capture(self._consume, invisible_message)
@@ -582,10 +584,10 @@ class FifoConsumeService:
         is_done = verdict.action is OrderedAction.COMMIT
         if verdict.problem:
             _warn_of_failure(invisible_message, verdict.problem, self._tracebacks.due(outcome))
-        self._unacked.record_outcome(invisible_message, is_done, self._timer.lease_ms())
+        self._unacked_messages.record_outcome(invisible_message, is_done, self._timer.lease_ms())
         if not is_done and message.delivery_attempt < self._port.policy().max_attempts:
             message.delivery_attempt += 1
-            self._unacked.requeue(invisible_message, self._timer.lease_ms())
+            self._unacked_messages.requeue(invisible_message, self._timer.lease_ms())
             return verdict.pause_ms / 1000
         is_confirmed = (
             self._acknowledger.ack(invisible_message)
@@ -617,7 +619,7 @@ class FifoConsumeService:
             dropped_messages = list(self._messages_by_key[key])
             self._messages_by_key[key].clear()
         for invisible_message in dropped_messages:
-            self._unacked.remove(invisible_message)
+            self._unacked_messages.remove(invisible_message)
 
 
 def redelivery_pause_s(delay_level: int, attempt: int, policy: GroupPolicy) -> float:
@@ -656,21 +658,21 @@ class Pollers:
         port: PopMember,
         settings: ConsumerSettings,
         subscriptions: Subscriptions,
-        unacked: UnackedMessages,
+        unacked_messages: UnackedMessages,
         timer: Timer,
         submit: Callable[[Sequence[InvisibleMessage]], None],
     ) -> None:
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
-        self._unacked = unacked
+        self._unacked_messages = unacked_messages
         self._timer = timer
         self._submit = submit
         self._lock = threading.Lock()
         self._threads: dict[PopTarget, threading.Thread] = {}
         self._targets: set[PopTarget] = set()  # the targets that should have a poller
         self._closed = threading.Event()
-        self._complaints = LogThrottle()  # by target
+        self._log_throttle = LogThrottle()  # by target
 
     @property
     def closed(self) -> bool:
@@ -708,30 +710,30 @@ class Pollers:
                 self._poll_once(target)
             except RocketMQError as e:
                 if not self._closed.is_set():
-                    level = self._complaints.level(target, e)
+                    level = self._log_throttle.level(target, e)
                     logger.log(level, "cannot receive messages of %s now, retrying: %s", target[0], e)
                 self._closed.wait(self._settings.pull_delay_on_error_s)
 
     def _on_poller_end(self, target: PopTarget) -> None:
         with self._lock:
             del self._threads[target]
-            self._complaints.resolved(target)
+            self._log_throttle.resolved(target)
 
     def _poll_once(self, target: PopTarget) -> None:
         """Wait for room, send one request, and pass its messages on."""
         topic, _ = target
-        if not self._unacked.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
+        if not self._unacked_messages.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
         # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
         requested_ms = self._timer.lease_ms()
         messages = self._port.receive(target, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
-        if self._complaints.resolved(target):
+        if self._log_throttle.resolved(target):
             logger.warning("messages of %s are received again", topic)
         if not messages or self._is_obsolete(target):
             return  # the Proxy delivers messages that arrive after the close to other members
         until_ms = requested_ms + round(1000 * INVISIBLE_S)
-        if new_messages := self._unacked.add(topic, messages, until_ms, self._timer.lease_ms()):
+        if new_messages := self._unacked_messages.add(topic, messages, until_ms, self._timer.lease_ms()):
             self._submit(new_messages)
 
     def _is_obsolete(self, target: PopTarget) -> bool:
@@ -753,7 +755,7 @@ def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
 
 
 START_S = 10.0
-_numbers = itertools.count()
+_consumer_numbers = itertools.count()
 
 
 class RunningPopConsumer:
@@ -767,16 +769,16 @@ class RunningPopConsumer:
         listener: Listener,
         tools: ConsumerTools,
     ) -> None:
-        name = f"rocketmq-{settings.group}-{next(_numbers)}"
+        name = f"rocketmq-{settings.group}-{next(_consumer_numbers)}"
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
         self._check_timer, self._renew_timer = tools.timer(f"{name}-check"), tools.timer(f"{name}-renew")
         self._workers = tools.workers(f"{name}-listener", settings.threads)
-        self._unacked = UnackedMessages(ordering_key_of) if settings.ordered else UnackedMessages()
-        self._acknowledger = Acknowledger(port, settings, self._unacked, self._renew_timer)
+        self._unacked_messages = UnackedMessages(ordering_key_of) if settings.ordered else UnackedMessages()
+        self._acknowledger = Acknowledger(port, settings, self._unacked_messages, self._renew_timer)
         self._consume_service = self._new_consume_service(listener)
-        self._pollers = Pollers(port, settings, subscriptions, self._unacked, self._renew_timer, self._submit)
+        self._pollers = Pollers(port, settings, subscriptions, self._unacked_messages, self._renew_timer, self._submit)
         # Held while subscriptions are sent, so that the Proxy gets the newest subscriptions last.
         self._subscribe_lock = threading.RLock()
 
@@ -801,7 +803,7 @@ class RunningPopConsumer:
         try:
             self._pollers.close()
             self._consume_service.close()
-            unfinished_messages = self._unacked.wait_until_settled(deadline)
+            unfinished_messages = self._unacked_messages.wait_until_settled(deadline)
             if unfinished_messages:
                 logger.warning("group %s: listeners did not finish before the timeout", self._settings.group)
             self._workers.close(deadline)
@@ -820,17 +822,24 @@ class RunningPopConsumer:
         return self._workers.is_worker_thread
 
     def stats(self) -> ConsumerStats:
-        return self._unacked.stats()
+        return self._unacked_messages.stats()
 
     def figures(self) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""
-        return self._unacked.figures(self._subscriptions.filters(), self._renew_timer.lease_ms())
+        return self._unacked_messages.figures(self._subscriptions.filters(), self._renew_timer.lease_ms())
 
     def _new_consume_service(self, listener: Listener) -> PopConsumeService:
-        port, unacked, acknowledger, workers = self._port, self._unacked, self._acknowledger, self._workers
+        port, unacked_messages, acknowledger, workers = (
+            self._port,
+            self._unacked_messages,
+            self._acknowledger,
+            self._workers,
+        )
         if not self._settings.ordered:
-            return StandardConsumeService(listener, port, unacked, acknowledger, workers, self._renew_timer)
-        return FifoConsumeService(listener, port, self._settings, unacked, acknowledger, (workers, self._renew_timer))
+            return StandardConsumeService(listener, port, unacked_messages, acknowledger, workers, self._renew_timer)
+        return FifoConsumeService(
+            listener, port, self._settings, unacked_messages, acknowledger, (workers, self._renew_timer)
+        )
 
     def _submit(self, messages: Sequence[InvisibleMessage]) -> None:
         self._consume_service.submit(messages)

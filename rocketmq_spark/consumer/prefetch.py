@@ -182,7 +182,10 @@ class RangeRead(Protocol):
 
 
 class PrefetchQueues(Protocol):
-    """The queues of a consumer: ``Assigned`` or ``Backlogs``. The caller holds the lock, except for ``process_accepted``."""
+    """The queues of a consumer: ``AssignedQueues`` or ``Backlogs``.
+
+    The caller holds the lock, except for ``process_accepted``.
+    """
 
     @property
     def states(self) -> Mapping[MessageQueue, PrefetchableQueue]: ...
@@ -521,8 +524,8 @@ class Backlogs:
 
     def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
         """Decode messages, on the thread that read them."""
-        for (request, part), decoded in zip(parts, self.decode([part for _, part in parts]), strict=True):
-            self._put_decoded(request, part, *decoded)
+        for (request, part), decoded_part in zip(parts, self.decode([part for _, part in parts]), strict=True):
+            self._put_decoded(request, part, *decoded_part)
 
     def _put_decoded(
         self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], left_out_offset: int | None

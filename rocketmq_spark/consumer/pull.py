@@ -420,9 +420,9 @@ def take_messages(
 class PolledMessages:
     """The messages of one poll, for a caller that finishes them one after the other.
 
-    Only finished messages count as returned. A commit stores the offset after them, and the next poll returns the other
-    messages again. If the queue was revoked, sought or reset since the poll, ``mark_finished`` has no effect, even if the queue
-    is assigned again.
+    Only finished messages count as returned. A commit stores the offset after the finished messages, and the next poll returns
+    the other messages again. If the queue was revoked, sought or reset since the poll, ``mark_finished`` has no effect, even if
+    the queue is assigned again.
     """
 
     def __init__(self, consumer: BasePullConsumer, timeout_s: float) -> None:

@@ -164,13 +164,13 @@ class Pulling:
             self.reset_offsets_soon({queue.queue: answer.next_offset})
             return
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
-            decoded = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
-            if isinstance(decoded, Failure):
+            decoded_answer = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
+            if isinstance(decoded_answer, Failure):
                 # Memory may be short, for example. The next pull requests the messages again.
-                decoded.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
-                answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
+                decoded_answer.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
+                answer = DecodeError(f"the answer could not be decoded: {decoded_answer}", queue=str(queue.queue))
             else:
-                answer = decoded
+                answer = decoded_answer
         self._timer.call_later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
 
     def _handle_answer(

@@ -273,7 +273,7 @@ NO_NOTICES_LOCK_S = 3.0
 END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
 # The instance name in the folder of a broadcasting member: Java's default. The folder must be the same after a restart.
 INSTANCE_NAME = "DEFAULT"
-_numbers = itertools.count()
+_consumer_numbers = itertools.count()
 
 
 class RunningConsumer:
@@ -297,7 +297,7 @@ class RunningConsumer:
         tools: ConsumerTools,
     ) -> None:
         make_timer = tools.timer
-        name = f"rocketmq-{settings.group}-{next(_numbers)}"
+        name = f"rocketmq-{settings.group}-{next(_consumer_numbers)}"
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
@@ -374,10 +374,12 @@ class RunningConsumer:
         self.rebalancing.wait_for_first_run(TIMEOUT_S)
 
     def stop(self, deadline: Deadline) -> list[ReceivedMessage]:
-        """Leave the group; returns messages that listeners have at ``deadline``. Requests to brokers may take ``TIMEOUT_S`` more.
+        """Leave the group. Returns the messages that listeners have not finished at ``deadline``. Requests to brokers may take
+        ``TIMEOUT_S`` more.
 
-        No pull or listener call starts after this. A broker that hangs does not shorten the time for listeners. If Ctrl-C ends
-        the wait, the consumer leaves the group all the same; another call completes the steps that Ctrl-C interrupted.
+        No pull and no call of a listener starts after the call of this method. A broker that hangs does not shorten the time
+        for listeners. If Ctrl-C ends the wait, the consumer leaves the group all the same; another call completes the steps
+        that Ctrl-C interrupted.
         """
         try:
             self._request_handler.closed = True

@@ -43,7 +43,7 @@ class Reachability:
         self._queue_was_read = False
         # The broker or topic of the last failed request, and the error.
         self._last_failure: tuple[Hashable, RocketMQError] | None = None
-        self._warnings = RateLimit(_WARNING_INTERVAL_S)
+        self._warning_limit = RateLimit(_WARNING_INTERVAL_S)
 
     def on_answer(self, target: Hashable, by_broker: bool = True) -> None:
         """Record an answer to a request about ``target``, a broker or topic.
@@ -54,7 +54,8 @@ class Reachability:
         if by_broker:
             self._broker_answered = True
         elif self._last_failure is None:
-            self._waiting_since = None  # otherwise a member without queues would fail, because it gets no other answers
+            # A member without queues gets only answers of the Proxy, and would otherwise fail as if no broker answered.
+            self._waiting_since = None
 
     def _clear_failure(self, target: Hashable) -> None:
         last_failure = self._last_failure
@@ -117,7 +118,7 @@ class Reachability:
                 error.topic,
                 remedy=error.remedy or "To look for the cause: rocketmq-spark doctor",
             ) from error
-        if self._warnings.due():
+        if self._warning_limit.due():
             text = "group %s: a poll returned nothing, and %s: %s"
             cause = "no broker has answered yet"
             if self._broker_answered:

@@ -79,11 +79,11 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
     committed_offset = requests.committed()
     if committed_offset is not None:
         # A broker also returns 0 for a new queue without an offset. A later request would return None for such a queue.
-        return StartOffset(_checked(queue, "committed offset", committed_offset), committed_offset > 0)
+        return StartOffset(_checked_offset(queue, "committed offset", committed_offset), committed_offset > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
         return StartOffset(0, False)  # the first pull corrects an offset that is too small
     if consume_from.where is ConsumeFromWhere.LATEST:
-        end_offset = _checked(queue, "maximum offset", requests.max_offset())
+        end_offset = _checked_offset(queue, "maximum offset", requests.max_offset())
         # A broker returns the offset 0 for a new queue that has a message, but no offset for an empty queue. If the first
         # message arrives between the two requests, the end offset would skip it, as in Java. So the committed offset is
         # requested again. Meanwhile, another member may also have committed an offset.
@@ -91,13 +91,13 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
         return (
             StartOffset(end_offset, False)
             if committed_offset is None
-            else StartOffset(_checked(queue, "committed offset", committed_offset), committed_offset > 0)
+            else StartOffset(_checked_offset(queue, "committed offset", committed_offset), committed_offset > 0)
         )
     offset = requests.offset_at_time(consume_from.timestamp_ms)
-    return StartOffset(_checked(queue, f"offset at time {consume_from.timestamp_ms}", offset), False)
+    return StartOffset(_checked_offset(queue, f"offset at time {consume_from.timestamp_ms}", offset), False)
 
 
-def _checked(queue: MessageQueue, source: str, offset: int) -> int:
+def _checked_offset(queue: MessageQueue, source: str, offset: int) -> int:
     if offset < 0:
         raise OffsetError(
             f"the {source} is {offset}; expected a number of at least 0",
@@ -211,12 +211,12 @@ def is_balanced(owned_queues: Mapping[MessageQueue, ProcessQueue], topic: str, a
     }
 
 
-def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, receives_notices: bool = True) -> float:
+def wait_s(is_balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, receives_notices: bool = True) -> float:
     """Return the seconds until the next regular rebalance; ``interval_s`` is Java's ``waitInterval``.
 
     Without ``receives_notices``, no server notifies this member of changes of the group.
     """
-    if not balanced:
+    if not is_balanced:
         return min(UNBALANCED_WAIT_S, interval_s)
     return interval_s if receives_notices else min(NO_NOTICES_WAIT_S, interval_s)
 

@@ -67,13 +67,13 @@ class Rebalancing:
         self._next_run_ms = math.inf  # when the next run is due
         self._last_run_ms = -math.inf  # when the last run started
         self._is_started = self._is_stopped = self._is_closed = False
-        self._resets: deque[Callable[[], None]] = deque()  # pending resets
+        self._pending_resets: deque[Callable[[], None]] = deque()  # pending resets
         # Whether a broker does not know this member, because the broker restarted or is new. Then a heartbeat is sent at once.
         # The next regular heartbeat may come 30 s later, and until then the other members would get a list without this member.
         self._is_unlisted = False
         # Failures in a row, by topic and subject of the request.
         self._failure_counts: Counter[tuple[str, str]] = Counter()
-        self._complaints = LogThrottle()  # by topic and subject of the request
+        self._log_throttle = LogThrottle()  # by topic and subject of the request
 
     def schedule(self, delay_s: float = 0.0) -> None:
         """Rebalance in ``delay_s`` seconds, unless a run is due earlier; at most once per second."""
@@ -130,7 +130,7 @@ class Rebalancing:
         """Reset queues to ``offsets`` without waiting for brokers. ``RunningConsumer.stop`` applies resets that are still
         pending.
         """
-        self._resets.append(partial(self._ownership.reset, dict(offsets)))
+        self._pending_resets.append(partial(self._ownership.reset, dict(offsets)))
         self._run_soon(self.apply_resets)
 
     def run(self) -> bool:
@@ -165,7 +165,7 @@ class Rebalancing:
         """Apply pending resets; waits for brokers."""
         with contextlib.suppress(IndexError):
             while True:
-                result = capture(self._resets.popleft())
+                result = capture(self._pending_resets.popleft())
                 if isinstance(result, Failure):
                     result.log(logger, "group %s: offsets could not be reset", self._settings.group)
 
@@ -182,7 +182,7 @@ class Rebalancing:
         """Rebalance a topic; returns whether it is balanced, and whether queues changed."""
         allocation = self._allocation_of(topic)
         if allocation.problem is not None:
-            level = self._complaints.level((topic, "strategy"), allocation.problem)
+            level = self._log_throttle.level((topic, "strategy"), allocation.problem)
             logger.log(
                 level,
                 "the assignment of topic %s stays unchanged, because the allocation strategy failed: %s",
@@ -228,7 +228,7 @@ class Rebalancing:
         try:
             answer = request()
         except OptionError as e:
-            level = self._complaints.level((topic, subject), e)
+            level = self._log_throttle.level((topic, subject), e)
             logger.log(level, "the assignment of topic %s stays unchanged: %s", topic, e)
             return None
         except RocketMQError as e:
@@ -236,12 +236,12 @@ class Rebalancing:
             self._is_unlisted |= subject == "members" and isinstance(e, ServerFault)
             is_lasting = self._failure_counts[topic, subject] > 1 or isinstance(e, AccessDenied | NotSupported)
             warns = is_lasting and not topic.startswith(RETRY_PREFIX)
-            level = self._complaints.level((topic, subject), e) if warns else logging.INFO
+            level = self._log_throttle.level((topic, subject), e) if warns else logging.INFO
             text = "group %s: cannot read the %s of topic %s, its assignment stays unchanged: %s"
             logger.log(level, text, self._settings.group, subject, topic, e)
             return None
         self._failure_counts.pop((topic, subject), None)
-        self._complaints.resolved((topic, subject))
+        self._log_throttle.resolved((topic, subject))
         return answer
 
     def _owned_queues(self) -> dict[MessageQueue, ProcessQueue]:

@@ -337,7 +337,7 @@ class RowsDecoder:
                     piece_offsets,
                     stop - start,
                     piece_bytes,
-                    partial(_unchanged, piece_batch),
+                    partial(_same_batch, piece_batch),
                     partial(stored_messages.messages_of_rows, start, stop),
                 )
             )
@@ -355,7 +355,7 @@ class RowsDecoder:
         ], None if left_out_message is None else left_out_message.queue_offset
 
 
-def _unchanged(batch: Batch) -> Batch:
+def _same_batch(batch: Batch) -> Batch:
     return batch
 
 

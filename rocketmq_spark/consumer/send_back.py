@@ -109,8 +109,8 @@ class SendBack:
 
 
 def _cannot_be_moved(message: ReceivedMessage) -> bool:
-    """Whether its broker cannot move the message, because it is part of an inner batch, which cannot be split, or because its
-    position in the log is unknown.
+    """Whether a message cannot be moved by its broker: the message is part of an inner batch, which cannot be split, or the
+    position of the message in the log is unknown.
     """
     return bool(message.sys_flag & SysFlag.INNER_BATCH) or message.commit_log_offset < 0
 

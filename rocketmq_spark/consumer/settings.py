@@ -100,12 +100,12 @@ class Subscriptions:
             version_ms = self._next_version_ms()
             self._topics = {**self._topics, topic: TopicFilter(new_filter, version_ms, version_ms, self._lease_ms())}
 
-    def restore(self, topic: str, previous: TopicFilter | None) -> None:
+    def restore(self, topic: str, previous_filter: TopicFilter | None) -> None:
         """Restore the subscription that a topic had before its last change; None removes the topic."""
-        if previous is None:
+        if previous_filter is None:
             self.remove(topic)
         else:
-            self.add(topic, previous.filter)
+            self.add(topic, previous_filter.filter)
 
     def remove(self, topic: str) -> None:
         with self._lock:

@@ -32,7 +32,7 @@ from rocketmq_spark.wire.traces import ConsumeReturn, TracedMessage, TraceRecord
 
 logger = logging.getLogger(__name__)
 
-_trace_ids = UniqKeys()
+_uniq_keys = UniqKeys()
 T = TypeVar("T")
 
 
@@ -98,7 +98,7 @@ class _ListenerCall:
         self._messages = messages
         self._context = context
         self._started_ms = epoch_ms()
-        self._trace_id = _trace_ids.next(self._started_ms)
+        self._trace_id = _uniq_keys.next(self._started_ms)
         self._traced_messages = [
             (i, TracedMessage.of(m.topic, m.properties)._replace(msg_id=m.msg_id or ""), m.reconsume_times)
             for i, m in enumerate(messages)

@@ -58,7 +58,7 @@ class PullMembership:
         self.subscription_conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
         self.consume_modes = ConsumeModes(member, settings.group, subscriptions)
         self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
-        self._complaints = LogThrottle()  # limits the log lines about a topic, or about the queues of a broker
+        self._log_throttle = LogThrottle()  # limits the log lines about a topic, or about the queues of a broker
         self.balanced = False  # whether the last check allocated the queues of all topics
 
     @property
@@ -113,9 +113,9 @@ class PullMembership:
         unavailable_brokers: set[str] = set()  # to wait only once for a broker that does not answer
         for topic in self.topics:
             allocation = self._allocation_of(topic)
-            owned_of_topic = {queue for queue in owned_queues if queue.topic == topic}
-            for queue in sorted(owned_of_topic if allocation.queues is None else allocation.queues):
-                if queue in owned_of_topic:
+            owned_queues_of_topic = {queue for queue in owned_queues if queue.topic == topic}
+            for queue in sorted(owned_queues_of_topic if allocation.queues is None else allocation.queues):
+                if queue in owned_queues_of_topic:
                     start_offsets[queue] = None
                 elif queue.broker_name not in unavailable_brokers:
                     start_offset = self._start_offset(queue, unavailable_brokers)
@@ -134,13 +134,13 @@ class PullMembership:
         except RocketMQError as e:
             self.balanced = False
             self._reachability.on_failure(queue.broker_name, e)
-            level = self._complaints.level((queue.topic, queue.broker_name), e)
+            level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "%s is assigned, but its start offset cannot be read yet: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue or topic
                 unavailable_brokers.add(queue.broker_name)
             return None
         self._reachability.on_queue_read(queue.broker_name)
-        self._complaints.resolved((queue.topic, queue.broker_name))
+        self._log_throttle.resolved((queue.topic, queue.broker_name))
         return start_offset
 
     def _allocation_of(self, topic: str) -> Allocation:
@@ -159,13 +159,13 @@ class PullMembership:
         if allocation.problem is not None or not members:
             self._log_unchanged(topic, allocation.problem or "no member is known yet")
         else:
-            self._complaints.resolved(topic)
+            self._log_throttle.resolved(topic)
         return allocation
 
     def _log_unchanged(self, topic: str, reason: object) -> None:
         self.balanced = False
         logger.log(
-            self._complaints.level(topic, reason), "the assignment of topic %s stays unchanged: %s", topic, reason
+            self._log_throttle.level(topic, reason), "the assignment of topic %s stays unchanged: %s", topic, reason
         )
 
     def leave(self) -> None:
@@ -206,8 +206,8 @@ class Upkeep:
         self._rebalancing_thread: int | None = None
         self._commit_lock = threading.RLock()  # allows one commit at a time; reentrant for commits in signal handlers
         self._uncommitted_offsets: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
-        self._resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
-        polls.on_released_reset = self.on_reset
+        self._pending_resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
+        polls.on_reset_of_released = self.on_reset
         self._runs_in_background = False  # whether the timer checks between polls
         self._next_commit_at = clock.now() + settings.auto_commit_interval_s
         self._next_recommit_at = clock.now() + RECOMMIT_S
@@ -323,7 +323,7 @@ class Upkeep:
         """
         if not was_released and not self._rebalance_lock.locked():
             return
-        self._resets.append((queue, offset, was_released))
+        self._pending_resets.append((queue, offset, was_released))
         with contextlib.suppress(RuntimeError):  # if the timer cannot start its thread, ``close`` applies the reset
             self._timer.call_later(0, self._apply_resets_exclusively)
 
@@ -336,7 +336,7 @@ class Upkeep:
         """Commit pending resets. They overwrite offsets from before the reset, which a release may have committed."""
         with contextlib.suppress(IndexError):
             while True:
-                queue, offset, was_released = self._resets.popleft()
+                queue, offset, was_released = self._pending_resets.popleft()
                 self._uncommitted_offsets = {
                     other_queue: other_offset
                     for other_queue, other_offset in self._uncommitted_offsets.items()
@@ -356,7 +356,7 @@ class Upkeep:
             self.rebalance()
 
     def apply_assignment(self, start_offsets: Mapping[MessageQueue, StartOffset | None]) -> None:
-        """Assign these queues (see ``Assigned.assign``), and commit the finished offsets of released queues.
+        """Assign these queues (see ``AssignedQueues.assign``), and commit the finished offsets of released queues.
 
         If the group has no offset for a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
         might start at a later offset and skip messages.

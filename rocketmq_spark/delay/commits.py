@@ -117,10 +117,13 @@ class ProgressCommits:
     """The committed numbers of one group of nodes. Not thread-safe."""
 
     def __init__(
-        self, member: GroupMember, names: GroupNames, make_group: Callable[[str, Mapping[MessageQueue, int]], None]
+        self,
+        member: GroupMember,
+        group_names: GroupNames,
+        make_group: Callable[[str, Mapping[MessageQueue, int]], None],
     ) -> None:
         self._member = member
-        self._names = names
+        self._group_names = group_names
         self._make_group = make_group
         self._all_accepted, self._any_accepted = True, False
         # Queues with a number of an earlier release that is not 0.
@@ -132,9 +135,9 @@ class ProgressCommits:
         """
         deadline = Deadline.after(REQUEST_S)
         oldest_offset, packed_progress, *other_numbers = (
-            self._fetch_offset(group, queue, deadline) for group in self._names.all_groups
+            self._fetch_offset(group, queue, deadline) for group in self._group_names.all_groups
         )
-        if self._fetch_offset(self._names.legacy_group, queue, deadline):
+        if self._fetch_offset(self._group_names.legacy_group, queue, deadline):
             self._queues_with_legacy_offset.add(queue)
         if oldest_offset is None:
             return None
@@ -158,9 +161,12 @@ class ProgressCommits:
         """
         queue_count = len(progress)
         if legacy_queues := self._queues_with_legacy_offset & progress.keys():
-            self._commit(self._names.legacy_group, dict.fromkeys(legacy_queues, 0), progress)
+            self._commit(self._group_names.legacy_group, dict.fromkeys(legacy_queues, 0), progress)
             self._queues_with_legacy_offset -= progress.keys()
-        groups, numbers = self._names.all_groups, {queue: committed.encode() for queue, committed in progress.items()}
+        groups, numbers = (
+            self._group_names.all_groups,
+            {queue: committed.encode() for queue, committed in progress.items()},
+        )
         for index in (1, 0, 3, 2):
             self._commit(groups[index], {queue: numbers[queue][index] for queue in progress}, progress)
         self._all_accepted = len(progress) == queue_count

@@ -78,11 +78,11 @@ class RecreationCheck:
             queue, checkpoint.newest_ms + 1
         )
 
-    def changed_from_logged(
+    def first_changed_offset_with_log(
         self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds
     ) -> int | None:
-        """Like ``changed_from``, with a log line."""
-        offset = self.changed_from(queue, read_end, newest_ms, bounds)
+        """Like ``first_changed_offset``, with a log line."""
+        offset = self.first_changed_offset(queue, read_end, newest_ms, bounds)
         if offset is not None:
             logger.warning(
                 "%s was read up to %d, and has newer messages from %d on: its topic was created again, its broker lost its last "
@@ -91,7 +91,9 @@ class RecreationCheck:
             )  # fmt: skip
         return offset
 
-    def changed_from(self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds) -> int | None:
+    def first_changed_offset(
+        self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds
+    ) -> int | None:
         """Return the offset from which on the messages differ from the messages that were read; None if all messages are the
         same.
         """
@@ -131,13 +133,13 @@ class BackPressure:
         self._folder = folder
         self._reader = reader
         self._paused = False
-        self._paused_until = Deadline(0.0)
-        self._silent_until = Deadline(0.0)
+        self._pause_deadline = Deadline(0.0)
+        self._silence_deadline = Deadline(0.0)
         self._is_full = False
 
     def apply(self) -> None:
         """Pause or resume all queues. Call it before each poll, because new queues must be paused, too."""
-        was_paused, self._paused = self._paused, not self._paused_until.expired
+        was_paused, self._paused = self._paused, not self._pause_deadline.expired
         if not (self._paused or was_paused):
             return
         for queue in self._reader.assignment():
@@ -146,10 +148,10 @@ class BackPressure:
 
     def on_full(self, error: SpoolFull, waiting_count: int) -> None:
         """Record that the disk had no room while the node holds ``waiting_count`` messages."""
-        self._paused_until = Deadline.after(FULL_PAUSE_S)
-        if self._is_full and not self._silent_until.expired:
+        self._pause_deadline = Deadline.after(FULL_PAUSE_S)
+        if self._is_full and not self._silence_deadline.expired:
             return
-        self._is_full, self._silent_until = True, Deadline.after(FULL_LOG_S)
+        self._is_full, self._silence_deadline = True, Deadline.after(FULL_LOG_S)
         logger.error(
             "no room for more delayed messages: until there is, this node reads neither messages nor recalls; the %d that "
             "it holds are sent when they are due, if it can write at all: %s", waiting_count, error,
@@ -167,12 +169,12 @@ class BrokerAvailability:
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
-        self._unavailable_until: dict[str, Deadline] = {}
+        self._retry_deadlines: dict[str, Deadline] = {}
         self.any_answered = False
 
     def is_unavailable(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker did not answer the last request."""
-        return queue.broker_name in self._unavailable_until
+        return queue.broker_name in self._retry_deadlines
 
     def for_each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
         """Call ``step`` for each queue. If a broker does not answer, or sends an unusable answer, its queues are skipped for a
@@ -184,11 +186,11 @@ class BrokerAvailability:
         permanent_error: RocketMQError | None = None
         for queue in sorted(queues):
             broker_name = queue.broker_name
-            if broker_name in self._unavailable_until and not self._unavailable_until[broker_name].expired:
+            if broker_name in self._retry_deadlines and not self._retry_deadlines[broker_name].expired:
                 continue
             try:
                 step(queue)
-                self._unavailable_until.pop(broker_name, None)
+                self._retry_deadlines.pop(broker_name, None)
                 self.any_answered = True
             except SpoolError:
                 raise
@@ -196,10 +198,10 @@ class BrokerAvailability:
                 if isinstance(e, RocketMQError) and not e.retriable:
                     permanent_error = permanent_error or e
                 # A warning only for the first failure.
-                level = logging.INFO if broker_name in self._unavailable_until else logging.WARNING
+                level = logging.INFO if broker_name in self._retry_deadlines else logging.WARNING
                 text = "%s is neither taken over nor handed over while its broker does not answer as expected: %s"
                 logger.log(level, text, queue, e, exc_info=None if isinstance(e, RocketMQError) else e)
-                self._unavailable_until[broker_name] = Deadline.after(self._retry_s)
+                self._retry_deadlines[broker_name] = Deadline.after(self._retry_s)
         if permanent_error is not None and not self.any_answered:
             raise permanent_error
 
@@ -214,27 +216,27 @@ class Retention:
     """
 
     def __init__(self, retention_ms: Callable[[str], int | None]) -> None:
-        self._fetch_ms = retention_ms
-        self._longest_delay_ms: dict[str, int] = {}
-        self._cache: dict[str, tuple[int | None, Deadline]] = {}
-        self._silent_until: dict[str, Deadline] = {}
+        self._fetch_retention_ms = retention_ms
+        self._longest_delays_ms: dict[str, int] = {}
+        self._cached_retentions: dict[str, tuple[int | None, Deadline]] = {}
+        self._silence_deadline: dict[str, Deadline] = {}
 
     def record_delay(self, broker_name: str, delay_ms: int) -> None:
         """Record that an envelope on this broker waits for ``delay_ms``."""
-        if delay_ms > self._longest_delay_ms.get(broker_name, 0):
-            self._longest_delay_ms[broker_name] = delay_ms
+        if delay_ms > self._longest_delays_ms.get(broker_name, 0):
+            self._longest_delays_ms[broker_name] = delay_ms
 
     def warn(self) -> list[str]:
         """Log the brokers whose retention is shorter than a recorded delay. Returns their names."""
-        short_brokers = []
-        for broker_name, delay_ms in self._longest_delay_ms.items():
+        brokers_with_short_retention = []
+        for broker_name, delay_ms in self._longest_delays_ms.items():
             retention_ms = self._retention_ms(broker_name)
             if retention_ms is None or delay_ms < retention_ms:
                 continue
-            short_brokers.append(broker_name)
-            if broker_name in self._silent_until and not self._silent_until[broker_name].expired:
+            brokers_with_short_retention.append(broker_name)
+            if broker_name in self._silence_deadline and not self._silence_deadline[broker_name].expired:
                 continue
-            self._silent_until[broker_name] = Deadline.after(REPEAT_S)
+            self._silence_deadline[broker_name] = Deadline.after(REPEAT_S)
             logger.warning(
                 "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has it; raise "
                 "fileReservedTime of the broker above the longest delay",
@@ -242,12 +244,15 @@ class Retention:
                 broker_name,
                 retention_ms / 3_600_000,
             )
-        return short_brokers
+        return brokers_with_short_retention
 
     def _retention_ms(self, broker_name: str) -> int | None:
-        cached_retention = self._cache.get(broker_name)
+        cached_retention = self._cached_retentions.get(broker_name)
         if cached_retention is None or cached_retention[1].expired:
-            cached_retention = self._cache[broker_name] = self._fetch_ms(broker_name), Deadline.after(REPEAT_S)
+            cached_retention = self._cached_retentions[broker_name] = (
+                self._fetch_retention_ms(broker_name),
+                Deadline.after(REPEAT_S),
+            )
         return cached_retention[0]
 
 
@@ -393,28 +398,28 @@ def dead_letter_of(rules: DeliveryRules, record: Record, failure: Resent) -> Rec
         return record if failure.is_temporary else None
     text = release.reason_text(failure.error or "").encode()
     payload = b"".join((_LENGTH.pack(len(text)), text, record.payload))
-    letter = replace(record, kind=DEAD_LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))
+    dead_letter = replace(record, kind=DEAD_LETTER_KIND, payload=payload, target=topic_target(rules.dead_topic))
     try:
-        dead_letter_send(rules, letter)
+        dead_letter_send(rules, dead_letter)
     except MessageRefused:
         return None
-    return letter
+    return dead_letter
 
 
-def open_dead_letter(letter: Record) -> tuple[Record, str]:
+def open_dead_letter(dead_letter: Record) -> tuple[Record, str]:
     """Return the record that was given up, with the target of its dead letter, and the reason. In another user's folder, the
     payload may be any bytes.
     """
-    start, data = _LENGTH.size, letter.payload
+    start, data = _LENGTH.size, dead_letter.payload
     end = start + int.from_bytes(data[:start])
-    return replace(letter, kind=DELAYED_KIND, payload=data[end:]), release.reason_text(
+    return replace(dead_letter, kind=DELAYED_KIND, payload=data[end:]), release.reason_text(
         data[start:end].decode(errors="replace")
     )
 
 
-def given_up_record(rules: DeliveryRules, letter: Record) -> tuple[Record, str]:
+def given_up_record(rules: DeliveryRules, dead_letter: Record) -> tuple[Record, str]:
     """Return the record that was given up, with its own target, and the reason."""
-    record, reason = open_dead_letter(letter)
+    record, reason = open_dead_letter(dead_letter)
     return replace(record, target=rules.target_of(record)), reason
 
 
@@ -429,11 +434,11 @@ def describe_message(record: Record) -> str:
     return f"message {release.reason_text(msg_id)[:_MAX_ID_CHARS]} for topic {delivery.envelope.topic}"
 
 
-def dead_letter_send(rules: DeliveryRules, letter: Record) -> SpooledSend:
+def dead_letter_send(rules: DeliveryRules, dead_letter: Record) -> SpooledSend:
     """The send of a dead letter: the message that was given up, to the topic of dead letters, with the message's topic and the
-    reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for these two.
+    reason as properties. Raises ``MessageRefused`` if the message's properties leave no room for the topic and the reason.
     """
-    record, reason = open_dead_letter(letter)
+    record, reason = open_dead_letter(dead_letter)
     delivery, max_bytes = _unrestricted_delivery(record.payload), rules.settings.max_message_size
     if isinstance(delivery, DecodeError) or delivery.original is None:
         return _send(rules, record, delivery)

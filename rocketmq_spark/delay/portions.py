@@ -14,11 +14,11 @@ PORTION_BYTES = 4 << 20
 _LENGTH = struct.Struct(">I")
 
 
-def packed(bodies: Iterable[bytes]) -> bytes:
+def pack(bodies: Iterable[bytes]) -> bytes:
     return b"".join(part for body in bodies for part in (_LENGTH.pack(len(body)), body))
 
 
-def unpacked(portion: bytes) -> Iterator[bytes]:
+def unpack(portion: bytes) -> Iterator[bytes]:
     position = 0
     while position < len(portion):
         (length,) = _LENGTH.unpack_from(portion, position)

@@ -56,18 +56,19 @@ class Progress(NamedTuple):
         """
         return offset < self.oldest_offset or (offset < self.read_end and due_ms <= self.done_ms and self.done_ms > 0)
 
-    def followed_by(self, later: Progress) -> Progress:
-        """Return the progress after this progress and ``later``. If envelopes that arrived late have set ``done_ms`` back,
-        ``later`` is used only if all envelopes that this progress covers are done, because otherwise this progress claims more.
+    def followed_by(self, later_progress: Progress) -> Progress:
+        """Return the progress after this progress and ``later_progress``. If envelopes that arrived late have set ``done_ms``
+        back, ``later_progress`` is used only if all envelopes that this progress covers are done, because otherwise this
+        progress claims more.
         """
-        oldest_offset = max(self.oldest_offset, later.oldest_offset)
-        use_later = later.read_end >= self.read_end and (
-            later.done_ms >= self.done_ms or oldest_offset >= self.read_end
+        oldest_offset = max(self.oldest_offset, later_progress.oldest_offset)
+        uses_later_progress = later_progress.read_end >= self.read_end and (
+            later_progress.done_ms >= self.done_ms or oldest_offset >= self.read_end
         )
-        read_end, done_ms = (later if use_later else self)[1:]
+        read_end, done_ms = (later_progress if uses_later_progress else self)[1:]
         return Progress(oldest_offset, read_end, done_ms)
 
-    def merged(self, other: Progress) -> Progress:
+    def merged_with(self, other: Progress) -> Progress:
         """Return a progress that claims what this progress and ``other`` claim together. ``done_ms`` is from the node that has
         read further.
         """
@@ -82,7 +83,7 @@ class Progress(NamedTuple):
         """
         return self._replace(done_ms=min(self.done_ms, now_ms))
 
-    def truncated(self, offset: int) -> Progress:
+    def truncated_at(self, offset: int) -> Progress:
         """Return the part that remains valid if the broker's messages from ``offset`` on differ from the messages that this
         progress covers.
         """
@@ -90,22 +91,22 @@ class Progress(NamedTuple):
 
 
 def advanced_progress(
-    committed: Progress,
+    committed_progress: Progress,
     oldest_offset: int,
     read_end: int,
     first_waiting_ms: int | None,
     last_done_due_ms: int,
     now_ms: int,
 ) -> Progress:
-    """Return the progress after ``committed`` of a node that has read up to ``read_end``, and for which no envelope before
-    ``oldest_offset`` waits.
+    """Return the progress after ``committed_progress`` of a node that has read up to ``read_end``, and for which no envelope
+    before ``oldest_offset`` waits.
 
     ``first_waiting_ms`` is the earliest due time of the waiting envelopes, and ``last_done_due_ms`` the latest due time of the
     done envelopes. The progress reaches to ``last_done_due_ms``, but not beyond now. Otherwise, after a clock was ahead for a
     while, no progress would be committed until the clock reaches that moment again (see ``followed_by``). A later moment in
-    ``committed`` is lowered to now.
+    ``committed_progress`` is lowered to now.
     """
-    limited_progress = committed.limited_to(now_ms)
+    limited_progress = committed_progress.limited_to(now_ms)
     done_ms = min(now_ms, max(last_done_due_ms, limited_progress.done_ms))
     if first_waiting_ms is not None:
         done_ms = min(done_ms, max(0, first_waiting_ms - 1))
@@ -142,14 +143,14 @@ class QueueCheckpoint(NamedTuple):
         """Whether another message was read at this offset before, so that the topic was created again."""
         return message.queue_offset < self.read_end and 0 < self.newest_ms < message.store_timestamp
 
-    def truncated(self, offset: int) -> QueueCheckpoint:
+    def truncated_at(self, offset: int) -> QueueCheckpoint:
         """Return the part that remains valid if the broker's messages from ``offset`` on differ from the messages that were
         read. ``offset`` may be after the last message that this node has read, because another node may have read further.
         """
         return self._replace(
             read_start=min(self.read_start, offset),
             read_end=min(self.read_end, offset),
-            committed=self.committed.truncated(offset),
+            committed=self.committed.truncated_at(offset),
         )
 
     @classmethod
@@ -199,7 +200,7 @@ def resumed_checkpoint(
     ``committed`` is the progress of the queue's last node, ``min_offset`` the first offset that the broker keeps.
     """
     if checkpoint is not None and checkpoint.is_handing_over:
-        checkpoint = checkpoint.truncated(checkpoint.read_start)._replace(is_handing_over=False)
+        checkpoint = checkpoint.truncated_at(checkpoint.read_start)._replace(is_handing_over=False)
     if committed is None:
         return checkpoint or QueueCheckpoint(min_offset, min_offset, Progress(min_offset, min_offset, 0))
     if checkpoint is not None and checkpoint.read_start <= committed.oldest_offset <= checkpoint.read_end:

@@ -120,7 +120,7 @@ class DelayService:
         self._availability, self._complaints = BrokerAvailability(RETRY_S), LogThrottle()
         self._back_pressure = BackPressure(store.path, reader)
         self._damage_count = store.damage_count
-        self._next_commit = self._next_recreation_check = Deadline(0.0)
+        self._commit_due = self._recreation_check_due = Deadline(0.0)
         self._has_joined, self._join_deadline = False, Deadline.after(JOIN_S)
         self._catch_up_ends: dict[MessageQueue, int] = {}
         self._catch_up_deadline, self.stored_count = Deadline(0.0), 0
@@ -182,8 +182,8 @@ class DelayService:
         if self._spool is not None:
             self._spool.redelivery.set_paused(is_catching_up)
             self._spool.redelivery.wake()  # the clock may have been set forward
-        if self._next_commit.expired:
-            self._next_commit = Deadline.after(COMMIT_S if self._commit_progress(self._checkpoints) else RETRY_S)
+        if self._commit_due.expired:
+            self._commit_due = Deadline.after(COMMIT_S if self._commit_progress(self._checkpoints) else RETRY_S)
 
     @property
     def sent_count(self) -> int:
@@ -201,7 +201,7 @@ class DelayService:
         try:
             if self._spool is not None:
                 self._spool.redelivery.close(deadline)
-            self._check_commits(all_now=True)
+            self._check_commits(checks_all=True)
             self._commit_progress(self._checkpoints)
         except RocketMQError as e:
             logger.warning("could not commit the last positions: %s", e)
@@ -268,8 +268,8 @@ class DelayService:
                 self._restart([queue])
 
         queues = queues_with_messages
-        if self._next_recreation_check.expired:
-            queues, self._next_recreation_check = set(self._checkpoints), Deadline.after(RECREATION_CHECK_S)
+        if self._recreation_check_due.expired:
+            queues, self._recreation_check_due = set(self._checkpoints), Deadline.after(RECREATION_CHECK_S)
         self._availability.for_each(queues, check_queue)
         self._restart((queues_with_messages - unchanged_queues) & self._checkpoints.keys())
 
@@ -286,9 +286,11 @@ class DelayService:
             return
         self._availability.for_each(self._revoked_queues.keys() & existing_queues, self._hand_over)
 
-    def _check_commits(self, all_now: bool = False) -> None:
+    def _check_commits(self, checks_all: bool = False) -> None:
         """Read the committed progress of own queues if the next check is due."""
-        due_queues = {queue for queue in self._checkpoints if all_now or self._commit_states[queue].next_check.expired}
+        due_queues = {
+            queue for queue in self._checkpoints if checks_all or self._commit_states[queue].next_check.expired
+        }
         for queue in due_queues:
             self._commit_states[queue].is_current = False
         self._availability.for_each(due_queues, self._check_commit)
@@ -316,7 +318,7 @@ class DelayService:
                 None if committed is None else self._valid_progress(queue, committed),
             )
             if valid_progress is not None:
-                state.proven_progress = state.proven_progress.merged(valid_progress)
+                state.proven_progress = state.proven_progress.merged_with(valid_progress)
             if valid_progress is not None and self._records.has_record(queue, valid_progress.is_done):
                 state.conflict_count += 1
                 logger.warning(
@@ -327,7 +329,9 @@ class DelayService:
                 state.conflict_count = 0
                 if valid_progress is not None and committed is not None:
                     checkpoint = self._with_newest_ms(
-                        queue, checkpoint._replace(committed=checkpoint.committed.merged(valid_progress)), committed
+                        queue,
+                        checkpoint._replace(committed=checkpoint.committed.merged_with(valid_progress)),
+                        committed,
                     )
         state.is_current, state.next_check = True, Deadline.after(COMMIT_CHECK_S)
         return checkpoint
@@ -339,7 +343,7 @@ class DelayService:
             return None
         return (
             None
-            if self._recreation_check.changed_from(queue, *committed.end_and_newest_ms, bounds) is not None
+            if self._recreation_check.first_changed_offset(queue, *committed.end_and_newest_ms, bounds) is not None
             else committed.progress
         )
 
@@ -411,15 +415,17 @@ class DelayService:
             committed is not None
             and had_other_owner
             and (
-                changed_from := self._recreation_check.changed_from_logged(queue, *committed.end_and_newest_ms, bounds)
+                first_changed_offset := self._recreation_check.first_changed_offset_with_log(
+                    queue, *committed.end_and_newest_ms, bounds
+                )
             )
             is not None
         ):
-            progress = committed.progress.truncated(changed_from)
+            progress = committed.progress.truncated_at(first_changed_offset)
         if (
             own_checkpoint is not None
             and (
-                changed_from := self._recreation_check.changed_from_logged(
+                first_changed_offset := self._recreation_check.first_changed_offset_with_log(
                     queue, *own_checkpoint.end_and_newest_ms, bounds
                 )
             )
@@ -427,14 +433,14 @@ class DelayService:
         ):
             # Remove the queue's marks from records whose messages are no longer in the topic. The messages of the other records
             # are not done.
-            first_offset, end_offset = bounds.min_offset, changed_from
+            first_offset, end_offset = bounds.min_offset, first_changed_offset
             self._records.for_marks(
                 queue, lambda offset, due_ms: not first_offset <= offset < end_offset, self._store.remove_marks
             )
-            own_checkpoint = own_checkpoint.truncated(changed_from)
+            own_checkpoint = own_checkpoint.truncated_at(first_changed_offset)
             progress = progress if had_other_owner else own_checkpoint.committed
         if progress is not None and had_other_owner:
-            progress = progress if own_checkpoint is None else progress.merged(own_checkpoint.committed)
+            progress = progress if own_checkpoint is None else progress.merged_with(own_checkpoint.committed)
             self._records.for_marks(queue, progress.is_done, self._store.drop_records)
         return self._with_newest_ms(queue, resumed_checkpoint(own_checkpoint, progress, bounds.min_offset), committed)
 
@@ -462,17 +468,17 @@ class DelayService:
         try:
             checkpoint = self._records.checkpoint(queue)
             bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
-            changed_from = (
+            first_changed_offset = (
                 None
                 if checkpoint is None
-                else self._recreation_check.changed_from_logged(queue, *checkpoint.end_and_newest_ms, bounds)
+                else self._recreation_check.first_changed_offset_with_log(queue, *checkpoint.end_and_newest_ms, bounds)
             )
         except RocketMQError as e:
             if e.retriable:
                 raise
             logger.warning("the messages of %s stay here, and another node may send them, too: %s", queue, e)
             return
-        first_offset, end_offset = bounds.min_offset, 1 << 63 if changed_from is None else changed_from
+        first_offset, end_offset = bounds.min_offset, 1 << 63 if first_changed_offset is None else first_changed_offset
         state = self._commit_states.get(queue)
         progress_of_others = (
             state.committed_progress.progress

@@ -26,7 +26,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base import codes, extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay.portions import drop_repeated, packed, portions, unpacked
+from rocketmq_spark.delay.portions import drop_repeated, pack, portions, unpack
 from rocketmq_spark.delay.release import (
     ALL_TOPICS,
     DEAD_TOPIC,
@@ -269,7 +269,7 @@ class _WaitingEnvelopes(StatefulProcessor):
     def _add(self, new_portions: Iterable[list[bytes]]) -> None:
         first, end, is_clean = self._span_state.get() or (0, 0, False)
         for portion in new_portions:
-            self._portion_state.updateValue((end,), (packed(portion),))
+            self._portion_state.updateValue((end,), (pack(portion),))
             end += 1
         # Cancellations that arrive after the timer has fired are too late. To apply them, all waiting envelopes would have to
         # be read each time.
@@ -278,7 +278,7 @@ class _WaitingEnvelopes(StatefulProcessor):
     def _portion(self, number: int) -> list[bytes]:
         state = self._portion_state.getValue((number,))
         assert state is not None
-        return list(unpacked(bytes(state[0])))
+        return list(unpack(bytes(state[0])))
 
     def _clean(self, first: int, end: int) -> None:
         """Remove repeated and cancelled envelopes from all portions, with one portion in memory at a time."""
@@ -294,7 +294,7 @@ class _WaitingEnvelopes(StatefulProcessor):
                     seen_identities.add(identity)
                     kept_bodies.append(body)
             if len(kept_bodies) < len(bodies):
-                self._portion_state.updateValue((number,), (packed(kept_bodies),))
+                self._portion_state.updateValue((number,), (pack(kept_bodies),))
 
     def close(self) -> None:
         pass

@@ -34,7 +34,7 @@ from rocketmq_spark.grpc_proxy.protos import error_from_grpc, proto
 from rocketmq_spark.grpc_proxy.tables import TELEMETRY, Rpc
 from rocketmq_spark.options import paths
 
-# Minimum time for which calls avoid an endpoint after a failed connection or a time-out, if there is another endpoint.
+# If there are several endpoints, calls avoid an endpoint for at least this time after a failed connection or a time-out.
 AVOID_S = 5.0
 
 
@@ -45,7 +45,7 @@ class Endpoints:
         self.addresses = tuple(addresses)
         self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
         self._verified_addresses: set[str] = set()  # addresses that have answered since their last failure
-        self._next_start = 0  # index of the endpoint that the next call without a preferred endpoint tries first
+        self._next_start = 0  # which endpoint the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
     def choose(self, preferred: str | None, now_s: float) -> str:
@@ -54,10 +54,10 @@ class Endpoints:
         """
         with self._lock:
             if preferred in self.addresses:
-                start = self.addresses.index(preferred)
+                start_index = self.addresses.index(preferred)
             else:
-                start, self._next_start = self._next_start % len(self.addresses), self._next_start + 1
-            candidates = self.addresses[start:] + self.addresses[:start]
+                start_index, self._next_start = self._next_start % len(self.addresses), self._next_start + 1
+            candidates = self.addresses[start_index:] + self.addresses[:start_index]
             return next(
                 (address for address in candidates if self._avoided_until.get(address, 0.0) <= now_s), candidates[0]
             )
@@ -69,7 +69,7 @@ class Endpoints:
             self._verified_addresses.discard(address)
 
     def record_contact(self, address: str) -> None:
-        """Record that an endpoint answered, even with an error. Calls avoid it no longer."""
+        """Record that an endpoint answered, even with an error. Calls no longer avoid the endpoint."""
         if address in self._avoided_until:
             with self._lock:
                 self._avoided_until.pop(address, None)
@@ -80,10 +80,9 @@ class Endpoints:
         self.record_contact(address)
 
     def time_slice(self, address: str, deadline: Deadline, untried_count: int) -> Deadline:
-        """Return the deadline of a call to ``address`` if ``untried_count`` endpoints, this one included, can still be tried.
-
-        An endpoint that has not answered yet gets only a part of the remaining time, because an address that drops all packets
-        causes no error before the time is over.
+        """Return the deadline of a call to ``address``. ``untried_count`` is the number of endpoints that are left to try, this
+        endpoint included. An endpoint that has not answered yet gets only its share of the remaining time, because an address
+        that drops all packets causes no error before the time is over.
         """
         return (
             deadline if address in self._verified_addresses else deadline.within(deadline.remaining() / untried_count)
@@ -136,7 +135,8 @@ def metadata(
 _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000  # as in RocketMQ's Java client
 _IDLE_MS = 100_000  # a connection without calls is closed after this time, as over remoting
-# The largest message of a telemetry stream, unless option 'maxMessageSize' is larger. A Proxy sends these without a request.
+# The largest message of a telemetry stream, unless option 'maxMessageSize' is larger. A Proxy sends such messages without a
+# request.
 MAX_PUSHED_BYTES = 16 << 20
 # gRPC pings while messages arrive, to measure the connection, and the answer to a ping waits behind these messages. So this time
 # must be longer than a consumer waits for messages. gRPC's default is a minute.
@@ -198,14 +198,14 @@ class ProxyChannel:
         # Streams and asynchronous calls, also of replaced channels. ``close`` cancels them.
         self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False  # whether the system had no thread for the last call
-        self._last_used = time.monotonic()
-        self._pending_calls = 0  # calls of ``invoke`` that have no answer yet
+        self._last_used_s = time.monotonic()
+        self._pending_call_count = 0  # number of calls of ``invoke`` that have no answer yet
         _all_channels.add(self)
 
     def invoke(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
         """Make one call and return its answer, whose status may be an error. Raises ``ConnectionLost``, ``CallTimeout``, ..."""
         with self._lock:
-            self._pending_calls += 1
+            self._pending_call_count += 1
         try:
             return self._multi_callable(rpc)(request, timeout=_timeout_s(deadline), metadata=self._headers())
         except grpc.RpcError as e:
@@ -214,8 +214,8 @@ class ProxyChannel:
             raise self._not_sent_error(e) from e
         finally:
             with self._lock:
-                self._pending_calls -= 1
-                self._last_used = time.monotonic()
+                self._pending_call_count -= 1
+                self._last_used_s = time.monotonic()
 
     def invoke_async(self, rpc: Rpc, request: Any, deadline: Deadline, on_answer: OnAnswer) -> None:
         """Make one call. A thread of gRPC calls ``on_answer`` once, with the answer or a ``RocketMQError``."""
@@ -265,7 +265,7 @@ class ProxyChannel:
         if not self._lock.acquire(blocking=False):
             return  # the channel is in use
         try:
-            if self._channel is None or self._pending_calls or 1000 * (now_s - self._last_used) < _IDLE_MS:
+            if self._channel is None or self._pending_call_count or 1000 * (now_s - self._last_used_s) < _IDLE_MS:
                 return
             if any(call.is_active() for call in self._active_calls):
                 return
@@ -284,13 +284,13 @@ class ProxyChannel:
         """Start a call, and make sure that gRPC has a thread to deliver its answers."""
         try:
             if self._lacks_threads:
-                # Try to start a thread first: while the system has none, this method leaks no further channel.
+                # Try to start a thread first, so that this method leaks no further channel while the system has no thread.
                 start_thread("rocketmq-grpc", _do_nothing).join()
                 self._lacks_threads = False
             call = start(self._multi_callable(rpc))
             with self._lock:
                 self._active_calls.add(call)
-                self._last_used = time.monotonic()
+                self._last_used_s = time.monotonic()
             return call
         except ValueError as e:
             raise self._not_sent_error(e) from e
@@ -302,9 +302,9 @@ class ProxyChannel:
             raise ConnectionLost(f"there is no thread for the answer: {e}", self.address) from e
 
     def _multi_callable(self, rpc: Rpc) -> Any:
-        self._last_used = time.monotonic()
-        for idle_channel in _all_channels.due(self._last_used):
-            idle_channel.close_idle(self._last_used)
+        self._last_used_s = time.monotonic()
+        for idle_channel in _all_channels.due(self._last_used_s):
+            idle_channel.close_idle(self._last_used_s)
         credentials = self._renew_credentials()
         multi_callable = self._multi_callables.get(rpc.name)
         if multi_callable is None:
@@ -405,8 +405,8 @@ class ProxyChannel:
         return error
 
 
-# A channel makes no more calls if its options are no longer used, so it does not close its own connection. The calls of other
-# channels close it.
+# A channel closes idle connections when it makes a call. If its options are no longer used, it makes no more calls. So the calls
+# of other channels close its connection.
 _all_channels: LiveObjects[ProxyChannel] = LiveObjects(_IDLE_MS / 100_000)
 
 
@@ -435,7 +435,7 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
     """Read the TLS files, check them, and return gRPC's credentials. Without the checks, gRPC ends the whole process for a
     certificate without a key or a key without a certificate.
     """
-    ca = _read_pem("tlsCaFile", tls.ca_file, _CERTIFICATE)
+    ca = _read_pem("tlsCaFile", tls.ca_file, _CERTIFICATE_LABEL)
     if ca is None:
         ca = system_authorities()
     else:
@@ -448,14 +448,14 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
             "option 'tls' is true, and this system has no authorities to trust",
             remedy="Name the authority of the Proxy's certificate with option 'tlsCaFile'",
         )
-    cert = _read_pem("tlsCertFile", tls.cert_file, _CERTIFICATE)
+    cert = _read_pem("tlsCertFile", tls.cert_file, _CERTIFICATE_LABEL)
     # As over remoting, the certificate's file may also contain its key.
     key_source = ("tlsCertFile", tls.cert_file) if tls.key_file is None else ("tlsKeyFile", tls.key_file)
-    return grpc.ssl_channel_credentials(ca, _read_pem(*key_source, _KEY), cert)
+    return grpc.ssl_channel_credentials(ca, _read_pem(*key_source, _KEY_LABEL), cert)
 
 
 # The ends of the first lines of certificates and keys in PEM files.
-_CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
+_CERTIFICATE_LABEL, _KEY_LABEL = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
 def _read_pem(option: str, path: str | None, label: bytes) -> bytes | None:

@@ -1,11 +1,12 @@
-"""Encodes a producer's messages as requests to a Proxy. Pure. What remoting sends as properties are fields here.
+"""Encodes a producer's messages as requests to a Proxy. Pure. Remoting sends RocketMQ's own properties as properties; here they
+are fields.
 
 The Proxy rejects RocketMQ's own property names among the user's properties.
 
 A request contains messages of one topic: either several normal messages, or one message of another type. The Proxy rejects a
-delayed message in a request with others. A message of a message group is sent alone, because the Proxy chooses any queue for a
-request with several messages, even if all messages are of one group. Their order would be lost. A message with a priority is sent
-alone, because the priority determines the queue.
+delayed message in a request with other messages. A message of a message group is sent alone, because the Proxy chooses any queue
+for a request with several messages, even if all messages are of one group. Their order would be lost. A message with a priority
+is sent alone, because the priority determines the queue.
 """
 
 from __future__ import annotations
@@ -101,16 +102,16 @@ class ProxyBatch:
 
     @classmethod
     def from_items(cls, items: Iterable[ProxyItem]) -> ProxyBatch:
-        normal: list[ProxyItem] = []
+        normal_items: list[ProxyItem] = []
         chains: dict[Hashable, list[ProxySendRequest]] = {}
         for item in items:
             if item.order_key is None:
-                normal.append(item)
+                normal_items.append(item)
             else:
                 chains.setdefault(item.order_key, []).append(ProxySendRequest(item.data, item.msg_id, item.is_delayed))
-        if not normal:
+        if not normal_items:
             return cls(list(chains.values()))
-        data, ids = b"".join([item.data for item in normal]), ",".join([item.msg_id for item in normal])
+        data, ids = b"".join([item.data for item in normal_items]), ",".join([item.msg_id for item in normal_items])
         return cls([[ProxySendRequest(data, ids)], *chains.values()])
 
     def __len__(self) -> int:
@@ -128,19 +129,19 @@ class ProxyBatch:
 
 def _decoded_message(message: Any) -> SentMessage:
     """Return the message that was encoded, without the properties that the Proxy sets itself."""
-    system, properties = message.system_properties, dict(message.user_properties)
-    if system.HasField("tag"):
-        properties[Property.TAGS] = system.tag
-    if system.keys:
-        properties[Property.KEYS] = KEY_SEPARATOR.join(system.keys)
-    if system.message_id:
-        properties[Property.UNIQ_KEY] = system.message_id
-    if system.HasField("message_group"):
-        properties[Property.SHARDING_KEY] = system.message_group
-    if system.HasField("priority"):
-        properties[Property.PRIORITY] = str(system.priority)
-    if system.HasField("delivery_timestamp"):
-        properties[Property.TIMER_DELIVER_MS] = str(get_ms(system.delivery_timestamp))
+    system_properties, properties = message.system_properties, dict(message.user_properties)
+    if system_properties.HasField("tag"):
+        properties[Property.TAGS] = system_properties.tag
+    if system_properties.keys:
+        properties[Property.KEYS] = KEY_SEPARATOR.join(system_properties.keys)
+    if system_properties.message_id:
+        properties[Property.UNIQ_KEY] = system_properties.message_id
+    if system_properties.HasField("message_group"):
+        properties[Property.SHARDING_KEY] = system_properties.message_group
+    if system_properties.HasField("priority"):
+        properties[Property.PRIORITY] = str(system_properties.priority)
+    if system_properties.HasField("delivery_timestamp"):
+        properties[Property.TIMER_DELIVER_MS] = str(get_ms(system_properties.delivery_timestamp))
     return SentMessage(message.body, properties)
 
 

@@ -53,28 +53,30 @@ def to_popped_message(
     lose the other messages of the answer.
     """
     broker_name, endpoint = origin
-    system = message.system_properties
+    system_properties = message.system_properties
     body, decode_error = bytes(message.body), None
-    if system.body_encoding == Encoding.GZIP:
+    if system_properties.body_encoding == Encoding.GZIP:
         try:
             body = unpack(body)
         except (DecodeError, LocalProtocolError) as e:  # the body is damaged, or its codec is not installed
             decode_error = str(e)
     return PoppedMessage(
         topic=topic,
-        queue=MessageQueue(topic, broker_name, system.queue_id),
-        queue_offset=system.queue_offset,
+        queue=MessageQueue(topic, broker_name, system_properties.queue_id),
+        queue_offset=system_properties.queue_offset,
         body=body,
-        tags=system.tag or None,
+        tags=system_properties.tag or None,
         # A broker stores at most this many bytes of keys and properties. A hostile Proxy could send millions of empty keys.
-        keys=list(itertools.islice(system.keys, MAX_PROPERTIES_BYTES)),
+        keys=list(itertools.islice(system_properties.keys, MAX_PROPERTIES_BYTES)),
         properties=dict(itertools.islice(message.user_properties.items(), MAX_PROPERTIES_BYTES)),
-        born_timestamp=get_ms(system.born_timestamp),
-        store_timestamp=get_ms(system.store_timestamp) if system.HasField("store_timestamp") else None,
-        msg_id=system.message_id,
-        delivery_attempt=max(1, system.delivery_attempt),
-        message_group=system.message_group or None,
-        receipt=system.receipt_handle,
+        born_timestamp=get_ms(system_properties.born_timestamp),
+        store_timestamp=get_ms(system_properties.store_timestamp)
+        if system_properties.HasField("store_timestamp")
+        else None,
+        msg_id=system_properties.message_id,
+        delivery_attempt=max(1, system_properties.delivery_attempt),
+        message_group=system_properties.message_group or None,
+        receipt=system_properties.receipt_handle,
         endpoint=endpoint,
         decode_error=decode_error,
     )
@@ -103,8 +105,8 @@ HEARTBEAT_S = 10.0
 # requested message, but at least the first number.
 _MIN_ANSWER_BYTES, _ANSWER_BYTES_PER_MESSAGE = 64 << 20, 4 << 20
 # If one endpoint has accepted the settings, a member waits only this long for the other endpoints.
-_OTHER_ENDPOINTS_S = 1.0
-# Maximum age of the cached brokers of a topic.
+_OTHER_ENDPOINTS_TIMEOUT_S = 1.0
+# The maximum age of the cached list of a topic's brokers.
 _ASSIGNMENT_AGE_S = 30.0
 # A consumer starts a thread for each broker of a topic, and a hostile Proxy could list any number of brokers.
 _MAX_BROKERS = 1024
@@ -128,7 +130,9 @@ class ProxyMember:
         self._timer: Timer | None = None
         self._policy = group_policy(proto("Settings")())
         self._closed = False
-        self._fifo_by_endpoint: dict[str, bool] = {}  # whether the group is ordered: the last settings of each endpoint
+        self._is_fifo_by_endpoint: dict[
+            str, bool
+        ] = {}  # whether the group is ordered, as of an endpoint's last settings
         # The queues of each topic, one queue for each broker of the topic, and when they expire.
         self._assignments: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
@@ -143,7 +147,7 @@ class ProxyMember:
                 self._proxy.open()
                 self._closed = False
             existing_streams = list(self._streams.values())
-            # A call may fail in the middle. So each step below checks what exists, and the next call completes the steps.
+            # A call may fail in the middle. So each step below checks what an earlier call has already done, and does the rest.
             if self._timer is None:
                 timer = Timer(f"rocketmq-{self._group}-heartbeat")
                 timer.call_repeatedly(HEARTBEAT_S, self._send_heartbeats, HEARTBEAT_S)
@@ -269,7 +273,7 @@ class ProxyMember:
             streams, self._streams = list(self._streams.values()), {}
             timer, self._timer = self._timer, None
             self._closed = True
-            self._fifo_by_endpoint = {}
+            self._is_fifo_by_endpoint = {}
         with contextlib.ExitStack() as cleanup:  # runs every step, even if an earlier step is interrupted
             cleanup.callback(self._proxy.close)
             for stream in streams:
@@ -315,15 +319,15 @@ class ProxyMember:
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
                 with self._lock:
-                    # An endpoint that fails delivers no messages, so it does not matter whether it keeps their order.
-                    self._fifo_by_endpoint.pop(address, None)
+                    # An endpoint that fails delivers no messages, so it does not matter whether this endpoint keeps the order.
+                    self._is_fifo_by_endpoint.pop(address, None)
 
     def _on_settings(self, address: str, settings: Any) -> None:
         if settings.HasField("backoff_policy"):
             group_settings = group_policy(settings)
             with self._lock:
-                self._fifo_by_endpoint[address] = group_settings.ordered
-                self._policy = replace(group_settings, ordered=all(self._fifo_by_endpoint.values()))
+                self._is_fifo_by_endpoint[address] = group_settings.ordered
+                self._policy = replace(group_settings, ordered=all(self._is_fifo_by_endpoint.values()))
 
     def _settings(self) -> Any:
         settings = self._proxy.settings(ClientType.SIMPLE_CONSUMER)
@@ -337,9 +341,9 @@ class ProxyMember:
         return settings
 
     def _assigned_queues(self, topic: str, deadline: Deadline) -> Sequence[Any]:
-        cached = self._assignments.get(topic)
-        if cached is not None and not cached[1].expired:
-            return cached[0]
+        cached_assignment = self._assignments.get(topic)
+        if cached_assignment is not None and not cached_assignment[1].expired:
+            return cached_assignment[0]
         request = proto("QueryAssignmentRequest")(
             topic=self._proxy.resource(topic),
             group=self._proxy.resource(self._group),
@@ -360,7 +364,9 @@ def _settings_errors(streams: Sequence[TelemetryStream], deadline: Deadline) -> 
     """Return for each stream the error of its settings; None if the endpoint has accepted them. Waits for slow endpoints only
     until one endpoint has accepted the settings.
     """
-    errors = [stream.wait(deadline.within(_OTHER_ENDPOINTS_S), through_errors=False) for stream in streams]
+    errors = [
+        stream.wait(deadline.within(_OTHER_ENDPOINTS_TIMEOUT_S), waits_through_errors=False) for stream in streams
+    ]
     return errors if None in errors else [stream.wait(deadline) for stream in streams]
 
 

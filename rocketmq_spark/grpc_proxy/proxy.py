@@ -108,7 +108,7 @@ class Proxy:
     def request(
         self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, preferred: str | None = None
     ) -> Any:
-        """Return a successful answer, or raise ``RocketMQError``. Tries the next endpoint if one cannot be reached."""
+        """Return a successful answer, or raise ``RocketMQError``. If an endpoint cannot be reached, tries the next endpoint."""
         for untried_count in range(len(self.addresses), 0, -1):
             channel = self.channel(preferred)
             time_slice = self._endpoints.time_slice(channel.address, deadline, untried_count)
@@ -197,14 +197,16 @@ class TelemetryStream:
         self._on_settings = on_settings
         # ``with`` blocks take the lock itself, not the condition, so that Ctrl-C cannot leave the lock locked.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._change_condition = threading.Condition(self._lock)
         self._settings_version = 0  # incremented when the settings change
         self._accepted_version = -1  # the last version that the Proxy has accepted
-        self._unanswered: deque[tuple[int, float]] = deque()  # version and time of sending of unanswered settings
+        self._unanswered_settings: deque[tuple[int, float]] = (
+            deque()
+        )  # version and time of sending of unanswered settings
         self._error: RocketMQError | None = None  # of the last stream; None after an answer or new settings
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()  # messages to send; None ends the stream
         self._call: Any = None  # gRPC's call of the current stream
-        self._closed = threading.Event()
+        self._closed_event = threading.Event()
         self._thread = start_thread(f"rocketmq-telemetry-{channel.address}", self._run_streams)
 
     def send_settings(self) -> None:
@@ -213,29 +215,29 @@ class TelemetryStream:
             self._settings_version += 1
             self._error = None
             self._enqueue_settings()
-            self._changed.notify_all()
+            self._change_condition.notify_all()
         self._end_if_late()
 
     def resend_settings(self) -> None:
         """Send the same settings again, to receive the Proxy's current settings. Sends nothing while an answer is missing."""
         with self._lock:
-            if not self._unanswered:
+            if not self._unanswered_settings:
                 self._enqueue_settings()
         self._end_if_late()
 
-    def wait(self, deadline: Deadline, through_errors: bool = True) -> RocketMQError | None:
+    def wait(self, deadline: Deadline, waits_through_errors: bool = True) -> RocketMQError | None:
         """Wait until the Proxy has accepted or permanently rejected the settings. Returns None if it has accepted them; otherwise
         the last error, or a time-out.
 
-        Without ``through_errors``, a temporary error ends the wait, too.
+        Without ``waits_through_errors``, a temporary error ends the wait, too.
         """
 
         def is_over() -> bool:
-            ends_early = not through_errors and self._error is not None
+            ends_early = not waits_through_errors and self._error is not None
             return self._accepted_version >= self._settings_version or ends_early or self._cannot_succeed()
 
         with self._lock:
-            self._changed.wait_for(is_over, deadline.remaining())
+            self._change_condition.wait_for(is_over, deadline.remaining())
             if self._accepted_version >= self._settings_version and not self._is_rejected():
                 return None
             if self._error is not None:
@@ -243,54 +245,59 @@ class TelemetryStream:
             return CallTimeout("the Proxy did not answer in time", self._channel.address)
 
     def close(self, deadline: Deadline) -> None:
-        self._closed.set()
+        self._closed_event.set()
         self._outgoing.put(None)
         with self._lock:
             call = self._call
-            self._changed.notify_all()
+            self._change_condition.notify_all()
         if call is not None:
             call.cancel()
         if threading.current_thread() is not self._thread:
             self._thread.join(deadline.remaining())
 
     def _cannot_succeed(self) -> bool:
-        return self._closed.is_set() or self._is_rejected()
+        return self._closed_event.is_set() or self._is_rejected()
 
     def _is_rejected(self) -> bool:
         return self._error is not None and not self._error.retriable
 
     def _end_if_late(self) -> None:
-        """End the stream if an answer is missing for too long. The next stream begins with the newest settings."""
+        """End the stream if an answer has been missing for too long. The next stream begins with the newest settings."""
         with self._lock:
-            is_late = bool(self._unanswered) and time.monotonic() - self._unanswered[0][1] > _SETTINGS_TIMEOUT_S
+            is_late = (
+                bool(self._unanswered_settings)
+                and time.monotonic() - self._unanswered_settings[0][1] > _SETTINGS_TIMEOUT_S
+            )
             call = self._call if is_late else None
         if call is not None:
             call.cancel()
 
     def _enqueue_settings(self) -> None:
-        # This line comes first. So if it raises, no answer is expected.
+        # This line comes first, so that no answer is expected if it raises an error.
         command = proto("TelemetryCommand")(settings=self._settings())
-        self._unanswered.append((self._settings_version, time.monotonic()))
+        self._unanswered_settings.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)
 
     def _run_streams(self) -> None:
         pauses = backoff(0.1, 5.0)
-        while not self._closed.is_set():
+        while not self._closed_event.is_set():
             error = self._stream_error(capture(self._run_stream))
-            if not self._closed.is_set():
+            if not self._closed_event.is_set():
                 logger.info("lost the stream to the Proxy at %s: %s", self._channel.address, error)
             with self._lock:
                 if self._error is None:  # the Proxy has accepted settings since the last error
                     pauses = backoff(0.1, 5.0)
-                version = self._unanswered[0][0] if self._unanswered else self._settings_version
+                version = self._unanswered_settings[0][0] if self._unanswered_settings else self._settings_version
                 if version == self._settings_version or error.retriable:  # otherwise it is a rejection of old settings
                     self._error = error
-                self._changed.notify_all()
+                self._change_condition.notify_all()
                 self._pause(version, next(pauses))
 
     def _pause(self, version: int, seconds: float) -> None:
         """Wait for ``seconds``, or until there are settings newer than ``version``."""
-        self._changed.wait_for(lambda: self._closed.is_set() or self._settings_version != version, seconds)
+        self._change_condition.wait_for(
+            lambda: self._closed_event.is_set() or self._settings_version != version, seconds
+        )
 
     def _stream_error(self, failure: Failure | None) -> RocketMQError:
         """Return the error with which a stream ended. ``failure`` is None if the Proxy ended the stream."""
@@ -306,9 +313,9 @@ class TelemetryStream:
         with self._lock:
             outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._outgoing = outgoing
-            self._unanswered.clear()
+            self._unanswered_settings.clear()
             self._enqueue_settings()
-            if self._closed.is_set():
+            if self._closed_event.is_set():
                 return
             self._call = call = self._channel.stream(TELEMETRY, iter(outgoing.get, None), None)
         try:
@@ -317,10 +324,10 @@ class TelemetryStream:
                     self._on_settings(command.settings)
                     with self._lock:
                         # Answers arrive in order. A Proxy may also send settings that are no answer.
-                        if self._unanswered:
-                            self._accepted_version, _ = self._unanswered.popleft()
+                        if self._unanswered_settings:
+                            self._accepted_version, _ = self._unanswered_settings.popleft()
                         self._error = None
-                        self._changed.notify_all()
+                        self._change_condition.notify_all()
                 elif command.HasField(_HALF_CHECK):
                     self._on_half_check(getattr(command, _HALF_CHECK))
                 elif command.HasField("status") and command.status.code != Code.OK:

@@ -30,8 +30,8 @@ from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, SentMe
 logger = logging.getLogger(__name__)
 
 OnSent = Callable[[SendResult | RocketMQError], None]
-# Virtual queues of each endpoint. Requests of one message group are sent one after the other, so at most this many groups are in
-# flight at a time.
+# Virtual queues of each endpoint. A message group uses one virtual queue, and a virtual queue has only one request in flight. So
+# this is also the maximum number of groups that have a request in flight.
 QUEUES_PER_ENDPOINT = 16
 UNKNOWN_QUEUE_ID = -1
 ROUTE_AGE_S = 30.0
@@ -113,14 +113,14 @@ class ProxySender:
         if len(chains) == len(chains[0]) == 1:
             return _send_blocking(self._proxy, queue, chains[0][0], deadline)
         outcomes: list[SendResult | RocketMQError] = []
-        ended = Latch()
+        end_latch = Latch()
 
         def on_outcome(outcome: SendResult | RocketMQError) -> None:
             outcomes.append(outcome)
-            ended.set()
+            end_latch.set()
 
         _ParallelSend(self._proxy, queue, deadline, on_outcome).send(chains)
-        ended.wait()
+        end_latch.wait()
         (outcome,) = outcomes
         if isinstance(outcome, RocketMQError):
             raise outcome
@@ -179,9 +179,9 @@ class ProxySender:
 
 def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
     """Return the route of a topic. Requests it if it is not cached or too old, or with ``refresh``."""
-    cached = routes.get(topic)
-    if cached is not None and not refresh and cached.expires_at > time.monotonic():
-        return cached
+    cached_route = routes.get(topic)
+    if cached_route is not None and not refresh and cached_route.expires_at > time.monotonic():
+        return cached_route
     request = proto("QueryRouteRequest")(topic=proxy.resource(topic), endpoints=proxy.endpoints())
     answer = proxy.request(QUERY_ROUTE, request, deadline, topic)
     queues = [queue for queue in answer.message_queues if queue.permission in _WRITABLE]
@@ -189,7 +189,7 @@ def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadli
         raise RouteNotFound("no queue of the topic is writable: no write permission", topic=topic)
     type_numbers = {number for queue in queues for number in queue.accept_message_types}
     types = frozenset(kind for kind in MessageType if kind in type_numbers)
-    virtual_queues = cached.queues if cached else _virtual_queues(topic, proxy.addresses)
+    virtual_queues = cached_route.queues if cached_route else _virtual_queues(topic, proxy.addresses)
     routes[topic] = _Route(types, virtual_queues, time.monotonic() + ROUTE_AGE_S)
     return routes[topic]
 
@@ -290,7 +290,7 @@ class _ParallelSend:
 
 
 def _concerns_one_message(error: RocketMQError) -> bool:
-    """Whether an error concerns one message only, so that others can still be sent."""
+    """Whether an error concerns one message only, so that other messages can still be sent."""
     return isinstance(error, MessageIllegal)
 
 

@@ -54,7 +54,7 @@ class ProxyTransactions:
         self._announce_lock = threading.Lock()
         # By registration: the producer group, the function that decides, and the coalescer of the group's checks.
         self._checks: dict[object, tuple[str, HalfCheck, _Coalescer]] = {}
-        self._topics: _GroupsByTopic = {}
+        self._groups_by_topic: _GroupsByTopic = {}
         self._accepted_topics: set[str] = set()  # topics that the Proxy has accepted
         self._streams: dict[str, TelemetryStream] = {}
         self._timer: Timer | None = None
@@ -74,15 +74,15 @@ class ProxyTransactions:
                 self._checks.pop(registration, None)
                 if self._checks:
                     groups = {each_group for each_group, _, _ in self._checks.values()}
-                    self._topics = {
+                    self._groups_by_topic = {
                         name: topic_groups
-                        for name, topic_groups in self._topics.items()
+                        for name, topic_groups in self._groups_by_topic.items()
                         if not groups.isdisjoint(topic_groups)
                     }
                     return
                 streams, self._streams = self._streams, {}
                 timer, self._timer = self._timer, None
-                self._topics = {}
+                self._groups_by_topic = {}
             with contextlib.ExitStack() as cleanup:  # runs every step, even if an earlier step is interrupted
                 for stream in streams.values():
                     cleanup.callback(stream.close, deadline)
@@ -94,12 +94,12 @@ class ProxyTransactions:
     def announce(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
         """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
-        A Proxy rejects all topics because of one topic, and does not report which one. So if it rejects this topic together with
-        the other topics, this topic is announced alone.
+        A Proxy that rejects one topic rejects all topics that were announced with it, and does not report which topic is the
+        reason. So if the Proxy rejects the announcement of this topic with the other topics, this topic is announced alone.
         """
         deadline = deadline.within(self._proxy.connect_options.request_timeout_s)
         try:
-            error = self._announce_with_others(topic, group, address, deadline)
+            error = self._announce_with_other_topics(topic, group, address, deadline)
             if error is not None and not error.retriable:
                 error = self._announce_alone(topic, group, address, deadline)
         except RuntimeError as e:
@@ -109,7 +109,9 @@ class ProxyTransactions:
             error.unsent = True
             raise error
 
-    def _announce_with_others(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
+    def _announce_with_other_topics(
+        self, topic: str, group: str, address: str, deadline: Deadline
+    ) -> RocketMQError | None:
         while True:  # repeat if another thread announced its topic alone meanwhile, without this topic
             if not self._announce_lock.acquire(timeout=deadline.remaining()):
                 return CallTimeout("the Proxy has not answered about another topic in time", address)
@@ -122,7 +124,7 @@ class ProxyTransactions:
                 return error
             # The lock is held for both steps, because a thread that announces its topic alone drops topics that are not accepted.
             with self._lock:
-                if topic in self._topics:
+                if topic in self._groups_by_topic:
                     self._accepted_topics.add(topic)
                     return None
 
@@ -143,24 +145,26 @@ class ProxyTransactions:
                 self._accepted_topics.add(topic)
             if error is None or error.retriable:
                 return error
-            this_topic = _with_topic({topic: self._topics.get(topic, ())}, topic, group)
-            other_topics = {name: groups for name, groups in self._topics.items() if name != topic}
-            error = announce(lambda topics: this_topic)
+            groups_of_this_topic = _with_topic({topic: self._groups_by_topic.get(topic, ())}, topic, group)
+            groups_of_other_topics = {name: groups for name, groups in self._groups_by_topic.items() if name != topic}
+            error = announce(lambda topics: groups_of_this_topic)
             if error is not None:
                 self._accepted_topics.discard(topic)
-                self._announce(group, lambda topics: other_topics)
+                self._announce(group, lambda topics: groups_of_other_topics)
                 return error
             self._accepted_topics.add(topic)
             # Announce the accepted topics again. The topics that are not accepted yet are announced again by their own threads.
-            accepted_topics = {name: groups for name, groups in other_topics.items() if name in self._accepted_topics}
-            error = announce(lambda topics: {**accepted_topics, **this_topic}) if accepted_topics else None
+            accepted_topics = {
+                name: groups for name, groups in groups_of_other_topics.items() if name in self._accepted_topics
+            }
+            error = announce(lambda topics: {**accepted_topics, **groups_of_this_topic}) if accepted_topics else None
             if error is not None and not error.retriable:
                 logger.warning(
                     "the Proxy at %s rejects one of the topics %s, so it checks no half messages of these topics",
                     address,
                     [*accepted_topics],
                 )
-                error = announce(lambda topics: this_topic)
+                error = announce(lambda topics: groups_of_this_topic)
             return error
         finally:
             self._announce_lock.release()
@@ -173,16 +177,16 @@ class ProxyTransactions:
         try:
             with self._lock:
                 open_groups = {each_group for each_group, _, _ in self._checks.values()}
-                # Nothing would end the streams that a send starts after its producer was closed.
+                # A send must not start streams after its producer was closed, because nothing would end these streams.
                 if group not in open_groups:
                     raise ClosedError("the producer was closed")
                 new_topics = {
                     name: groups
-                    for name, groups in change_topics(self._topics).items()
+                    for name, groups in change_topics(self._groups_by_topic).items()
                     if not open_groups.isdisjoint(groups)
                 }
-                changed_streams += self._streams.values() if self._topics.keys() != new_topics.keys() else ()
-                self._topics = new_topics
+                changed_streams += self._streams.values() if self._groups_by_topic.keys() != new_topics.keys() else ()
+                self._groups_by_topic = new_topics
                 self._start_streams()
                 return dict(self._streams)
         finally:
@@ -225,7 +229,7 @@ class ProxyTransactions:
         name = NAMESPACE_SEPARATOR.join(filter(None, (resource.resource_namespace, resource.name)))
         with self._lock:
             topics_by_wire_name = {
-                self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()
+                self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._groups_by_topic.items()
             }
             topic, groups = topics_by_wire_name.get(name, ("", ()))
             registrations = list(self._checks.values())
@@ -294,7 +298,7 @@ class ProxyTransactions:
     def _settings(self) -> Any:
         settings = self._proxy.settings(ClientType.PRODUCER)
         settings.publishing.SetInParent()
-        for topic in list(self._topics):
+        for topic in list(self._groups_by_topic):
             settings.publishing.topics.add().CopyFrom(self._proxy.resource(topic))
         return settings
 

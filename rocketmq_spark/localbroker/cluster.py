@@ -27,8 +27,8 @@ from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.workspace import Workspace, reserve
 
-# RocketMQ rejects messages if more of the disk is used, and no setting raises this limit. The operating system kills a server if
-# the disk has no space for its memory-mapped files, so some space must be free.
+# RocketMQ rejects messages if more of the disk is used, and no setting raises this limit. Some space must also be free because
+# the operating system kills a server if the disk has no space for its memory-mapped files.
 _MAX_DISK_USAGE = 0.90
 _MIN_FREE_MB = 128
 
@@ -98,26 +98,26 @@ class LocalBroker(Closeable):
         self._name_servers = servers.name_server_names(name_servers)
         self._conf = servers.checked_conf(conf or {})
         self._data = Path(data).expanduser().absolute() if data is not None else None
-        self._with_proxy = isinstance(proxy, Mapping) or proxy
+        self._has_proxy = isinstance(proxy, Mapping) or proxy
         self._proxy_conf = servers.checked_conf(proxy if isinstance(proxy, Mapping) else {}, allowed=["proxyMode"])
-        self._is_local = servers.proxy_mode(self._proxy_conf) == servers.LOCAL
+        self._has_local_proxy = servers.proxy_mode(self._proxy_conf) == servers.LOCAL
         self._refuse_more_than_one(len(self._specs))
-        if self._is_local and servers.TLS_CERT in self._proxy_conf:
+        if self._has_local_proxy and servers.TLS_CERT in self._proxy_conf:
             raise LocalBrokerError(
                 f"A proxy in LOCAL mode takes no {servers.TLS_CERT}: its broker would demand TLS, too",
                 remedy="Omit proxyMode: a proxy in CLUSTER mode takes it",
             )
-        if PROXY in (ports or {}) and (self._is_local or not self._with_proxy):
+        if PROXY in (ports or {}) and (self._has_local_proxy or not self._has_proxy):
             raise LocalBrokerError(
                 "ports names a proxy, but no proxy has ports of its own here",
                 remedy="Omit it: the ports of a proxy in LOCAL mode lie 2 and 3 above its broker's, broker-a"
-                if self._is_local
+                if self._has_local_proxy
                 else "Pass proxy=True, too, or omit it",
             )
         self._keeps_data = keep or data is not None
         self._ports = dict(ports or {})
         self._heap_mb = heap_mb
-        self._jvm = tuple(jvm)
+        self._jvm_flags = tuple(jvm)
         self._quiet = quiet
         self._start_timeout_s = start_timeout_s
         self._lock = threading.RLock()
@@ -129,7 +129,7 @@ class LocalBroker(Closeable):
         return self
 
     def _refuse_more_than_one(self, brokers: int) -> None:
-        if self._is_local and brokers > 1:
+        if self._has_local_proxy and brokers > 1:
             raise LocalBrokerError(
                 f"A proxy in LOCAL mode runs in the process of one broker, but there are {brokers}",
                 remedy="Ask for one broker without slaves, or omit proxyMode",
@@ -146,9 +146,9 @@ class LocalBroker(Closeable):
             java = find_java()
             processes.check_ports_free(self._ports)
             core_jars = tuple(distribution.fetch(["core"], self._quiet))
-            proxy_jars = distribution.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
+            proxy_jars = distribution.fetch(["tls-test", "proxy"], self._quiet) if self._has_proxy else []
             cache = distribution.cache_folder()
-            jvm = (*distribution.native_flags(core_jars, cache / "natives"), *self._jvm)
+            jvm_flags = (*distribution.native_flags(core_jars, cache / "natives"), *self._jvm_flags)
             jars_of_version = (
                 ()
                 if self.version == distribution.VERSION
@@ -163,7 +163,7 @@ class LocalBroker(Closeable):
                 self._proxy_conf,
                 self._conf,
                 self._heap_mb,
-                jvm,
+                jvm_flags,
             )
             with distribution.writing_to(self._data or cache):
                 reservation = reserve(cache / "run", self._data, self._keeps_data)
@@ -176,7 +176,7 @@ class LocalBroker(Closeable):
                         raise LocalBrokerError(
                             problem, remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)"
                         )
-                    self._servers.bring_up_all(Deadline.after(self._start_timeout_s), self._with_proxy)
+                    self._servers.bring_up_all(Deadline.after(self._start_timeout_s), self._has_proxy)
             except BaseException:
                 self.close()
                 raise
@@ -287,7 +287,8 @@ class LocalBroker(Closeable):
         if brokers_to_resize and not resize:
             raise LocalBrokerError(
                 f"Topic {name} exists with {format_queue_counts(existing_queues)}; expected {queues}",
-                remedy="Create it with as many, or pass resize=True: with fewer, the messages of the others are not read",
+                remedy="Pass the number of queues that the topic has, or resize=True (with fewer queues, the messages in the "
+                "removed queues are not read)",
             )
         new_brokers = [broker for broker in brokers if broker not in existing_queues]
         if brokers_to_resize:
@@ -334,8 +335,8 @@ class LocalBroker(Closeable):
 
 @contextlib.contextmanager
 def _starting_on(folder: Path) -> Iterator[None]:
-    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy says that. The reason is that
-    on a full disk the operating system ends a server, and the log of the server has no room to name the cause.
+    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy gets a remedy that says so,
+    because on a full disk the operating system ends a server, and the log of the server has no room for the cause.
     """
     with distribution.writing_to(folder):
         try:

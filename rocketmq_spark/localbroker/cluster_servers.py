@@ -1,4 +1,4 @@
-"""The servers of one running cluster: the order in which they start, and how to detect that each one is up.
+"""The servers of one running cluster: the order in which they start, and how to detect that each server is up.
 
 A broker that starts fast has a race condition (5.5.0). If it has not yet found that the name server can be reached, it silently
 skips its registration, and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.folders import replace_file
-from rocketmq_spark.client.admin import BaseAdmin, put_topic
+from rocketmq_spark.client.admin import BaseAdmin, put_topic_request
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import processes, servers
@@ -36,7 +36,7 @@ class Registration:
 
     def __init__(self, name_servers: Sequence[Server]) -> None:
         self.admin = BaseAdmin(";".join(server.address for server in name_servers))
-        # One client for each name server, because a client with several uses the first that answers.
+        # One client for each name server, because a client of several name servers uses the first server that answers.
         self._admin_by_server = [(server, BaseAdmin(server.address)) for server in name_servers]
         self._rpc_client = RpcClient(Pool(ConnectOptions()))
         self._last_trigger_s: dict[str, float] = {}
@@ -54,7 +54,9 @@ class Registration:
         return [admin for server, admin in self._admin_by_server if server.pid is not None]
 
     def shows_or_triggers(self, spec: BrokerSpec, server: Server) -> bool:
-        """Like ``shows``, for a starting broker. If the broker is up but not shown, it is made to register."""
+        """Like ``shows``, for a starting broker. If the broker is up but no name server shows it, this method makes the broker
+        register.
+        """
         if self.shows(spec, server):
             return True
         now = time.monotonic()
@@ -69,7 +71,7 @@ class Registration:
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
         """Make a slave serve a topic now, because by itself it copies its master's topics only once a minute."""
         config = self.admin.topic_config(topic, broker_name)
-        self._rpc_client.request(slave.address, put_topic(topic, broker_name, config))
+        self._rpc_client.request(slave.address, put_topic_request(topic, broker_name, config))
 
     def _trigger_registration(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"
@@ -101,7 +103,9 @@ def _is_registered(admin: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartSettings:
-    """What all servers of a cluster are started with: jars, and settings, heap and JVM flags of the brokers and the proxy."""
+    """The settings with which all servers of a cluster start: jars, and the configuration, heap and JVM flags of the brokers and
+    the proxy.
+    """
 
     jars: tuple[Path, ...]
     name_server_jars: tuple[Path, ...]
@@ -217,7 +221,7 @@ class ClusterServers:
             servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
         spec = next((spec for spec in self._specs if spec.name == server.program.name), None)
         if spec is not None and (name_server := self._running_name_server()):
-            # Otherwise the registration from before the kill would be mistaken for the new registration.
+            # Wait until the old registration is gone. Otherwise it would be mistaken for the new registration.
             name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
         self.workspace.restart(server, self._readiness(spec), deadline)
         if name in self._name_servers:
@@ -229,8 +233,8 @@ class ClusterServers:
         self.workspace.close(keep)
 
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
-        """Return a function that says whether a server is up. A broker registers after it has opened its store and ports, so it
-        is up when it is registered.
+        """Return a function that says whether a server is up. A broker is up when it is registered, because it registers after
+        it has opened its store and ports.
         """
         if spec is None or self._running_name_server() is None:
             return lambda server: (

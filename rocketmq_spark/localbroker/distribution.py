@@ -36,7 +36,7 @@ from rocketmq_spark.localbroker.moved_folders import close_if_safe, moved_folder
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
-# Older versions that can be run instead; each has its own lock file.
+# Older versions of RocketMQ that can be run; each version has its own lock file.
 OLDER_VERSIONS = ("4.9.7", "5.1.4", "5.3.1")
 _FILE_MODE = 0o644  # of files in the cache, which are no secrets
 
@@ -87,8 +87,8 @@ def cache_folder() -> Path:
     The files in the folder are executed. So the folder and the folders in it must belong to this user or root, only this user may
     write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` otherwise.
     """
-    if configured := os.environ.get(CACHE_VARIABLE):
-        return _prepare_cache(Path(configured).expanduser().absolute())
+    if configured_folder := os.environ.get(CACHE_VARIABLE):
+        return _prepare_cache(Path(configured_folder).expanduser().absolute())
     user_cache = java.user_cache()
     try:
         if _prepare_cache(user_cache).is_dir():
@@ -102,7 +102,7 @@ def cache_folder() -> Path:
         "cache", temporary_folder, functools.partial(_LOG.warning, warning, problem, temporary_folder, CACHE_VARIABLE)
     )
     if temporary_folder.is_symlink() or folders.foreign_file(temporary_folder, root_may_own=False) is not None:
-        # Any user may have created it.
+        # Any user may have created the folder.
         raise LocalBrokerError(
             f"{temporary_folder} is a link, or belongs to another user; files from there would be executed",
             remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
@@ -125,7 +125,7 @@ def _prepare_cache(folder: Path) -> Path:
             f"The cache {folder} is not used: {problem}",
             remedy=f"Name a new folder with {CACHE_VARIABLE}, or let its owner run: chmod go-w",
         )
-    _check_all(folder, folders.revoke_write)  # others cannot change the cache any more
+    _check_all(folder, folders.revoke_write)  # from here on, others cannot change the cache
     return folder
 
 
@@ -231,7 +231,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
             writing_to(cache),
             file_locked(cache / "jars" / "lock", lambda: _print(quiet, "Waiting for another download")),
         ):
-            # Killed processes left these folders, because a running process would have the lock.
+            # Killed processes left these folders behind: a running process would have the lock.
             for abandoned_folder in (cache / "jars").glob("fetch-*"):
                 shutil.rmtree(abandoned_folder, ignore_errors=True)
             unusable_jars = _unusable_jars(cache, sections)
@@ -284,8 +284,8 @@ def _unusable_jars(cache: Path, sections: Sequence[Section]) -> list[tuple[Secti
 
 
 def _is_usable(path: Path, jar: Jar) -> bool:
-    """Whether the jar is sound, and no other user can change it. If others may write to the jar, it is replaced by a copy first,
-    because others may have the file open.
+    """Whether the jar is sound, and no other user can change it. If others may write to the jar, this function first replaces
+    the jar by a copy, because others may have the file open.
     """
     try:
         if folders.foreign_file(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
@@ -326,7 +326,7 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
         for section, jar in unusable_jars:
             target = cache / "jars" / section.key / jar.file_name
             folders.make_folders(target.parent, folders.READABLE)
-            # The mode does not depend on the umask, and is set before others can open the file.
+            # The mode is set here, so that it does not depend on the umask, and before others can open the file.
             folders.set_mode(files[jar.coordinate], _FILE_MODE)
             os.replace(files[jar.coordinate], target)
     finally:
@@ -382,13 +382,13 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
     target = folder / jar.stem / name
     try:
         with zipfile.ZipFile(jar) as archive:
-            code = archive.read(name)
+            library_bytes = archive.read(name)
         for place in (folder, target.parent):
             folders.make_folders(place, folders.READABLE)
             if not folders.is_writable_by_owner_only(place):
                 raise PermissionError(f"others may write to {place}")
-        if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == code):
-            folders.replace_file(target, code, _FILE_MODE)
+        if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == library_bytes):
+            folders.replace_file(target, library_bytes, _FILE_MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()

@@ -3,9 +3,10 @@
 JAVA_HOME is used first, then PATH; version 17 or newer, as PySpark needs. The version is read from the ``release`` file of the
 installation, because ``java -version`` would add a tenth of a second to every start; it runs only if that file is missing.
 
-Without an archive, the servers record the classes that they load. Once they are up, a background JVM with lowest priority
-makes the archive from these lists. The archive is optional: after a failure, starts are as slow as before, and a JVM ignores an
-archive that does not match. Its key contains the JVM, and size and time of each jar, because the JVM compares these.
+Without an archive, the servers record the classes that they load. Once they are up, a background JVM with lowest priority makes
+the archive from these lists. The archive is optional: after a failure, starts are as slow as before, and a JVM ignores an
+archive that does not match. The key of an archive contains the JVM, and the size and time of each jar, because the JVM compares
+sizes and times.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """Return the Java to use. Raises ``LocalBrokerError`` if there is none, or it is too old."""
+    """Return the Java to use. Raises ``LocalBrokerError`` if there is no Java, or only one that is too old."""
     path = _java_program()
     identity = _release_file(path) or _version_output(path)
     major = _major_version(identity)
@@ -98,7 +99,7 @@ def _major_version(identity: str) -> int | None:
 
 _LOG = logging.getLogger(__name__)
 _MAX_ARCHIVES = 6
-# A dump never takes this long, so older temporary files belong to a killed process.
+# A dump never takes this long, so temporary files that are older belong to a killed process.
 _STALE_S = 3600
 # Names of archives, and of files that a dump creates beside them. Other files in the folder do not belong to this package.
 _OWN_FILE_NAME = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
@@ -114,9 +115,11 @@ def user_cache() -> Path:
     """
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
-    configured = os.environ.get("XDG_CACHE_HOME")
-    is_usable = configured and os.path.isabs(configured) and folders.foreign_file(Path(configured)) is None
-    return Path(configured if configured and is_usable else folders.home() / ".cache") / "rocketmq-spark"
+    configured_folder = os.environ.get("XDG_CACHE_HOME")
+    is_usable = (
+        configured_folder and os.path.isabs(configured_folder) and folders.foreign_file(Path(configured_folder)) is None
+    )
+    return Path(configured_folder if configured_folder and is_usable else folders.home() / ".cache") / "rocketmq-spark"
 
 
 def _is_safe_folder(folder: Path) -> bool:
@@ -130,7 +133,7 @@ def _is_safe_folder(folder: Path) -> bool:
             for folder_to_check in folders_to_check
             if folder_to_check.exists()
         ) and not any(folders.exposures(folder))
-    except (OSError, RuntimeError):  # the folder cannot be read; a link that leads to itself
+    except (OSError, RuntimeError):  # the folder cannot be read, or is a link that leads to itself
         return False
 
 
@@ -156,7 +159,9 @@ class Archive:
         self._stop_event = threading.Event()
 
     def flags(self, home: Path) -> list[str]:
-        """JVM flags for a server at ``home``. With them, it uses the archive, or records classes for a new archive."""
+        """JVM flags for a server at ``home``. With these flags, the server uses the archive, or records classes for a new
+        archive.
+        """
         if self._is_usable():
             with contextlib.suppress(OSError):
                 os.utime(self.path)
@@ -167,7 +172,7 @@ class Archive:
         return folders.is_writable_by_owner_only(self.path) and _is_safe_folder(self.path.parent)
 
     def discard(self) -> bool:
-        """Remove the archive, in case it caused a failed start. Returns whether there was one."""
+        """Remove the archive, in case it caused a failed start. Returns whether an archive existed."""
         try:
             self.path.unlink()
         except OSError:
@@ -242,7 +247,7 @@ def _merged_class_lists(server_folders: Sequence[Path]) -> dict[str, None]:
     """The lines of all servers' class lists, without repetitions. The last line of each list is omitted, because a server may
     still be writing it.
 
-    Newer JVMs number the classes. The numbers differ between lists, and are not needed.
+    Newer JVMs number the classes. These numbers are removed, because they differ between lists, and are not needed.
     """
     lines: dict[str, None] = {}
     for home in server_folders:

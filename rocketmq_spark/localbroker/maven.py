@@ -63,8 +63,8 @@ class Repository(NamedTuple):
         return re.sub(r"\[(\w+)\]", lambda word: values.get(word[1], word[0]), pattern)
 
 
-# The largest file that is downloaded if its size is not given.
-MAX_BYTES = 256 << 20
+# The maximum size of a downloaded file whose exact size is not given.
+MAX_DOWNLOAD_BYTES = 256 << 20
 
 
 class DownloadTarget(NamedTuple):
@@ -79,9 +79,9 @@ def download(
 ) -> dict[str, Path]:
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
-    ``progress`` is called with the number of bytes that have arrived. An interrupted download is resumed as long as
-    every round makes progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_BYTES``
-    bytes. Raises ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
+    ``progress`` is called with the number of bytes that have arrived. Interrupted downloads are resumed while every round makes
+    progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_DOWNLOAD_BYTES`` bytes. Raises
+    ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
     """
     sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def download(
     repositories, remaining_coordinates, arrived_bytes = _repositories(), list(files), -1
     while remaining_coordinates:
         targets = {
-            coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, MAX_BYTES))
+            coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, MAX_DOWNLOAD_BYTES))
             for coordinate in remaining_coordinates
         }
         errors = _try_each(repositories, targets, progress)
@@ -160,7 +160,7 @@ def _download_file(
     file = target.file
     existing_bytes = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
-    handlers: list[urllib.request.BaseHandler] = []  # added to the default handlers, which use the current proxies
+    handlers: list[urllib.request.BaseHandler] = []  # added to urllib's default handlers, which use the current proxies
     if repository.authorization:  # not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
@@ -194,9 +194,9 @@ def _download_file(
 
 def _refuse_clear_text(url: str) -> None:
     """Raise ``LocalBrokerError`` if the credentials of a repository would cross the network in clear text."""
-    parts = urllib.parse.urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme == "http" and host not in ("localhost", "::1") and not re.fullmatch(r"127(\.\d+){3}", host):
+    url_parts = urllib.parse.urlsplit(url)
+    host = url_parts.hostname or ""
+    if url_parts.scheme == "http" and host not in ("localhost", "::1") and not re.fullmatch(r"127(\.\d+){3}", host):
         raise LocalBrokerError(
             f"The credentials for {host} would be sent to {url} in clear text",
             remedy="Use https in the Ivy settings file, or remove the credentials",

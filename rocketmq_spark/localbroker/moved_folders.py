@@ -1,7 +1,8 @@
-"""Finds folders that others may have moved to names under which ``LocalBroker`` deletes and replaces files.
+"""Finds folders that other users may have moved to names under which ``LocalBroker`` deletes and replaces files.
 
 A user who may write to a folder can rename each entry in it, even a folder that only its owner may change. So ``LocalBroker``
-rejects a data folder or a cache to which others may write if it has entries with such names. The owner must check these first.
+rejects a data folder or a cache to which others may write if it has entries with such names. The owner must check these entries
+first.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _REMEDY = "; LocalBroker deletes and replaces files there, so check first that a
 def close_if_safe(
     folder: Path, check_entries: Callable[[bool], str | None], close_entries: Callable[[], str | None] = lambda: None
 ) -> str | None:
-    """Check a folder, revoke the right of others to write to it, and check it again, because others could change it during the
-    first check. Returns None if the folder is closed. Otherwise returns a clause about the problem, and restores the folder's
-    mode.
+    """Check a folder, revoke the right of others to write to the folder, and check the folder again, because others could change
+    it during the first check. Returns None if the folder is closed. Otherwise returns a clause about the problem, and restores
+    the folder's mode.
 
     Args:
         folder: The folder.
@@ -48,12 +49,12 @@ def _restore_mode(folder: Path, old_status: os.stat_result) -> None:
         new_status = os.fstat(descriptor)
         if (
             os.path.samestat(new_status, old_status) and new_status.st_mode != old_status.st_mode
-        ):  # another folder may have taken its name
+        ):  # another folder may have taken the name of this folder
             os.fchmod(descriptor, stat.S_IMODE(old_status.st_mode))
 
 
 def moved_folder_problem(entry: Path, was_open: bool, inner_folders: Iterable[Path] = ()) -> str | None:
-    """Return a clause that says that others may have moved a folder to ``entry``; None if they cannot have done that.
+    """Return a clause that says that others may have moved a folder to ``entry``; None if this is impossible.
 
     Args:
         entry: An existing file or folder with a name by which files are deleted.

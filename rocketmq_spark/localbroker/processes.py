@@ -1,4 +1,5 @@
-"""One server as a child process: a JVM with little memory that ends with this process, its log in a file, its ports on loopback.
+"""One server as a child process: a JVM with little memory that ends with this process, its log is in a file, and its ports are
+on loopback.
 
 The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` the child ends even
 if Python is killed. The kernel ends the child with the *thread* that started it. So one permanent thread starts all children.
@@ -60,9 +61,9 @@ def all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
     return all(is_free(port + d) for d in distances)
 
 
-def free_port(distances: Iterable[int] = (0,), avoid: Iterable[int] = ()) -> int:
-    """Return a port such that the ports at all ``distances`` from it are free, not in ``avoid``, and not chosen before."""
-    distances, avoided_ports = tuple(distances), set(avoid)
+def free_port(distances: Iterable[int] = (0,), ports_to_avoid: Iterable[int] = ()) -> int:
+    """Return a port such that the ports at all ``distances`` from it are free, were not chosen, and are not to be avoided."""
+    distances, avoided_ports = tuple(distances), set(ports_to_avoid)
     with _blocks.lock:
         for port in _blocks.candidates():
             ports = {port + d for d in distances}
@@ -75,7 +76,9 @@ def free_port(distances: Iterable[int] = (0,), avoid: Iterable[int] = ()) -> int
 
 
 class _PortBlocks:
-    """The blocks of ports that this process has reserved, and the chosen ports. The lock of a block ends with the process."""
+    """The blocks of ports that this process has reserved, and the chosen ports. The kernel releases the lock of a block when the
+    process ends.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -83,7 +86,7 @@ class _PortBlocks:
         self._own_blocks: set[int] = set()
 
     def candidates(self) -> Iterator[int]:
-        """Ports of this process's blocks, then of other free blocks; any ports if locks are impossible."""
+        """Yield the ports of this process's blocks, then of other free blocks. If locks are impossible, yields any ports."""
         rng = random.SystemRandom()
         starts = list(range(_PORT_RANGE.start, _PORT_RANGE.stop, _BLOCK_SIZE))
         for start in [*self._own_blocks, *rng.sample(starts, len(starts))]:
@@ -99,7 +102,7 @@ class _PortBlocks:
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
             folders.make_folders(folder, folders.READABLE)
-            # A bare descriptor, because it must stay open until the process ends.
+            # A bare descriptor instead of a file object, because it must stay open until the process ends.
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):
                 if folders.try_lock(lock):
@@ -155,7 +158,7 @@ class PortAssignments:
             if port is None or (name not in self._requested_ports and not all_free(port, distances)):
                 # Avoid the requested ports of servers that start later, too.
                 assigned_ports = {**self._ports, **self._requested_ports}.values()
-                port = free_port(distances, avoid=[p + d for p in assigned_ports for d in BROKER_PORTS])
+                port = free_port(distances, ports_to_avoid=[p + d for p in assigned_ports for d in BROKER_PORTS])
             self._ports[name] = port
             folders.replace_file(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port
@@ -174,7 +177,7 @@ _SECRET_VARIABLES = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_NEW
 _FLAGS = (
     "-Xss256k",
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",  # fast start; the second compiler would cost more than it gains
+    "-XX:TieredStopAtLevel=1",  # for a fast start: the second compiler would take more time than it saves
     "-XX:MaxDirectMemorySize=1g",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -320,7 +323,14 @@ def spawn(
 
     ``on_started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end it.
     """
-    watchdog = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), str(os.getpid()), *command]
+    watchdog_command = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(__file__).with_name("watchdog.py")),
+        str(os.getpid()),
+        *command,
+    ]
     env = {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES} | {
         "MALLOC_ARENA_MAX": "2"
     }
@@ -330,7 +340,7 @@ def spawn(
     def start_child() -> subprocess.Popen[bytes]:
         with open(folders.open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as out:
             child = subprocess.Popen(
-                watchdog, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
+                watchdog_command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
                 umask=0o077,  # whatever the umask of this process is, other users may not access files of servers
             )  # fmt: skip
         if on_started is not None:
@@ -346,7 +356,7 @@ _spawner_lock = threading.Lock()
 
 
 def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``call`` in the thread that starts all children. This thread never ends. A forked process has another one."""
+    """Run ``call`` in the thread that starts all children. This thread never ends. A forked process has another thread."""
     global _spawner
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():
@@ -360,7 +370,7 @@ def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen
         return future.result()
     except BaseException:
         if not future.cancel():
-            future.exception()  # wait for a call that has begun
+            future.exception()  # waits for the end of a call that has begun
         raise
 
 

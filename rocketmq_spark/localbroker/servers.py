@@ -1,7 +1,7 @@
 """The three kinds of server: their configuration files, folders, commands and ports.
 
 ``make docs`` also renders the templates of this package to ``conf/`` for Docker. There the three containers share one network,
-so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of it.
+so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of this network.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def render(name: str, values: Mapping[str, object]) -> str:
 
 def replace_lines(text: str, conf: Mapping[str, object]) -> str:
     """Return ``key=value`` text in which the lines of ``conf`` replace or follow the lines of ``text``."""
-    unused_lines = {key: _conf_value(value) for key, value in conf.items()}
+    remaining_lines = {key: _conf_value(value) for key, value in conf.items()}
     lines = []
     for line in text.splitlines():
         key = line.partition("=")[0].strip()
-        lines.append(f"{key}={unused_lines.pop(key)}" if key in unused_lines else line)
-    return "\n".join([*lines, *(f"{key}={value}" for key, value in unused_lines.items())]) + "\n"
+        lines.append(f"{key}={remaining_lines.pop(key)}" if key in remaining_lines else line)
+    return "\n".join([*lines, *(f"{key}={value}" for key, value in remaining_lines.items())]) + "\n"
 
 
 def replace_fields(text: str, conf: Mapping[str, object]) -> str:
@@ -54,12 +54,12 @@ def replace_fields(text: str, conf: Mapping[str, object]) -> str:
     return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
 
 
-def change_conf(home: Path, name: str, conf: Mapping[str, object]) -> None:
-    """Change lines of broker.conf, or fields of rmq-proxy.json, whichever ``name`` is, in a server's folder."""
-    path = home / name
+def change_conf(home: Path, file_name: str, conf: Mapping[str, object]) -> None:
+    """Change settings in a server's folder: lines of broker.conf, or fields of rmq-proxy.json. ``file_name`` says which."""
+    path = home / file_name
     if not path.exists():
         raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
-    replace_settings = replace_fields if name == PROXY_CONF else replace_lines
+    replace_settings = replace_fields if file_name == PROXY_CONF else replace_lines
     replace_file(path, replace_settings(path.read_text(encoding="utf-8"), conf))
 
 
@@ -114,7 +114,8 @@ _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
 # Folder for files that libraries unpack at a start. In the system's temporary folder, these files would remain after a kill.
 _TEMPORARY_FOLDER = "tmp"
-# The JVM uses the last of equal flags. With enforced TLS alone, the proxy would use TLS to brokers, too (NettyClientConfig).
+# The JVM uses the last of equal flags. With only the flag for enforced TLS, the proxy would use TLS to brokers, too
+# (NettyClientConfig).
 _ENFORCED_TLS_FLAGS = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
 
 
@@ -179,7 +180,7 @@ def broker(
 
 
 def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf: Mapping[str, object]) -> Program:
-    """A proxy. With a certificate (``tlsCertPath``, ``tlsKeyPath``) it accepts only TLS on both ports, otherwise no TLS."""
+    """A proxy. With a certificate (``tlsCertPath``, ``tlsKeyPath``), both ports accept only TLS; otherwise they accept no TLS."""
     home = _prepare_home(data, PROXY)
     path = home / PROXY_CONF
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
@@ -192,7 +193,7 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
 
 
 def proxy_mode(conf: Mapping[str, object]) -> str:
-    """Return the mode of a proxy with these fields. Raises ``LocalBrokerError`` for an unknown one."""
+    """Return the mode of a proxy with these fields. Raises ``LocalBrokerError`` for an unknown mode."""
     mode = str(conf.get("proxyMode", CLUSTER)).lower()
     if mode not in (CLUSTER, LOCAL):
         expected = f"{CLUSTER.upper()} or {LOCAL.upper()}"
@@ -227,8 +228,8 @@ def _prepare_home(data: Path, name: str) -> Path:
 
 
 def _write_timer_checkpoint(store: Path) -> None:
-    """Write into a new store that timers were read until now. Otherwise the broker would search each second of the last week for
-    timers.
+    """Write into a new store that timers were read until now. Without this file, the broker would search each second of the last
+    week for timers.
 
     Writes only the first of the eight-byte numbers in TimerCheckpoint's file, a time in ms. The broker reads missing numbers as
     0.

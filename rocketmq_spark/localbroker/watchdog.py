@@ -15,28 +15,28 @@ _PR_SET_PDEATHSIG = 1
 _WATCH_EVERY_S = 0.2
 
 
-def _become(parent: int, command: list[str]) -> None:
+def _become(parent_pid: int, command: list[str]) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() == parent:  # if not, the parent died before the request to the kernel
+    if os.getppid() == parent_pid:  # if not, the parent died before the request to the kernel
         os.execv(command[0], command)
 
 
-def _watch(parent: int, command: list[str]) -> int:
-    # A handler, because an ignored signal would be ignored by the child, too, and SIGTERM must end the child.
+def _watch(parent_pid: int, command: list[str]) -> int:
+    # This is a handler, and not SIG_IGN, because the child would inherit an ignored signal, and SIGTERM must end the child.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with subprocess.Popen(command) as child:
         while child.poll() is None:
-            if os.getppid() != parent:
+            if os.getppid() != parent_pid:
                 child.kill()
             time.sleep(_WATCH_EVERY_S)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 if __name__ == "__main__":
-    _parent, _command = int(sys.argv[1]), sys.argv[2:]
+    _parent_pid, _command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux" and "ROCKETMQ_SPARK_GUARD_WATCHES" not in os.environ:
-        _become(_parent, _command)
+        _become(_parent_pid, _command)
         sys.exit(1)
-    sys.exit(_watch(_parent, _command))
+    sys.exit(_watch(_parent_pid, _command))

@@ -4,9 +4,9 @@ Here servers are only programs with ports; ``cluster_servers`` knows their relat
 user. If another process took a port that was chosen at random, the start is repeated on other ports. If the start used a
 class-data archive, it is repeated without the archive.
 
-A cluster holds two locks while it runs: one on its record in the cache, one in its data folder. A record whose lock is free
-belongs to a killed Python process. The next start ends the JVMs whose command line contains the record's data folder, and deletes
-the folder if it is temporary, unless the folder has a new owner.
+A cluster holds two locks while it runs: one lock on its record in the cache, and one lock in its data folder. A record whose
+lock is free belongs to a killed Python process. The next start ends the JVMs whose command line contains the record's data
+folder, and deletes the folder if it is temporary, unless the folder has a new owner.
 """
 
 from __future__ import annotations
@@ -58,32 +58,34 @@ class Reservation:
         self._record_file.unlink(missing_ok=True)
         for lock in self._locks:
             if not lock.closed:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough, because forked processes have it open, too
+                fcntl.flock(
+                    lock, fcntl.LOCK_UN
+                )  # closing is not enough, because forked processes have the file open, too
             lock.close()
 
 
 def reserve(run_folder: Path, data: Path | None, keep: bool) -> Reservation:
     """Clean up after killed processes, then reserve ``data`` (or a new temporary folder) for this process."""
     with file_locked(run_folder / "lock"):
-        for record in run_folder.glob("*.json"):
-            _clean_up(record)
+        for record_path in run_folder.glob("*.json"):
+            _clean_up(record_path)
         folder = data or Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
         _check_data_folder(folder)
         lock = _lock_data(folder)
-        record = run_folder / f"{uuid.uuid4().hex}.json"
-        record_file = _new_record(record)
+        record_path = run_folder / f"{uuid.uuid4().hex}.json"
+        record_file = _new_record(record_path)
         fcntl.flock(record_file, fcntl.LOCK_EX)
         json.dump({"data": str(folder), "delete": data is None and not keep}, record_file)
         record_file.flush()
-    return Reservation(folder, data is None, record, (record_file, lock))
+    return Reservation(folder, data is None, record_path, (record_file, lock))
 
 
 def _check_data_folder(data: Path) -> None:
     """Create a data folder if it is missing. Remove the right of other users to write to it, and to the files of clusters in it.
 
-    Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one, because this user could change
-    the configuration of the servers, or lead the servers to other files. Also raises it if others may have moved one of these
-    folders there.
+    Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one, because that user could change
+    the configuration of the servers, or lead the servers to other files. Also raises ``LocalBrokerError`` if others may have
+    moved a folder to one of these names.
     """
     folders.make_folders(data)
     problem = _data_folder_problem(data)
@@ -118,8 +120,8 @@ def _entries_problem(data: Path, was_open: bool) -> str | None:
             return f"{problem}, to which servers would write"
         if (problem := moved_folder_problem(entry, was_open, folders.subfolders(entry))) is not None:
             return problem
-        if (foreign := folders.foreign_file_in(entry)) is not None:
-            return str(foreign)
+        if (foreign_file := folders.foreign_file_in(entry)) is not None:
+            return str(foreign_file)
         if (problem := folders.irregularity_in(entry, _TEMPORARY_FOLDERS)) is not None:
             return f"{problem}, to which servers would write"
     return None
@@ -185,7 +187,7 @@ def _clean_up(record: Path) -> None:
         # Another user may have created a folder of this name after it was removed.
         is_own = folders.foreign_file(data) is None
         was_reserved = folders.foreign_file(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
-        # Another process with another cache may use the folder now. In this case, the servers belong to that process.
+        # A process with another cache may use the folder now. In this case, the servers belong to that process.
         with _locked_if_unused(data) if is_own else contextlib.nullcontext():
             for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -296,7 +298,7 @@ class Workspace:
             archive.start_dump(server_folders, spawn)
 
     def stop(self, servers: Iterable[Server], is_clean: bool) -> None:
-        """Stop all servers at once: ``is_clean`` they flush their memory to disk, otherwise they are killed."""
+        """Stop all servers at once. With ``is_clean``, they flush their memory to disk; otherwise they are killed."""
         servers, deadline = list(servers), Deadline.after(_STOP_TIMEOUT_S if is_clean else 0.0)
         try:
             for server in servers if is_clean else ():
@@ -308,7 +310,9 @@ class Workspace:
                 server.kill()
 
     def close(self, keep: bool) -> None:
-        """End every child and release the folder. If the folder is deleted, children are killed, which is faster."""
+        """End every child and release the folder. If the folder will be deleted, the children are killed, because that is faster
+        than a clean stop.
+        """
         with contextlib.ExitStack() as stack:
             stack.callback(self._reservation.release, delete=not keep)
             for archive in self._archives_by_jars.values():

@@ -1,5 +1,5 @@
 """Messages as users send and receive them, and queues. Also messages that a Proxy hands out for a limited time (POP), and the
-settings of a consumer group that it reports.
+settings of a consumer group that the Proxy reports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 class MessageQueue(NamedTuple):
     """One queue of a ``topic`` on one broker; ordered as in Java: topic, ``broker_name``, ``queue_id`` (from 0).
 
-    A tuple, because the plan of a micro-batch may hash and sort tens of thousands of queues.
+    A NamedTuple, because tuples are fast to hash and to sort, and the plan of a micro-batch may have tens of thousands of
+    queues.
     """
 
     topic: str

@@ -179,7 +179,9 @@ def _queues_of_order_conf(topic: str, conf: str) -> list[MessageQueue]:
 
 
 class OffsetRange(NamedTuple):
-    """Offsets ``[start, end)`` of one queue. A tuple, as ``MessageQueue``: a batch may have one for each of 100,000 queues."""
+    """Offsets ``[start, end)`` of one queue. A NamedTuple, because it is cheap to create, and a batch may have a range for each
+    of 100,000 queues.
+    """
 
     queue: MessageQueue
     start: int

@@ -45,7 +45,8 @@ class BatchStorage(NamedTuple):
 
 
 class SendResult(NamedTuple):
-    """The broker's acknowledgement of one message or of one batch. A tuple, because there is one for every message.
+    """The broker's acknowledgement of one message or of one batch. A NamedTuple, because it is cheap to create, and every
+    message has a result.
 
     Args:
         status: How safely it is stored.
@@ -112,7 +113,8 @@ class HalfState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
-# Keys contain only the beginning and a hash of a longer id. Ids of this package have 32 characters.
+# The longest id that a key contains. Of a longer id, the key contains only the beginning and a hash. Ids of this package have
+# 32 characters.
 _MAX_ID_CHARACTERS = 64
 
 
@@ -235,7 +237,8 @@ class MessageEncoder(Protocol):
 
 
 class SendRequest(NamedTuple):
-    """One send for a transport: a message or a batch, and the fields that apply to all of it. A tuple, because there are many.
+    """One send for a transport: a message or a batch, and the fields that apply to all of it. A NamedTuple, because it is cheap
+    to create, and every send has a request.
 
     ``body`` is the (possibly compressed) body of a single message, or with ``batch`` a batch: the object of the transport's
     encoder, or bytes in the layout of ``wire.messages.encode_batch``, which spools store and every transport accepts.
@@ -262,8 +265,9 @@ class SendRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpooledSend:
-    """A send that a spool stores, with its body as bytes. Without ``queue``, the queue is chosen when the spool sends the record:
-    by the selector of the name ``selector``, with ``arg``, a JSON value; without a selector, any queue.
+    """A send that a spool stores, with its body as bytes. Without ``queue``, the spool chooses the queue when it sends the
+    record: by the selector with the name ``selector``, whose argument is the JSON value ``arg``, or without ``selector`` any
+    queue.
     """
 
     topic: str

@@ -225,7 +225,8 @@ _MIN_SIMILARITY = 0.8
 
 
 def unknown_option(name: str, spellings: Mapping[str, str], spark_options: Container[str] = ()) -> str:
-    """Return the sentence about an unknown option, with the equivalent of another client's option, or the nearest option.
+    """Return the sentence about an unknown option. If the option belongs to another client, the sentence names the equivalent
+    here, and otherwise the most similar option.
 
     ``spellings`` has the spelling of each option in errors, by name; ``spark_options`` is as in ``foreign_option_equivalent``.
     """
@@ -255,9 +256,9 @@ def kafka_port_remedy(addresses: Iterable[str]) -> str:
     return f"{', '.join(kafka_addresses)} has Kafka's usual port: give the port of the name server, 9876 unless it was changed"
 
 
-def kafka_column_hint(name: str, sink: bool = False) -> str:
+def kafka_column_hint(name: str, for_sink: bool = False) -> str:
     """Return the end of a sentence about an unknown column; empty if ``name`` is not a Kafka column."""
-    equivalent = (KAFKA_SINK_COLUMNS if sink else KAFKA_SOURCE_COLUMNS).get(name.lower())
+    equivalent = (KAFKA_SINK_COLUMNS if for_sink else KAFKA_SOURCE_COLUMNS).get(name.lower())
     return (
         f"; for Kafka's {name.lower()!r} there is {equivalent}, or option 'kafkaColumns' = true" if equivalent else ""
     )

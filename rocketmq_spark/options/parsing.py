@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options.names import CALLABLES_VARIABLE, code_allowed
 
 EARLIEST = -2
 LATEST = -1
 
-# Without leading zeros: otherwise one queue could be named twice in an option.
+# The number of a queue. Leading zeros are not allowed, because otherwise an option could name the same queue twice.
 QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _HTTP = re.compile("^http://", re.IGNORECASE)
 _HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
@@ -32,23 +33,6 @@ _DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SIZE = re.compile(r"([0-9]{1,30})\s*([kmg]?)b?", re.IGNORECASE | re.ASCII)
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-class Secret(str):
-    """A text that is hidden in output: ``repr`` and ``str`` return asterisks, ``reveal`` the value."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'"
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return "***"
-
-    def reveal(self) -> str:
-        return str.__str__(self)
 
 
 def text(value: object) -> str:
@@ -212,7 +196,7 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
-# Clusters have a handful of name servers or endpoints. Each may cost a connection.
+# Clusters have a handful of name servers or endpoints. Each address may cost a connection.
 _MAX_SERVERS = 100
 
 

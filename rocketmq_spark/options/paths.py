@@ -31,7 +31,7 @@ MAX_FILE_BYTES = 4 << 20  # of a file of keys or certificates; a file with holes
 
 def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
     """Return ``path``, a folder or file that is later opened by its name. Raises ``OptionError`` if the path leads out of the
-    confining folder, also through links, or if another user may exchange a part of the path, or what is in it, after this check.
+    confining folder, also through links, or if another user may replace a part of the path, or what is in it, after this check.
     """
     if PATHS_VARIABLE not in variables:
         return path
@@ -40,8 +40,8 @@ def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.enviro
         raise _path_error(
             path,
             option,
-            f"{exposure.who} may exchange {exposure.path}, or what is in it, so that it leads out of the folder of variable "
-            f"{PATHS_VARIABLE}",
+            f"{exposure.who} may replace {exposure.path}, or what is in it, so that the path leads out of the folder that "
+            f"variable {PATHS_VARIABLE} names",
             "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )
     check_confined(path, option, variables)  # other users may have changed links before, but can no longer
@@ -104,10 +104,11 @@ def _unnamed_file() -> IO[bytes]:
 
 @contextlib.contextmanager
 def confined_file(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a name by which a library may open a file inside the block. If the variable is set, the name is that of an open file
-    that was looked up in the folder part by part, because other users may exchange links and folders on the path at any time.
+    """Yield a name by which a library may open a file inside the block. If the variable is set, the name is that of an open
+    file that was looked up in the folder part by part, because other users may replace links and folders on the path at any
+    time.
 
-    Errors as in ``read``.
+    Raises the errors of ``read``.
     """
     if PATHS_VARIABLE not in variables:
         yield str(path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base.codes import TRACE_TOPIC
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import names, paths, transport
@@ -134,8 +135,8 @@ class Options:
         '`{"advertised:port": "reachable:port"}` for NAT and containers; not over gRPC',
     )
     access_key: str | None = _option(p.string, None, _ALL, "access key (user name); every request is signed")
-    secret_key: p.Secret | None = _option(p.secret, None, _ALL, "secret key of the user of `accessKey`")
-    security_token: p.Secret | None = _option(p.secret, None, _ALL, "temporary token that belongs to the keys")
+    secret_key: Secret | None = _option(p.secret, None, _ALL, "secret key of the user of `accessKey`")
+    security_token: Secret | None = _option(p.secret, None, _ALL, "temporary token that belongs to the keys")
     credentials_file: str | None = _option(
         p.string,
         None,
@@ -156,7 +157,7 @@ class Options:
     )
     tls_cert_file: str | None = _option(p.string, None, _ALL, "PEM file of the client's certificate")
     tls_key_file: str | None = _option(p.string, None, _ALL, "PEM file of the key of `tlsCertFile`")
-    tls_key_password: p.Secret | None = _option(p.secret, None, _ALL, "password of the key file; not over gRPC")
+    tls_key_password: Secret | None = _option(p.secret, None, _ALL, "password of the key file; not over gRPC")
     tls_check_hostname: bool = _option(
         p.boolean,
         True,

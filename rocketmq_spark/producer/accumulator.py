@@ -1,14 +1,15 @@
 """Automatic batching: messages for one destination wait a short time and are sent as one batch.
 
-Mirrors ``ProduceAccumulator``. Pure: the clock is an argument; the caller locks and sends. Messages with equal
-keys are batched together: topic, queue if the caller chose one, the wait flag (``waitStoreMsgOK``), tag, and whether the
-sender waits (two maps in Java). A batch is due when its bodies have more than ``max_bytes``, or when it is ``max_delay_ms``
-old. (Java's code also compares in this way, although Java's proposal says "or equal".) Differences from gaps in Java's code:
+Mirrors ``ProduceAccumulator``. Pure: the clock is an argument, and the caller locks and sends. Messages with the same
+``BatchKey`` share a batch. The key has the topic, the queue if the caller chose one, the wait flag (``waitStoreMsgOK``), the tag,
+and whether the sender waits (two maps in Java). A batch is due when its bodies have more than ``max_bytes``, or when it is
+``max_delay_ms`` old. (Java's code also compares in this way, although Java's proposal says "or equal".) Differences from gaps in
+Java's code:
 
-* A batch leaves the map when it is closed, so nothing has to be cleaned up; the number of open batches is bounded.
-* Bytes count until the batch has its answer, and are released exactly once; rejected messages are never counted.
-* The encoded size and the size of the joined KEYS are bounded too: many tiny bodies with large properties would
-  otherwise make a batch that the broker rejects as a whole.
+* A batch is removed from the map when it is closed, so nothing has to be cleaned up. The number of open batches is limited.
+* Bytes count until the batch has its answer, and are released exactly once. Rejected messages are never counted.
+* The encoded size and the size of the joined KEYS are limited, too. Otherwise many small bodies with large properties would make
+  a batch that the broker rejects as a whole.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ class PlainEntry(Protocol):
 class MessageBatch:
     """Messages that are sent together, at ``due_ms`` at the latest.
 
-    ``owner`` is the producer that started the batch and sends it, also when others add to it. If ``has_plain``, some of the
-    ``entries`` are plain messages, and ``batching.encode_batch_messages`` sets the ``encoded_items`` of all.
+    ``owner`` is the producer that started the batch. It sends the batch, also if other producers have added messages. With
+    ``has_plain``, some of the ``entries`` are plain messages, and ``batching.encode_batch_messages`` sets ``encoded_items`` for
+    all entries.
     """
 
     key: BatchKey
@@ -144,7 +146,7 @@ class MessageBatch:
 
 
 class Accumulator:
-    """The open batches, and those that were ``closed_batches`` and wait to be taken. ``limits`` may be replaced at any time."""
+    """The open batches, and the ``closed_batches``, which wait until they are taken. ``limits`` may be replaced at any time."""
 
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
@@ -161,8 +163,8 @@ class Accumulator:
         return len(self._open_batches)
 
     def add(self, key: BatchKey, entry: BatchEntry, owner: Any, now_ms: int) -> MessageBatch | None:
-        """Return the batch that contains the message; None if it must be sent alone, because the limits are reached or it is too
-        large.
+        """Return the batch that contains the message. None if the message must be sent alone, because the limits are reached or
+        the message is too large.
         """
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
@@ -185,8 +187,8 @@ class Accumulator:
     def add_plain(
         self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
-        """As ``add``, for a plain message, which has no queue. Its keys are not added to the batch. ``size`` is the number of
-        bytes that it adds to the batch.
+        """Like ``add``, for a plain message, which has no queue. Its keys are not added to the batch. ``size`` is the number of
+        bytes by which the message makes the batch larger.
         """
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes:
@@ -264,7 +266,7 @@ class Accumulator:
 
 
 def key_words(keys: Sequence[str] | None) -> list[str]:
-    """The words that a broker indexes. A key with spaces has several."""
+    """The words that a broker indexes. A key with spaces has several words."""
     return [word for key in keys or () for word in key.split(codes.KEY_SEPARATOR) if word]
 
 

@@ -84,9 +84,9 @@ _REJECTED_CODES = frozenset(
         Response.GO_AWAY,
     }
 )
-# A broker returns these codes before or after it stores the message. These texts occur only before the store. The texts
-# "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are missing here: a broker with a DLedger log also returns them after it
-# stored the message, if followers did not confirm it in time.
+# A broker returns these codes before or after it stores the message, but these texts only before. The texts "[PC_SYNCHRONIZED]"
+# and "in-sync replicas not enough" are not listed: a broker with a DLedger log also returns them if it has stored the message,
+# but followers did not confirm the message in time.
 _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
@@ -137,8 +137,7 @@ class AmbiguousSend(NamedTuple):
 
 
 class AmbiguousSendResolver:
-    """The look-ups of an engine, and the offsets at which they start. The lock guards both, and is not
-    held during look-ups."""
+    """The look-ups of an engine, and the offsets at which these start. The lock guards both, but is not held during look-ups."""
 
     def __init__(self, stored_ids: StoredIds, timer: Timer) -> None:
         self._stored_ids = stored_ids
@@ -175,8 +174,8 @@ class AmbiguousSendResolver:
         outcome: Outcome,
         resume: Callable[[MessageQueue | None, Outcome], None],
     ) -> bool:
-        """Whether the outcome of an attempt is certain. If not, starts a look-up; ``resume`` then gets the outcome once, on any
-        thread.
+        """Return whether the outcome of an attempt is certain. If it is not, a look-up starts, and ``resume`` gets the outcome
+        once, on any thread.
         """
         if isinstance(outcome, SendResult):
             self._record_result(outgoing, outcome)
@@ -227,7 +226,7 @@ class AmbiguousSendResolver:
                 self._queue_ends[key] = fetched_offset, result.queue_offset
 
     def _queue_lookup(self, send: AmbiguousSend) -> bool:
-        """Start a look-up. Returns False after ``close``, because all requests have outcomes then."""
+        """Start a look-up. Returns False after ``close``, because after ``close`` all requests have outcomes."""
         broker_name = send.queue.broker_name
         with self._lock:
             if self._closed:
@@ -246,9 +245,9 @@ class AmbiguousSendResolver:
     def _fail_lookup(self, send: AmbiguousSend, error: RocketMQError) -> None:
         """Complete the look-up with an error, unless an earlier look-up has included the send."""
         with self._lock:
-            waiting = self._waiting_sends[send.queue.broker_name]
-            other_sends = [other_send for other_send in waiting if other_send is not send]
-            if len(other_sends) == len(waiting):
+            waiting_sends = self._waiting_sends[send.queue.broker_name]
+            other_sends = [other_send for other_send in waiting_sends if other_send is not send]
+            if len(other_sends) == len(waiting_sends):
                 return
             self._waiting_sends[send.queue.broker_name] = deque(other_sends)
         send.done(error)
@@ -317,7 +316,7 @@ def _outcome_after_lookup(
 
 def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
     """The error of a send that may be stored; ``cause`` is the reason why the look-up could not decide."""
-    unproved = UnprovedError(
+    unproved_error_of_send = UnprovedError(
         f"the message may be stored, and its broker did not confirm whether it is: {error.message}; {cause.message}",
         error.addr,
         error.broker_code,
@@ -326,8 +325,8 @@ def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
         error.remark,
         cause.remedy,
     )
-    unproved.__cause__ = error
-    return unproved
+    unproved_error_of_send.__cause__ = error
+    return unproved_error_of_send
 
 
 def without_stored(request: SendRequest, stored_ids: set[str]) -> RequestAfterLookup:

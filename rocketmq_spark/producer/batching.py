@@ -1,13 +1,13 @@
 """Automatic batches of producers: one accumulator per name, its timer, and one future per message.
 
 Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. Java polls with two
-guard threads. Here the timer calls when the oldest batch is due, and a synchronous sender whose batch is overdue sends it
-itself, so that no sender depends on the timer's thread. Java's accumulator ends with the first producer that leaves; this one
-ends with the last, and sends all waiting batches whenever a producer leaves.
+guard threads. Here the timer calls when the oldest batch is due. A synchronous sender also sends its own batch if the batch is
+overdue, so that no sender depends on the timer's thread. Java's accumulator ends with the first producer that leaves. This
+accumulator ends with the last producer, and sends all waiting batches whenever a producer leaves.
 
-A plain message has no queue, delay or priority, and its topic does not store a batch as one message. It waits unencoded in its
-promise, and is encoded with the other messages when its batch is sent. It is checked as in ``encoding.prepare``, which handles
-all other messages, and reports messages that every broker would reject.
+A plain message has no queue, delay or priority, and its topic does not store a batch as one message. Such a message waits
+unencoded in its promise, and is encoded with the other messages when its batch is sent. It is checked as in ``encoding.prepare``,
+which handles all other messages, and reports messages that every broker would reject.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
-# A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
+# A synchronous sender waits this much longer than its batch may take, so that it raises the error of the batch, which is more
+# specific than a timeout.
 _BATCH_ERROR_GRACE_S = 1.0
 _UNKNOWN_STORAGE = BatchStorage(as_one_message=True)
 # Combinations of topic and tag that are cached.
@@ -46,8 +47,8 @@ _MAX_TEMPLATES = 1024
 
 
 class PlainTemplate(NamedTuple):
-    """The common part of the plain messages of a topic and tag: the text of their properties, and the bytes that a message adds
-    to a batch besides its body. Further properties of a message may have ``free_bytes`` at most.
+    """The common part of the plain messages of a topic and tag: the text of their common properties, and the ``size`` that a
+    message without a body adds to a batch. Further properties of a message may have at most ``free_bytes`` bytes.
     """
 
     key: BatchKey
@@ -88,8 +89,8 @@ def plain_template(
 
 
 def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[str, int] | None:
-    """Return the text of all properties except the id, and the number of bytes that it adds to the template's text. None if the
-    message is not plain.
+    """Return the text of all properties except the id, and the number of bytes by which it is longer than the template's text.
+    None if the message is not plain.
     """
     flag, keys, properties = message.flag, message.keys, message.properties
     if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
@@ -147,8 +148,10 @@ class BatchOwner(Protocol):
         ``done`` is called once.
         """
 
-    def dispatch_ready(self, soon: bool = False) -> None:
-        """Send enqueued batches; with ``soon`` on another thread, because the calling thread may be one that reads answers."""
+    def dispatch_ready(self, on_other_thread: bool = False) -> None:
+        """Send enqueued batches. With ``on_other_thread``, another thread sends them, because the calling thread may be one that
+        reads answers.
+        """
 
 
 class Batcher:
@@ -171,7 +174,7 @@ class Batcher:
     def add(self, key: BatchKey, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
         """Return the batch that contains the message, and may already be in flight. None if the message must be sent directly.
 
-        If this raises, a message that is in a batch stays there; otherwise its promise is withdrawn.
+        If this raises an error, a message that is in a batch stays there, and the promise of any other message is withdrawn.
         """
         now_ms = self._timer.now_ms()
         batch = None
@@ -191,7 +194,7 @@ class Batcher:
         return batch
 
     def add_plain(self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
-        """Whether a batch contains the message; otherwise the message must be sent directly. Errors as in ``add``."""
+        """Add a plain message. Returns False if the message must be sent directly. Errors have the same effect as in ``add``."""
         now_ms = self._timer.now_ms()
         batch = call_s = None
         has_ready = False
@@ -303,7 +306,7 @@ class Batcher:
                 (self.accumulator.split if must_split else self.accumulator.release)(batch)
             if must_split:
                 for owner in self._enqueue_due():
-                    owner.dispatch_ready(soon=True)
+                    owner.dispatch_ready(on_other_thread=True)
                 return
             outcomes, promises = (
                 _outcomes_by_message(outcome, batch.entries),
@@ -319,7 +322,7 @@ class Batcher:
 
 class BatchingClient:
     """Adds the messages of one producer to an accumulator. ``owner`` sends the batches that this producer starts, even if other
-    producers add to them.
+    producers add messages to these batches.
     """
 
     def __init__(
@@ -355,7 +358,7 @@ class BatchingClient:
         # Fetched here, because the thread that sends the batch must not wait for an answer.
         if message.topic not in self._routes.storage:
             self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
-        return has_key(message.keys) or not self._routes.stored_by_key(message.topic)
+        return has_key(message.keys) or not self._routes.is_compaction_topic(message.topic)
 
     def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
         """Add a plain message to a batch and return its future. Returns None if the message is wrong or not plain. Then

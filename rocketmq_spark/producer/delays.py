@@ -1,8 +1,8 @@
-"""Delayed messages that a broker's timers cannot keep (option ``longDelay``). The delay is too long, the timers are disabled, or
-the broker is older than 5.0.
+"""Delayed messages that a broker's timers cannot keep (option ``longDelay``), because the delay is too long, the timers are
+disabled, or the broker is older than 5.0.
 
-With ``dmq`` such a message goes to ``dmq_inner_topic`` in an envelope, and the delay service sends it when it is due. With
-``error`` the message is rejected. The limits of timers, and whether a group consumes envelopes, are requested rarely and cached.
+With ``dmq``, such a message goes to ``dmq_inner_topic`` in an envelope, and the delay service sends the message when it is due.
+With ``error``, the message is rejected. The limits of timers are cached, and so is whether a group consumes envelopes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# How long the limits of a broker's timers, a missing answer, and the existence of a consumer are cached.
+# How long three results are cached: the limits of a broker's timers, a missing answer, and the existence of a consumer.
 LIMITS_VALID_S, SILENT_RETRY_S, CONSUMER_VALID_S = 600.0, 30.0, 10.0
 _UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
@@ -46,8 +46,8 @@ class BrokerTimers:
         self._silent_s = silent_s
 
     def max_delays_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
-        """The maximum delay of each broker's timers, 0 for a broker without timers. If a broker does not answer, its last answer
-        counts; if it never answered, it is missing from the result.
+        """The maximum delay of each broker's timers, 0 for a broker without timers. If a broker does not answer, the result has
+        its last answer. A broker that has never answered is missing from the result.
         """
         due_brokers = [name for name in brokers if self._cache.get(name, _UNKNOWN)[1].expired]
         if due_brokers:
@@ -55,7 +55,7 @@ class BrokerTimers:
             for name in due_brokers:
                 if name not in timers:
                     logger.info("broker %s does not report its timers", name)
-                # A broker without timers is asked each time: its delayed messages are rejected, and it may be upgraded.
+                # A broker without timers is asked each time, because its delayed messages are rejected until it is upgraded.
                 valid_s = self._silent_s if name not in timers else LIMITS_VALID_S if timers[name] else 0.0
                 cached_ms, _ = self._cache.get(name, _UNKNOWN)
                 self._cache[name] = timers.get(name, cached_ms), Deadline.after(valid_s)
@@ -70,8 +70,8 @@ class BrokerTimers:
 class DelayRouter:
     """Decides whether a delayed message needs an envelope, and creates envelopes.
 
-    ``is_transient`` is given if there is a spool. It returns whether an error is temporary. After a temporary error an envelope
-    is created although no broker has reported a consumer of envelopes.
+    ``is_transient`` returns whether an error is temporary; None without a spool. After a temporary error, an envelope is created
+    although no broker has reported a consumer of envelopes.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class DelayRouter:
         deadline: Deadline,
         require_answers: bool = False,
     ) -> tuple[Prepared, How]:
-        """Return what is sent for a delayed message, and its destination: the message itself, or its envelope. ``queues`` returns
-        the queues of the topic.
+        """Return the message or its envelope, and the destination of what is returned. ``queues`` returns the queues of the
+        topic.
 
         With ``require_answers``, raises ``CallTimeout`` if a broker has never reported its timers.
         """
@@ -128,11 +128,11 @@ class DelayRouter:
     def envelope_due_ms(
         self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, require_answers: bool = False
     ) -> int | None:
-        """When the message is due, if it needs an envelope. None if it has no delay, or if the timers of all ``brokers``
-        can handle the delay.
+        """The due time of a message that needs an envelope. None if the message has no delay, or if the timers of all ``brokers``
+        can keep the delay.
 
         With ``longDelay=error``, raises ``MessageRefused`` if a broker would deliver the message at once. Brokers themselves
-        reject a delay that is too long. ``require_answers`` is that of ``route``.
+        reject a delay that is too long. ``require_answers`` is the same as in ``route``.
         """
         timer_properties = decode_properties(properties)
         delay, deliver_at = (timer_properties.get(name) for name in _TIMER_PROPERTIES)

@@ -69,8 +69,8 @@ _CONTROL_CHARACTER = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
 
 
 class Prepared(NamedTuple):
-    """A checked message with its id and its encoded properties. ``envelope`` is set if the message is an envelope of another
-    one, ``half`` if the message is a half message.
+    """A checked message with its id and its encoded properties. ``envelope`` is set if the message is the envelope of another
+    message. ``half`` says whether the message is a half message.
     """
 
     message: Message
@@ -264,7 +264,7 @@ def _deliver_at_property(value: object) -> dict[str, str]:
 
 
 def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) -> SendRequest:
-    """The request of one message. A large body is compressed if that makes it smaller, as in Java (zlib, level 5)."""
+    """The request of one message. A large body is compressed if the compressed body is smaller, as in Java (zlib, level 5)."""
     body, sys_flag = bytes(prepared.message.body), 0
     compression = COMPRESSIONS[settings.compression]
     if compression is not None and len(body) >= settings.compress_above:
@@ -370,8 +370,8 @@ def with_storage_properties(
 def accumulated_batch(
     batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
-    """The request of a batch of the accumulator. With ``batch_id``, for a topic that stores a batch as one message, the batch has
-    an id, tag and keys of its own. Otherwise it has none, for the reason that ``explicit_batch`` names.
+    """The request of a batch of the accumulator. ``batch_id`` is given for a topic that stores a batch as one message. With it,
+    the batch has an id, a tag and keys. Otherwise the batch has none of these, for the reason that ``explicit_batch`` names.
     """
     properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.encode_batch(batch.items())
     if batch_id is None:

@@ -2,7 +2,7 @@
 
 Mirrors ``MQFaultStrategy`` and ``LatencyFaultToleranceImpl`` of Java today; the longer durations of releases before 5.1.4 are the
 preset ``4.x``. The clock is an argument. Several producers and tasks may share a ``FaultTable``, so it has a lock for changes and
-iterations; looking up a broker needs none. Differences from flaws in Java's code:
+iterations. To look up a broker, the lock is not needed. Differences from flaws in Java's code:
 
 * Only the detector restores the reachable flag, yet Java also clears the flag on a broker's error answer while no detector runs.
   Then a broker that returned an error ranks below one that is down. Here the flag counts only while a detector runs
@@ -35,8 +35,8 @@ class BrokerReport(NamedTuple):
 
 
 def broker_report(outcome: SendResult | RocketMQError) -> BrokerReport | None:
-    """Return the report for the fault table. A broker's error answer or a broken connection isolates the broker. None after a
-    local error, which says nothing about the broker.
+    """Return the report for the fault table. An error answer or a broken connection isolates the broker. None after a local
+    error, because such an error says nothing about the broker.
     """
     if isinstance(outcome, SendResult | BrokerNotFound):
         return BrokerReport(isolated=False, reachable=True)
@@ -49,8 +49,8 @@ NOT_AVAILABLE_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
 
 @dataclass(frozen=True, slots=True)
 class FaultTables:
-    """How long a broker is avoided after an attempt: ``not_available_ms[i]`` for the last ``i`` whose ``latency_max_ms[i]`` the
-    latency reaches. A failed attempt counts as one that took ``isolated_ms``.
+    """How long a broker is avoided after an attempt: ``not_available_ms[i]`` for the last ``i`` for which the latency is at least
+    ``latency_max_ms[i]``. A failed attempt counts as an attempt that took ``isolated_ms``.
     """
 
     latency_max_ms: tuple[int, ...] = LATENCIES_MS
@@ -97,8 +97,9 @@ class BrokerHealth:
 class FaultTable:
     """The latencies and failures of brokers, and the choice of a queue that avoids slow and failing brokers.
 
-    Three attributes may be changed at any time. ``enabled``: whether brokers are avoided. ``detecting``: whether failed brokers
-    are probed, so that brokers that answer are preferred. ``tables``: the times for which a broker is avoided, by latency.
+    Three attributes may be changed at any time. ``enabled`` says whether brokers are avoided. ``detecting`` says whether failed
+    brokers are probed, so that brokers that answer are preferred. ``tables`` has the times for which a broker is avoided, by
+    latency.
     """
 
     def __init__(self, tables: FaultTables = CURRENT, enabled: bool = False, detecting: bool = False) -> None:
@@ -153,12 +154,12 @@ class FaultTable:
                 self.faults[broker].probe_at_ms = now_ms + interval_ms
         return due_brokers
 
-    def record_probe(self, broker: str, answered: bool) -> None:
+    def record_probe(self, broker: str, has_answered: bool) -> None:
         """Record whether ``broker`` answered a probe. An answer makes the broker reachable again, but does not shorten the time
         for which it is avoided; without an answer, nothing changes.
         """
         with self._lock:
-            if answered and broker in self.faults:
+            if has_answered and broker in self.faults:
                 self.faults[broker].reachable = True
 
     def retain(self, brokers: Collection[str]) -> None:

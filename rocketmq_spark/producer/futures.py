@@ -27,9 +27,9 @@ class Promise(Future[SendResult]):
     """The future result of one message.
 
     A condition takes several times as long to create as the other attributes, and most results exist before a caller waits for
-    them. So the first waiter creates the condition, under the lock under which outcomes are set. Futures do not share a
-    condition, because Python locks the conditions of
-    one ``wait`` in the order of the futures' addresses: two waits could lock shared conditions in different orders.
+    them. So the first waiter creates the condition, under the same lock under which outcomes are set. Futures do not share a
+    condition, because ``wait`` locks the conditions of several futures in the order of the futures' addresses. So two calls could
+    lock shared conditions in different orders.
     """
 
     _state: str = RUNNING  # a send cannot be cancelled
@@ -58,7 +58,7 @@ class Promise(Future[SendResult]):
         if name not in _CONDITION_ATTRIBUTES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.registry.lock:
-            # Set first: if Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition.
+            # This is set first. If Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition.
             self._has_waiters = True
             if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()

@@ -24,14 +24,14 @@ _SEPARATOR = ","
 
 
 def with_message_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None) -> SendResult:
-    """``result`` with the client's ids: those of a batch joined, or ``batch_id`` if the batch is stored as one message.
+    """``result`` with the client's ids: the joined ids of a batch, or ``batch_id`` if the batch is stored as one message.
 
-    A topic of the kind BatchCQ stores a batch as one message and answers with one offset id.
+    A topic of the kind BatchCQ stores a batch as one message, and its broker answers with one offset id.
     """
-    stored_as_one = len(ids) > 1 and bool(
+    is_stored_as_one = len(ids) > 1 and bool(
         result.msg_id or (result.offset_msg_id and _SEPARATOR not in result.offset_msg_id)
     )
-    msg_id = (result.msg_id or batch_id or "") if stored_as_one else _SEPARATOR.join(ids)
+    msg_id = (result.msg_id or batch_id or "") if is_stored_as_one else _SEPARATOR.join(ids)
     return result._replace(msg_id=msg_id)
 
 

@@ -389,11 +389,14 @@ class BaseProducer(ClosedWhenDropped):
         """Internal: queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         batch_id = _id_source.next(now_ms := self._engine.timer.wall_ms())
         encode_batch_messages(batch, lambda count: _id_source.next_many(count, now_ms), self._sender.encoder, now_ms)
-        ids, stored_whole = [entry.msg_id for entry in batch.entries], self._engine.routes.stored_whole(batch.key.topic)
+        ids, is_stored_whole = (
+            [entry.msg_id for entry in batch.entries],
+            self._engine.routes.is_stored_whole(batch.key.topic),
+        )
         outgoing = OutgoingSend(
             batch.key.topic,
             encoding.accumulated_batch(
-                batch, batch_id if stored_whole else None, self.settings, now_ms, self._sender.encoder
+                batch, batch_id if is_stored_whole else None, self.settings, now_ms, self._sender.encoder
             ),
             self._deadline(None),
             batch.key.queue,
@@ -403,9 +406,12 @@ class BaseProducer(ClosedWhenDropped):
         )
         return self._engine.enqueue(outgoing)
 
-    def dispatch_ready(self, soon: bool = False) -> None:
-        """Internal: send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
-        self._engine.timer.call_soon(self._engine.dispatch_ready) if soon else self._engine.dispatch_ready()
+    def dispatch_ready(self, on_other_thread: bool = False) -> None:
+        """Internal: send the enqueued requests (``batching.BatchOwner``), on the timer thread if ``on_other_thread`` is set."""
+        if on_other_thread:
+            self._engine.timer.call_soon(self._engine.dispatch_ready)
+        else:
+            self._engine.dispatch_ready()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(
@@ -413,8 +419,8 @@ class BaseProducer(ClosedWhenDropped):
         )
 
     def _check_and_resolve(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
-        """Check in Java's order: the producer's state, the message, the route. Returns the prepared message and its
-        destination.
+        """Check the producer's state, the message, and the route, in Java's order. Returns the prepared message, its destination,
+        and the deadline.
         """
         self._owner.check(self._close_lock.locked())
         deadline = self._deadline(how.timeout_s)

@@ -36,7 +36,7 @@ _ANNOUNCE_SHARE = 1 / 3
 
 
 class _PendingRequest:
-    """A request that waits for its reply, an error, or its timeout; the first of them completes it.
+    """A request that waits for its reply, an error, or its timeout. The first of these three completes the request.
 
     If the send fails, the error of the send is the outcome. So a timeout completes the request only if the message is stored. If
     the result of the send arrives after the timeout, the request is completed then.
@@ -53,7 +53,7 @@ class _PendingRequest:
         self._send_result: SendResult | None = None
 
     def complete(self, outcome: Reply | RocketMQError) -> bool:
-        """Set the outcome. Returns False if there is one already."""
+        """Set the outcome. Returns False if the request has an outcome already."""
         with self._lock:
             if self._is_complete:
                 return False

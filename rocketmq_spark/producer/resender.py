@@ -42,18 +42,19 @@ logger = logging.getLogger(__name__)
 
 # Java's send timeout. A sink may have a long send timeout, and records of other queues would wait as long.
 RESEND_TIMEOUT_S = 3.0
-# How long a broker that did not report its timers is not asked again, because records wait while one record is checked.
+# A broker that did not report its timers is asked again after this time, because other records wait during the request.
 SILENT_RETRY_S = 1.0
 # How long a topic's storage of batches is cached. The topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
 # How long sends are collected before they are written together.
 GATHER_S = 0.002
-# Limits of one batch: messages, bytes, and the spread of born timestamps, of which a batch has one.
+# Limits of one batch: messages, bytes, and how far the born timestamps of its messages differ, because a batch has only one.
 _MAX_BATCH_MESSAGES, _MAX_BATCH_BYTES, _MAX_BORN_SPREAD_MS = 256, 1 << 20, 1000
-# The system properties that a message in a batch may have. Others are instructions to the broker, which ignores them in a batch.
+# The system properties that a message in a batch may have. Other system properties are instructions to the broker, which ignores
+# them in a batch.
 _BATCH_PROPERTIES = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
-# A missing topic, or an environment without a queue. Both may be temporary, while brokers are down or register.
+# The errors of a missing topic, and of an environment without a queue. Both may be temporary, while brokers are down or register.
 _MISSING_ERRORS = (RouteNotFound, OptionError)
 # The text with which a broker without timers rejects a delayed message (code 1), even if the message is due.
 _NO_TIMERS = "accurate timer message is not enabled"
@@ -61,9 +62,10 @@ _id_source = UniqKeys()
 
 
 class EngineResender:
-    """Sends through an engine of its own, so that the limits of the producer apply to new messages only.
+    """Sends through an engine of its own, so that the limits of the producer apply only to new messages.
 
-    ``batch_writes`` returns a context in which all sends are written at once; with it, sends are collected for ``GATHER_S``.
+    ``batch_writes`` returns a context in which all sends are written at once. With ``batch_writes``, sends are collected for
+    ``GATHER_S``.
     """
 
     def __init__(
@@ -103,10 +105,13 @@ class EngineResender:
         """Send the records of these topics to these queues."""
         self._engine.routes.pinned_queues = queues
 
-    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
         max_messages = self._settings.features.max_single_requests or _MAX_BATCH_MESSAGES
         return _BatchBuilder(
-            first, min(_MAX_BATCH_BYTES, self._max_message_size), max_messages, self._stores_keyless(first.topic)
+            first_send,
+            min(_MAX_BATCH_BYTES, self._max_message_size),
+            max_messages,
+            self._stores_keyless(first_send.topic),
         ).try_add
 
     def _stores_keyless(self, topic: str) -> bool:
@@ -131,8 +136,8 @@ class EngineResender:
         for send in sends[1:]:
             if not builder.try_add(send):
                 raise ValueError(f"{send} does not go with {sends[0]}")
-        stored_whole = self._engine.routes.stored_whole(sends[0].topic)
-        return builder.batch(_id_source.next(self._timer.wall_ms()) if stored_whole else None)
+        is_stored_whole = self._engine.routes.is_stored_whole(sends[0].topic)
+        return builder.batch(_id_source.next(self._timer.wall_ms()) if is_stored_whole else None)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         try:
@@ -152,8 +157,8 @@ class EngineResender:
             self._resend(send, done)
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """Resend a batch. Its topic may be a compaction topic, because perhaps no broker answered when the batch was spooled.
-        Such a topic drops messages without a key.
+        """Resend a batch. If no broker answered when the batch was spooled, its topic may be a compaction topic, which drops
+        messages without a key. So the batch is split, unless a broker now reports another kind of topic.
         """
         capture(self._engine.routes.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
         storage = self._engine.routes.storage.get(send.topic)  # None: it may be a compaction topic
@@ -175,8 +180,8 @@ class EngineResender:
             send = self._enveloped_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
         except RocketMQError as e:
             is_rejected = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
-            retry_soon = isinstance(e, (*_MISSING_ERRORS, MessageRefused)) and not is_rejected
-            done(Resent(None, str(e), retry_soon or is_transient(e, self._sender)))
+            is_temporary = isinstance(e, (*_MISSING_ERRORS, MessageRefused)) and not is_rejected
+            done(Resent(None, str(e), is_temporary or is_transient(e, self._sender)))
         except Exception as e:  # each record must get an outcome
             logger.exception("cannot determine the timers of the brokers of %s", send.topic)
             done(Resent(None, f"{type(e).__name__}: {e}", is_temporary=True))
@@ -198,9 +203,9 @@ class EngineResender:
         return SpooledSend(topic, single_request(prepared, self._settings, now_ms), msg_ids=send.msg_ids)
 
     def _resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        candidates = None
+        filter_queues = None
         if send.queue is None and send.selector is not None:
-            candidates = selector_function(send.topic, send.selector, send.arg)
+            filter_queues = selector_function(send.topic, send.selector, send.arg)
 
         def on_completion(completion: SendCompletion) -> None:
             outcome = completion.outcome
@@ -212,12 +217,15 @@ class EngineResender:
                 cause = cause_of(outcome)
                 # Timers were disabled after they were checked.
                 lacks_timers = (cause.remark or "").startswith(_NO_TIMERS)
-                if lacks_timers and (without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None:
-                    self._resend(without_delay, done)
+                if (
+                    lacks_timers
+                    and (send_without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None
+                ):
+                    self._resend(send_without_delay, done)
                     return
-                # The close dropped the send; this is not a failure of the send.
-                retry_soon = lacks_timers or isinstance(cause, (*_MISSING_ERRORS, ClosedError))
-                done(Resent(None, str(outcome), retry_soon or is_transient(outcome, self._sender)))
+                # A ``ClosedError`` is not a failure of the send: ``close`` dropped the send.
+                is_temporary = lacks_timers or isinstance(cause, (*_MISSING_ERRORS, ClosedError))
+                done(Resent(None, str(outcome), is_temporary or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
                 reason = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
                 done(Resent(None, reason, is_temporary=True))
@@ -229,7 +237,7 @@ class EngineResender:
             send.request,
             Deadline.after(RESEND_TIMEOUT_S),
             send.queue,
-            filter_queues=candidates,
+            filter_queues=filter_queues,
             done=on_completion,
             msg_ids=send.msg_ids,
         )
@@ -277,8 +285,8 @@ class _JoinedSend(SpooledSend):
 
 
 def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
-    """Return two halves of the messages of a batch that are not stored. Empty for a single message: it is the rejected
-    message.
+    """Return two halves of the messages of a batch, without the stored messages. Empty if one message is left, because this is
+    the rejected message.
     """
     if not send.request.batch or isinstance(send, _JoinedSend):
         return []
@@ -287,9 +295,9 @@ def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
     except DecodeError:
         return []
     ids_and_items = [(item, decode_properties(item.properties).get(Property.UNIQ_KEY, "")) for item in items]
-    remaining = [entry for entry in ids_and_items if entry[1] not in stored]
-    middle = len(remaining) // 2
-    return [_part(send, half) for half in (remaining[:middle], remaining[middle:])] if middle else []
+    remaining_entries = [entry for entry in ids_and_items if entry[1] not in stored]
+    middle = len(remaining_entries) // 2
+    return [_part(send, half) for half in (remaining_entries[:middle], remaining_entries[middle:])] if middle else []
 
 
 def _split_by_key(send: SpooledSend) -> list[SpooledSend]:
@@ -327,8 +335,8 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
-    """The send without its delay, if the delay has passed; otherwise None. A Proxy would reject the result in a topic of delayed
-    messages.
+    """The send without its delay, if the delay has passed; otherwise None. For a topic of delayed messages, a Proxy would reject
+    the result.
     """
     properties = decode_properties(send.request.properties)
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)

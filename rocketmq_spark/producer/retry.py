@@ -50,7 +50,7 @@ RETRY_CODES = frozenset(
 # Retries after errors that are often permanent, even if retries are limited only by time.
 MAX_UNCERTAIN_RETRIES = 2
 
-# Nothing was sent, and a retry would fail in the same way.
+# After these errors nothing was sent, and a retry would fail in the same way.
 LOCAL_ERRORS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
 # Errors that are not retried. After an UnprovedError the message may be stored.
 _NOT_RETRIED = (*LOCAL_ERRORS, UnprovedError)
@@ -64,7 +64,7 @@ class OutOfTime(CallTimeout):
 class RetryPolicy:
     """How often an attempt is repeated: a number, or None for as long as the deadline allows.
 
-    ``pinned_retries`` is for sends to a queue that the caller or a selector chose; Java makes none.
+    ``pinned_retries`` is for sends to a queue that the caller or a selector chose. Java does not retry such sends.
     """
 
     retries: int | None = 2
@@ -87,7 +87,7 @@ class RetryState:
 
     def __init__(self, policy: RetryPolicy, pinned: bool, rng: random.Random | None = None) -> None:
         self._policy = policy
-        self._pinned = pinned
+        self._is_pinned = pinned
         self._rng = rng
         self._pauses: Iterator[float] | None = None
         self.attempt_count = 0  # attempts, also those that failed before a queue was chosen
@@ -101,7 +101,7 @@ class RetryState:
     @property
     def may_retry(self) -> bool:
         """Whether another attempt may follow the next one."""
-        limit = self._policy.pinned_retries if self._pinned else self._policy.retries
+        limit = self._policy.pinned_retries if self._is_pinned else self._policy.retries
         return limit is None or self.attempt_count - self._route_failures < limit
 
     def next_action(
@@ -116,10 +116,10 @@ class RetryState:
 
         ``brokers`` are the brokers with queues of the topic, ``remaining_s`` the seconds until the deadline.
         """
-        route_failed = _is_route_failure(queue, outcome)
-        may_retry = self.may_retry or route_failed
+        is_route_failure = _is_route_failure(queue, outcome)
+        may_retry = self.may_retry or is_route_failure
         self.attempt_count += 1
-        self._route_failures += route_failed
+        self._route_failures += is_route_failure
         if queue is not None:
             self.last_broker = queue.broker_name
             self.brokers.append(queue.broker_name)
@@ -141,12 +141,12 @@ class RetryState:
     def _is_retriable(self, error: RocketMQError) -> bool:
         if isinstance(error, _NOT_RETRIED):
             return False
-        if isinstance(error, AccessDenied) and self._pinned:
+        if isinstance(error, AccessDenied) and self._is_pinned:
             return False
         if isinstance(error, RouteNotFound):  # Java does not retry a missing topic either
-            return (self._policy.pinned_retries if self._pinned else self._policy.retries) is None
+            return (self._policy.pinned_retries if self._is_pinned else self._policy.retries) is None
         # If a broker does not have the queue any more, another queue may be chosen from the refreshed route.
-        may_choose_again = isinstance(error, InvalidParameter) and not self._pinned
+        may_choose_again = isinstance(error, InvalidParameter) and not self._is_pinned
         if isinstance(error, BrokerError) and not (
             error.retriable or may_choose_again or error.broker_code in self._policy.codes
         ):
@@ -157,7 +157,7 @@ class RetryState:
         return self._uncertain_retries <= MAX_UNCERTAIN_RETRIES
 
     def _next_pause(self, brokers: Collection[str]) -> float:
-        has_untried_broker = not self._pinned and bool(set(brokers) - set(self.brokers))
+        has_untried_broker = not self._is_pinned and bool(set(brokers) - set(self.brokers))
         if has_untried_broker:
             return 0.0
         if self._pauses is None:

@@ -6,7 +6,7 @@ share a cache without a lock, because each change replaces one whole entry.
 
 ``Destinations`` resolves the queue that the caller named or that a selector chooses. It requests routes, and waits while no name
 server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved queue, or the next queue on a good broker. Each
-thread has its own round robin. The selectors are in ``queues/selection``, those for rows in ``rows/routing``.
+thread has its own round robin. The selectors are in ``queues/selection``, and the selectors for rows in ``rows/routing``.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def queues_of_environment(sender: Sender, environment: Environment) -> dict[str,
 def set_environment_queues(
     sender: Sender, environment: Environment, counted_queues: Mapping[str, tuple[MessageQueue, ...]]
 ) -> None:
-    """Use the queues that the driver counted. Raises ``SpoolError`` if a spool of this process has records for other queues,
-    which the process therefore uses already.
+    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses other queues, because one of its
+    spools has records for them.
     """
     queues_by_topic = queues_of_environment(sender, environment)
     for topic, queues in counted_queues.items():
@@ -84,8 +84,8 @@ def set_environment_queues(
 
 
 class RouteCache:
-    """The queues to which topics are published. A list stays the same object until the route changes, because round robins are
-    kept by the identity of the list.
+    """The queues to which topics are published. The list of a topic stays the same object until the route changes, because each
+    list, identified by its object, has its round robin.
     """
 
     def __init__(self, sender: Sender, settings: ProducerSettings) -> None:
@@ -168,17 +168,19 @@ class RouteCache:
         return {queue.broker_name for queue in cached[1]} if cached is not None else set()
 
     def fetch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
-        """Fetch how the topic stores batches. Returns None without an answer within a share of the send timeout."""
+        """Fetch how the topic stores batches. Without an answer within a share of the send timeout, returns the last answer, or
+        None if there was none.
+        """
         storage_deadline = deadline.within(self._settings.send_timeout_s * _STORAGE_TIMEOUT_SHARE)
         storage = self.storage[topic] = self._sender.batch_storage(topic, storage_deadline) or self.storage.get(topic)
         return storage
 
-    def stored_whole(self, topic: str) -> bool:
+    def is_stored_whole(self, topic: str) -> bool:
         """Whether batches are stored as one message, according to the last answer. Each refresh of routes
         also fetches the storage again."""
         return (storage := self.storage.get(topic)) is not None and storage.as_one_message
 
-    def stored_by_key(self, topic: str) -> bool:
+    def is_compaction_topic(self, topic: str) -> bool:
         """Whether the topic is a compaction topic, according to the last answer."""
         return (storage := self.storage.get(topic)) is not None and storage.is_compacted
 
@@ -273,7 +275,7 @@ class QueueChooser:
         return self._pick(queues, round_robin, attempts.last_broker)
 
     def _ensure_address(self, topic: str, deadline: Deadline, refresh: bool) -> None:
-        """Fetch a route if needed: the addresses of brokers come with it."""
+        """Fetch a route if the addresses of brokers are missing, because a route contains these addresses."""
         if refresh:
             self._routes.queues(topic, deadline, refresh=True)
         elif self._routes.any_topic() is None:  # perhaps no route was fetched yet

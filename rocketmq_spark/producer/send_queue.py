@@ -1,12 +1,12 @@
 """The sends of an engine that have no outcome: the limits of their number, and the order in which they are sent.
 
-``SendWindow`` limits requests, their bytes, and the requests at each broker. It is pure. The limit per broker adapts unless the
-user set one. It must not be large without need, because every batch that waits in a broker adds to the latency by which slow
-brokers are recognised. So the limit grows while few bytes are in flight, and halves when a request is retried.
+``SendWindow`` limits requests, their bytes, and the requests at each broker. It is pure. If the user set no limit per broker,
+this limit adapts. It must not be large without need: slow brokers are recognised by their latency, and every batch that waits in
+a broker adds to the latency. So the limit grows while few bytes are in flight, and halves when a request is retried.
 
-``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight, and a retried send stays
-first: its queue is muted until the next attempt, so nothing overtakes the retry. Sends without a queue have no order. Kafka's
-accumulator mutes partitions in the same way; RocketMQ's Java client does not order pipelined sends.
+``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight. A send that is retried stays
+first, because its queue is muted until the next attempt. Sends without a queue have no order. Kafka's accumulator mutes
+partitions in the same way. RocketMQ's Java client does not order pipelined sends.
 
 ``SendQueue`` has the only lock of an engine. It decides under the lock with the two classes above, and the engine acts after the
 lock is released.
@@ -65,10 +65,10 @@ class SendWindow:
         )
 
     def has_room(self, size: int, ordered: bool) -> bool:
-        """Whether a request of ``size`` bytes is within the limits; a single request always is.
+        """Whether a request of ``size`` bytes is within the limits. A request is always within the limits if there is no other.
 
-        With a limit per broker, requests that may go to any queue wait in the caller, where they cost nothing. Ordered
-        requests wait inside for their queue, so that a slow or muted queue does not delay the others.
+        With a limit per broker, requests that may go to any queue wait in the caller, where they cost nothing. Ordered requests
+        wait for their queue in ``OrderedQueues``, so that a slow or muted queue does not delay other queues.
         """
         if not self.request_count:
             return True
@@ -89,11 +89,11 @@ class SendWindow:
     def clear(self) -> None:
         self.request_count = self.byte_count = 0
 
-    def record_acknowledged(self, size: int, first_attempt: bool) -> None:
-        """Record the acknowledgement of a request of ``size`` bytes, at its ``first_attempt`` or a later one."""
+    def record_acknowledged(self, size: int, is_first_attempt: bool) -> None:
+        """Record the acknowledgement of a request of ``size`` bytes, at its ``is_first_attempt`` or a later one."""
         if not self._adapts:
             return
-        if not first_attempt:
+        if not is_first_attempt:
             self.max_per_broker = max(1, self.max_per_broker // 2)
         elif size * (self.max_per_broker + 1) <= TARGET_BYTES:
             self.max_per_broker = min(MAX_PER_BROKER, self.max_per_broker + 1)
@@ -120,9 +120,9 @@ class OrderedQueues(Generic[T]):
     def put(self, item: T, queue: Hashable | None = None) -> None:
         """Add ``item`` at the end of ``queue``. Without a queue, the item waits for no other."""
         queue = ("free", next(self._sequence)) if queue is None else ("ordered", queue)
-        exists = queue in self._waiting
+        queue_exists = queue in self._waiting
         self._waiting.setdefault(queue, deque()).append(item)
-        if not exists:
+        if not queue_exists:
             self._ready_queues.append(queue)
 
     def take_ready(self, now_ms: int) -> list[T]:
@@ -206,8 +206,9 @@ class SendQueue:
             return self._closed or self.window.has_room(size, ordered)
 
     def wait_for_room(self, outgoing: OutgoingSend) -> None:
-        """Wait until the request is within the limits. Raises ``SendFailed`` at its deadline, or if the thread for retries
-        cannot start, because the thread that reads the answer could not handle this error later.
+        """Wait until the request is within the limits. Raises ``SendFailed`` at the request's deadline. Also raises
+        ``SendFailed`` if the thread for retries cannot start, because the thread that reads the answer could not handle this
+        error later.
         """
         try:
             self._timer.start()
@@ -264,7 +265,7 @@ class SendQueue:
             return CompletionEffects(followers, self._queues.is_limited)
 
     def add_blocking(self, outgoing: OutgoingSend) -> None:
-        """Count a request that a caller's thread sends, so that ``wait_until_idle`` and ``close`` know it."""
+        """Count a request that a caller's thread sends, so that ``wait_until_idle`` and ``close`` include the request."""
         with self._lock:
             self._blocking_sends.add(outgoing)
 
@@ -293,7 +294,7 @@ class SendQueue:
             return unfinished_sends, list(self._blocking_sends)
 
     def _failed_queues_of(self, outgoing: OutgoingSend) -> dict[Hashable, RocketMQError]:
-        """The failed queues of the request's call or task, with the errors; an empty dict if failures are not remembered."""
+        """The failed queues of the request's call or task, with the errors. Empty if failed queues do not stay closed."""
         if outgoing.failed_queues is not None:
             return outgoing.failed_queues
         return self._failed_queues if self._failed_queues_stay_closed else {}

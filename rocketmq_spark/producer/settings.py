@@ -203,12 +203,12 @@ class ProducerSettings:
     @property
     def retry_policy(self) -> RetryPolicy:
         # Over gRPC an ordered queue is a lane and not a broker's queue, so ordered sends may be retried at another endpoint.
-        pinned = (
+        pinned_retries = (
             self.retries
             if self.features.queue_choice_problem and self.pinned_retries is not None
             else self.pinned_retries
         )
-        return RetryPolicy(self.retries, pinned, self.retry_codes, self.store_must_be_ok)
+        return RetryPolicy(self.retries, pinned_retries, self.retry_codes, self.store_must_be_ok)
 
     def batch_limits(self, shared_limits: BatchLimits) -> BatchLimits:
         """The limits of a shared accumulator after this producer joined it: the producer's own limits override the others."""

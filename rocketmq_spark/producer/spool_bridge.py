@@ -50,10 +50,11 @@ _MAX_ARG_BYTES = 60_000
 
 
 def is_transient(error: RocketMQError, sender: Sender) -> bool:
-    """Whether the same send may succeed later: timeout, lost connection, busy broker, no name server, no master.
+    """Whether the same send may succeed later, because the error is a timeout, a lost connection, a busy broker, or a missing
+    name server or master.
 
-    A topic without a route counts as missing if any broker has a master, and the topic still has no route. To check this, the
-    function sends requests. Without an answer, the error counts as temporary.
+    If a topic has no route, the function sends requests. The error is not temporary if any broker has a master and the topic
+    still has no route. Without an answer, the error counts as temporary.
     """
     error = cause_of(error)
     if not isinstance(error, RouteNotFound):
@@ -80,7 +81,7 @@ def cause_of(error: RocketMQError) -> RocketMQError:
 
 
 def is_storable_selector(selector: str | Select | None, arg: object) -> bool:
-    """Whether a spool can store the choice: a built-in selector with an argument that JSON can represent."""
+    """Whether a spool can store a selector and its argument: the selector is built in, and JSON can represent the argument."""
     try:
         text = json.dumps(arg, sort_keys=True)
         is_built_in_name = isinstance(selector, str) and is_built_in(selector) and bool(json.loads(text) == arg)
@@ -132,7 +133,7 @@ class SpoolBridge:
         ]
         spool_indexes = [i for i, outcome in enumerate(outcomes) if outcome is None]
         error_of_all = self._write(sends_and_errors, spool_indexes)
-        for i in spool_indexes:  # if the spool has no room for all, it may have room for some
+        for i in spool_indexes:  # if the spool has no room for all requests, it may have room for some of them
             spool_error = (
                 error_of_all if error_of_all is None or len(spool_indexes) == 1 else self._write(sends_and_errors, [i])
             )
@@ -154,16 +155,16 @@ class SpoolBridge:
 
     def _spool_waiting(self) -> None:
         with self._lock:
-            waiting = list(self._waiting_sends)
+            waiting_sends = list(self._waiting_sends)
             self._waiting_sends.clear()
-        outcomes = self.spool([(outgoing, error) for outgoing, error, _ in waiting])
-        for (_, _, done), outcome in zip(waiting, outcomes, strict=True):
+        outcomes = self.spool([(outgoing, error) for outgoing, error, _ in waiting_sends])
+        for (_, _, done), outcome in zip(waiting_sends, outcomes, strict=True):
             done(outcome)
 
     def _write(
         self, sends_and_errors: Sequence[tuple[OutgoingSend, RocketMQError | None]], indexes: Sequence[int]
     ) -> RocketMQError | None:
-        """Write the sends at these ``indexes`` of ``sends_and_errors``. Returns the error if that fails."""
+        """Write the sends at these ``indexes`` of ``sends_and_errors``. Returns the error if the write fails."""
         try:
             if indexes:
                 self._spool.keep([_spooled_send(sends_and_errors[i][0]) for i in indexes])

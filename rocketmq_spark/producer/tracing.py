@@ -1,8 +1,8 @@
 """Message traces of a producer: records of sends, decisions and cancellations in the trace topic.
 
-Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing neither delays nor fails the traced calls: records are collected and sent
-by a timer. If the trace topic does not accept them, they are dropped and the loss is logged. Unlike in Java, each message of a
-batch has its own record, so that a search for its id finds it.
+Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing neither delays nor fails the traced calls: a timer sends the collected
+records. If the trace topic does not accept records, these are dropped and the loss is logged. Unlike in Java, each message of a
+batch has its own record, so that a search for the message's id finds the record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _MAX_GROUP_CHARACTERS = 80  # of the traced group's name, in the name of the gro
 FLUSH_RECORDS = traces.MAX_RECORDS
 FLUSH_S = 1.0
 MAX_BUFFERED_RECORDS = 20_480
-# A batch whose records are created later counts as at least one record for this many bytes, because it is kept until then.
+# The records of a batch are created later, and the batch is kept until then. So it counts as at least one record per this number
+# of bytes.
 BYTES_PER_RECORD = 4096
 SEND_TIMEOUT_S = 5.0
 MAX_EXIT_S = 2.0
@@ -116,7 +117,7 @@ class TraceProducer(BaseProducer):
         self._buffered_count = 0  # records that are not stored yet, also those that are being sent
         self._new_count = 0  # records since the last send
         self._lost_count = 0
-        self._scheduled = False  # whether the timer will send the records
+        self._is_flush_scheduled = False  # whether the timer will send the records
         self._is_finished = False  # whether ``append`` ignores records
         self._records_lock = threading.Lock()
         self._loss_log_limit = RateLimit(LOSS_LOG_S)
@@ -142,8 +143,8 @@ class TraceProducer(BaseProducer):
                 self._buffered_count += count
                 self._new_count += count
             must_flush = self._new_count >= FLUSH_RECORDS
-            must_schedule = not is_full and not self._scheduled
-            self._scheduled = self._scheduled or must_schedule
+            must_schedule = not is_full and not self._is_flush_scheduled
+            self._is_flush_scheduled = self._is_flush_scheduled or must_schedule
         if is_full:
             self._count_lost(
                 count, ClosedError(f"records are added faster than they are sent, {MAX_BUFFERED_RECORDS} records wait")
@@ -183,9 +184,9 @@ class TraceProducer(BaseProducer):
         return not was_finished
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
-        """Send the collected records until ``deadline``: each message may have to wait for a route or for the limits."""
+        """Send the collected records until ``deadline``, because each message may have to wait for a route or for the limits."""
         with self._records_lock:
-            records, self._records, self._new_count, self._scheduled = self._records, [], 0, False
+            records, self._records, self._new_count, self._is_flush_scheduled = self._records, [], 0, False
         for body, keys, count in traces.trace_messages(
             itertools.chain.from_iterable(map(self._create_records, records))
         ):
@@ -214,8 +215,8 @@ class TraceProducer(BaseProducer):
     def _count_lost(self, count: int, error: BaseException) -> None:
         with self._records_lock:
             self._lost_count += count
-            lost_count, due = self._lost_count, self._loss_log_limit.due()
-        if due:
+            lost_count, is_log_due = self._lost_count, self._loss_log_limit.due()
+        if is_log_due:
             hint = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
             logger.warning(
                 "%d trace records of %s are lost so far; the messages themselves are not affected. %s%s",
@@ -225,7 +226,7 @@ class TraceProducer(BaseProducer):
 
 class TracedSender:
     """A sender that passes a record of each call to ``append``. It raises and blocks as the wrapped sender does. It equals the
-    wrapped sender, so that they share what a process caches for a sender.
+    wrapped sender, so that both use the objects that a process caches for a sender.
     """
 
     def __init__(
@@ -279,15 +280,15 @@ class TracedSender:
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         """Recall a message. Traced when the broker has answered."""
         msg_id = self._sender.recall(topic, broker_name, handle, group, deadline)
-        traced = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
-        self._trace(lambda: [traces.recall_record(traced, self._group, self._wall_ms(), True)])
+        traced_message = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
+        self._trace(lambda: [traces.recall_record(traced_message, self._group, self._wall_ms(), True)])
         return msg_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         """Send a decision. Traced when the broker has answered."""
         is_proved = self._sender.end_transaction(place, decision, deadline)
-        traced = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
-        self._trace(lambda: [self._decision_record(traced, place, decision, from_check=False)])
+        traced_message = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
+        self._trace(lambda: [self._decision_record(traced_message, place, decision, from_check=False)])
         return is_proved
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
@@ -299,25 +300,25 @@ class TracedSender:
     def _traced_check(
         self, check: HalfCheck, message: Any, place: HalfPlace
     ) -> TransactionState | Callable[[], TransactionState]:
-        traced = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
+        traced_message = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
         decision = check(message, place)
         if isinstance(decision, TransactionState):
-            self._trace(lambda: [self._decision_record(traced, place, decision, from_check=True)])
+            self._trace(lambda: [self._decision_record(traced_message, place, decision, from_check=True)])
             return decision
 
         def traced_decision() -> TransactionState:
             state = decision()
-            self._trace(lambda: [self._decision_record(traced, place, state, from_check=True)])
+            self._trace(lambda: [self._decision_record(traced_message, place, state, from_check=True)])
             return state
 
         return traced_decision
 
     def _decision_record(
-        self, traced: TracedMessage, place: HalfPlace, state: TransactionState, from_check: bool
+        self, traced_message: TracedMessage, place: HalfPlace, state: TransactionState, from_check: bool
     ) -> TraceRecord:
         now_ms = self._wall_ms()
         return traces.transaction_end_record(
-            traced, self._group, now_ms, place.transaction_id, _STATES[state], from_check
+            traced_message, self._group, now_ms, place.transaction_id, _STATES[state], from_check
         )
 
     def _records_of_send(self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int) -> Records:
@@ -342,12 +343,12 @@ class TracedSender:
     ) -> Iterable[TraceRecord]:
         offset_ids = (result.offset_msg_id or "").split(",")
         host = OffsetMessageId.parse(offset_ids[0]).host if offset_ids[0] else ""
-        ok = result.status is SendStatus.SEND_OK
+        is_ok = result.status is SendStatus.SEND_OK
         for i, (properties, size) in enumerate(_messages_of(request)):
-            traced = TracedMessage.of(queue.topic, properties, result.region_id)
+            traced_message = TracedMessage.of(queue.topic, properties, result.region_id)
             offset_id = offset_ids[min(i, len(offset_ids) - 1)] or None
-            acknowledged = Acknowledgement(size, MessageKind.of(properties), host, offset_id, ok)
-            yield traces.publish_record(traced, self._group, start_ms, cost_ms, acknowledged)
+            acknowledgement = Acknowledgement(size, MessageKind.of(properties), host, offset_id, is_ok)
+            yield traces.publish_record(traced_message, self._group, start_ms, cost_ms, acknowledgement)
 
     def _trace(self, records: Callable[[], Records]) -> None:
         """Append records. An error is logged and does not fail the send."""

@@ -68,7 +68,7 @@ COLLECTION_INTERVAL_S = 20.0
 
 SendDecision = Callable[[HalfPlace, TransactionState, Deadline], bool]
 
-# A check that arrives while a decision is being sent waits for the decision, at most this long.
+# A check that arrives while a decision is being sent waits at most this long for the decision.
 MAX_DECISION_S = 5.0
 
 # The new state, by state and decision. There are no other transitions.
@@ -82,9 +82,9 @@ class HalfFate:
     """The state of a half message in this process. It does not reference the message and its producer, because many states are
     kept for a long time.
 
-    While the program references the half message, the program may decide: ``owner_ref`` is a weak reference to it. The decision
-    is sent to the place of the stored message, or of the last copy that the broker made. Another message with the same id has
-    other ``digest`` (``model.send.content_digest``).
+    While the program references the half message, the program may decide. ``owner_ref`` is a weak reference to the half message.
+    The decision is sent to the place of the stored message, or of the last copy that the broker made. Another message with the
+    same id has another ``digest`` (``model.send.content_digest``).
     """
 
     __slots__ = ("_crossing_until", "_lock", "_place", "digest", "last_decision", "owner_ref", "state")
@@ -136,7 +136,7 @@ class HalfFate:
             )
 
     def decide(self, decision: TransactionState, timeout_s: float, send: SendDecision) -> bool:
-        """Send a decision. Returns False if the state does not allow it. Raises errors of the request."""
+        """Send a decision. Returns False if the state does not allow the decision. Raises errors of the request."""
         deadline = Deadline.after(timeout_s)
         with self._decision_lock(deadline):
             next_state = _TRANSITIONS.get((self.state, decision))
@@ -301,13 +301,13 @@ class _TransactionRegistry:
 # One per process, because a broker may ask any producer of the group. Ids are unique.
 _registry = _TransactionRegistry()
 os.register_at_fork(after_in_child=_registry.clear)
-_next_collection = Deadline.after(0)
+_next_collection_deadline = Deadline.after(0)
 
 
 def _collect_garbage() -> None:
-    global _next_collection
-    if _next_collection.expired:
-        _next_collection = Deadline.after(COLLECTION_INTERVAL_S)
+    global _next_collection_deadline
+    if _next_collection_deadline.expired:
+        _next_collection_deadline = Deadline.after(COLLECTION_INTERVAL_S)
         gc.collect()
 
 
@@ -361,14 +361,14 @@ def weakly_bound(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return check
 
     def call(message: Any) -> Any:
-        bound = method()
-        return TransactionState.UNKNOWN if bound is None else bound(message)
+        bound_check = method()
+        return TransactionState.UNKNOWN if bound_check is None else bound_check(message)
 
     return call
 
 
 class TransactionProducer(BaseProducer):
-    """A producer that can send transactional messages if it has a ``check``, which decides about undecided ones."""
+    """A producer that can send transactional messages if it has a ``check``, which decides about undecided messages."""
 
     def __init__(
         self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **base_arguments: Any
@@ -466,7 +466,7 @@ class TransactionProducer(BaseProducer):
         self._decide_at_end(half_message, TransactionState.COMMIT)
 
     def _decide_at_end(self, half_message: HalfMessage, decision: TransactionState) -> None:
-        """Apply the ``decision`` of the end of a block, unless the user has decided in it."""
+        """Apply the ``decision`` of the end of a block, unless the user has decided in the block."""
         if half_message.state is not HalfState.PREPARED or deferred_by_collection(
             functools.partial(self._decide_at_end, half_message, decision)
         ):

@@ -138,7 +138,7 @@ class ReceivedAnswers:
             rest_answers, self._unused_answers = self._unused_answers + rest_answers, []
             count = offset_count(rest_answers)
         self.answers, self.offset_count, self.delivered_answers = rest_answers, count, []
-        if stream.full or stream.free_bytes < stream.filled_bytes - self._new_answers_begin:
+        if stream.is_full or stream.free_bytes < stream.filled_bytes - self._new_answers_begin:
             new_begins = stream.compact((answer.begin, answer.end) for answer in self.answers)
             self.answers = [
                 answer._replace(

@@ -38,7 +38,7 @@ class PullRequests:
         ranges = pending.start_pulls(first, max_messages, max_pulls)
         self._opaque += len(ranges)
         self.sent_count += len(ranges)
-        pacing.pull_sent(max(limit - start for _, start, limit in ranges))
+        pacing.on_pull_sent(max(limit - start for _, start, limit in ranges))
         templates = self._templates
         # For a filtered pull, the broker searches as many offsets as the pull requests messages. So a pull requests as many
         # messages as its range has offsets.
@@ -117,11 +117,11 @@ class PullPacing:
             return min(self.pull_size, self._max_pull_size())
         return min(max(self.pull_size, min(self.pull_size * 2, self._settings.batch_size)), self._max_pull_size())
 
-    def pull_sent(self, count: int) -> None:
+    def on_pull_sent(self, count: int) -> None:
         """A pull of ``count`` messages was sent. At the end of a range, ``count`` is less than ``next_pull_size``."""
         self._probe_in_flight = self._probe_in_flight or count > self.pull_size
 
-    def pulls_lost(self) -> None:
+    def on_pulls_lost(self) -> None:
         """The pulls in flight will not be answered."""
         self._probe_in_flight = False
 
@@ -130,10 +130,10 @@ class PullPacing:
         most one if such a pull is a probe.
         """
         max_messages = int(self._settings.max_bytes_in_flight / max(1.0, self._bytes_per_message))
-        allowed = max(0, (max_messages - offsets_in_flight) // count)
-        return min(1, allowed) if count > self.pull_size else allowed
+        allowed_count = max(0, (max_messages - offsets_in_flight) // count)
+        return min(1, allowed_count) if count > self.pull_size else allowed_count
 
-    def nothing_matched(self) -> None:
+    def on_nothing_matched(self) -> None:
         """The broker searched the requested offsets, and no message matched the filter."""
         self._has_answer = True
         self._bytes_per_message *= _SMOOTHING
@@ -151,7 +151,7 @@ class PullPacing:
             return max(1, min(self._settings.depth, max_depth))
         return max(1, min(MAX_PULL_DEPTH, max_depth, max(4, int(ADAPTIVE_DEPTH_BYTES / answer_bytes))))
 
-    def answer_received(
+    def on_answers_received(
         self, requested_count: int, covered_count: int, largest_bytes: int, answer_count: int = 1
     ) -> None:
         """Learn from ``answer_count`` answers with ``covered_count`` of the ``requested_count`` offsets each. The largest has

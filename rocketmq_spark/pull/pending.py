@@ -96,7 +96,7 @@ class PendingOffsets:
         while self._waiting_ranges and self._waiting_ranges[0][0] <= now:
             self.add(heapq.heappop(self._waiting_ranges)[1])
 
-    def connection_lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """Move all ranges in flight to the unrequested ranges, because their answers will not come."""
         for requested_range in self._ranges_in_flight.values():
             self.add(requested_range)

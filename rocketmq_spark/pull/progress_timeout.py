@@ -15,7 +15,8 @@ from rocketmq_spark.errors import CallTimeout, RocketMQError
 
 logger = logging.getLogger(__name__)
 
-# A broker answers these pulls within its queueing time of 5 s. A broker that sends nothing for this long counts as down.
+# A broker that sends nothing for this long counts as down. A broker that is up answers the pulls of a read within its queueing
+# time of 5 s.
 BROKER_SILENCE_S = 20.0
 # A wait for bytes ends after this time, so that the reader notices attempts that became due meanwhile.
 _LONGEST_RECEIVE_S = 1.0
@@ -26,12 +27,14 @@ _SHORT_READ_S = 1.0
 
 
 class ProgressTimeout:
-    """The time limit of a read, which starts again whenever the read progresses. Its error has the first failure since then."""
+    """The time limit of a read, which starts again whenever the read progresses. The error at its end has the first failure
+    since the last progress.
+    """
 
     def __init__(self, read_deadline_s: float, clock: Clock) -> None:
         self._read_deadline_s = read_deadline_s
         self._clock = clock
-        self._failures = RetryErrors()
+        self._retry_errors = RetryErrors()
         self._pauses = clock.pauses()
         self._last_answer_at = self._started_at = 0.0
         self._logged_at: float | None = None
@@ -50,7 +53,7 @@ class ProgressTimeout:
             logger.log(logging.WARNING if is_long else logging.INFO, "the read continues after %.0f s", waited_s)
             self._logged_at = None
         self.restart()
-        self._failures.clear()
+        self._retry_errors.clear()
         self._pauses = self._clock.pauses()
 
     def record_answer(self) -> None:
@@ -84,9 +87,9 @@ class ProgressTimeout:
         Raises ``error`` if it is permanent, and the first failure if the time is over.
         """
         is_over = self.remaining_s() <= 0
-        self._failures.record(error, self._clock.now(), cut_short=is_over)
+        self._retry_errors.record(error, self._clock.now(), cut_short=is_over)
         if not error.retriable or is_over:
-            self._failures.raise_final(error, self._clock.now())
+            self._retry_errors.raise_final(error, self._clock.now())
         if self._logged_at is None:
             self._log(waits_for, str(error))
         self.log_wait(waits_for)
@@ -96,7 +99,7 @@ class ProgressTimeout:
         """Log what the read waits for, if it has waited for ten seconds since the start or since the last such line."""
         waiting_since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
-            last_failure = self._failures.last
+            last_failure = self._retry_errors.last
             self._log(
                 waits_for, str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer"
             )

@@ -87,7 +87,13 @@ class Puller:
         templates = [templates_by_queue[r.queue] for r in ranges]
         settings = replace(self.settings, has_filter=bool(broker_filter))
         return RangeReader(
-            ranges, replica, templates, settings, on_loss, on_hint=replica.hint, recreated_topics=recreated_topics
+            ranges,
+            replica,
+            templates,
+            settings,
+            on_loss,
+            on_hint=replica.follow_hint,
+            recreated_topics=recreated_topics,
         )
 
     def replica(self, queue: MessageQueue, planned_address: str | None = None) -> Replica:
@@ -104,7 +110,7 @@ class Puller:
         )
 
     def template(self, queue: MessageQueue, broker_filter: Filter = NO_FILTER) -> PullTemplate:
-        """Return the template of pulls of one queue. They commit no offset, and the broker does not hold them."""
+        """Return the template of pulls of one queue. These pulls commit no offset, and the broker does not hold them."""
         request = rpc.PULL_MESSAGE.request(
             consumerGroup=self.source.on_wire(self.group),
             topic=self.source.on_wire(queue.topic),
@@ -124,9 +130,10 @@ class Puller:
         return keys
 
 
-def batch_topic_filter_error(sql: Filter, topic: str) -> OptionError:
+def batch_topic_filter_error(sql_filter: Filter, topic: str) -> OptionError:
     """Return the error for an SQL expression about a topic whose messages brokers store in batches."""
     return OptionError(
-        f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, or a compaction topic, which brokers do not filter",
+        f"option 'sql' is {sql_filter.expression!r}, but {topic} is a batch topic, or a compaction topic, "
+        "which brokers do not filter",
         remedy="Filter with option 'tags', or in Spark",
     )

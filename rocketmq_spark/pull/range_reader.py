@@ -65,7 +65,7 @@ class GroupResets:
         wait_until = clock.now() + LAST_ANSWERS_S
         try:
             while self._follows_group and pending.pulls_in_flight and (left_s := wait_until - clock.now()) > 0:
-                if stream.full:
+                if stream.is_full:
                     stream.compact(())
                 if stream.receive(left_s):
                     self._collect(stream, pending)
@@ -109,7 +109,7 @@ class RangeReader:
         grace_s = min(settings.grace_s, settings.read_deadline_s / 2)
         self._pacing = PullPacing(settings)
         self._pending = PendingOffsets(ranges)
-        self._received = ReceivedAnswers()
+        self._received_answers = ReceivedAnswers()
         self._suspicions = LossSuspicions(grace_s, self._clock.pauses)
         self._hole_suspicions = HoleSuspicions(grace_s, self._clock.pauses)
         self._hints = ReplicaHints(on_hint)
@@ -162,7 +162,7 @@ class RangeReader:
         ``holes``, in order, are offsets that answers skipped although every offset of their queue has a message. Holes are
         requested again, from the master. Holes that are not filled during the grace period are lost.
         """
-        answers, now = self._received.delivered_answers, self._clock.now()
+        answers, now = self._received_answers.delivered_answers, self._clock.now()
         is_reliable = not self._hints.return_to_master()
         unconfirmed_holes = self._hole_suspicions.unconfirmed_holes(answers, holes, now, is_reliable)
         for range_number, start, end in confirmed_losses(holes, unconfirmed_holes, answers):
@@ -170,7 +170,7 @@ class RangeReader:
         for answer, time_s in self._hole_suspicions.retries(answers, unconfirmed_holes, now):
             self._pending.retry_at(_covered_range(answer), time_s)
         usable_count, unused_answers = split_at_unconfirmed(answers, unconfirmed_holes)
-        self._received.give_back(unused_answers)
+        self._received_answers.give_back(unused_answers)
         return usable_count
 
     def _step(self) -> None:
@@ -183,11 +183,11 @@ class RangeReader:
         # What the previous replica lacked is no longer evidence of a loss.
         if stream.address != self._address:
             self._address = stream.address
-            self._suspicions.address_changed()
-            self._hole_suspicions.address_changed()
+            self._suspicions.on_address_changed()
+            self._hole_suspicions.on_address_changed()
         self._pending.release_due(self._clock.now())
         self._send_pulls(stream)
-        if not stream.full:
+        if not stream.is_full:
             self._receive(stream)
         if not self._pending:
             return
@@ -238,10 +238,10 @@ class RangeReader:
         """
         finish_pull, answers, suspicions = (
             self._pending.finish_pull,
-            self._received.answers,
+            self._received_answers.answers,
             self._suspicions.by_position,
         )
-        last_suggested, pull_size = self._hints.last_suggested, self._pacing.pull_size
+        last_suggested_broker, pull_size = self._hints.last_suggested_broker, self._pacing.pull_size
         full_count = largest_bytes = 0
         make_answer = FetchedAnswer._make
         for answer in found_answers:
@@ -254,7 +254,7 @@ class RangeReader:
             if (
                 next_offset != limit
                 or limit - start != pull_size
-                or suggested_broker != last_suggested
+                or suggested_broker != last_suggested_broker
                 or not size
                 or suspicions
             ):
@@ -265,13 +265,13 @@ class RangeReader:
             if size > largest_bytes:
                 largest_bytes = size
         if full_count:
-            self._received.offset_count += full_count * pull_size
+            self._received_answers.offset_count += full_count * pull_size
             self._progress_timeout.record_progress()
-            self._pacing.answer_received(pull_size, pull_size, largest_bytes, full_count)
+            self._pacing.on_answers_received(pull_size, pull_size, largest_bytes, full_count)
 
     def _accept(self, requested_range: PendingRange, answer: FoundAnswer) -> None:
         _, next_offset, suggested_broker, begin, end, min_offset = answer
-        if suggested_broker != self._hints.last_suggested:
+        if suggested_broker != self._hints.last_suggested_broker:
             self._hints.follow(suggested_broker, self._suspicions)
         range_number, start, limit = requested_range
         if next_offset <= start:
@@ -285,8 +285,8 @@ class RangeReader:
             range_number, start, limit = self._with_rest_of_batch(requested_range, next_offset, begin)
         count = min(next_offset, limit) - start
         if end > begin:
-            self._received.add(FetchedAnswer(range_number, start, limit, next_offset, begin, end), count)
-        self._pacing.answer_received(limit - start, count, end - begin)
+            self._received_answers.add(FetchedAnswer(range_number, start, limit, next_offset, begin, end), count)
+        self._pacing.on_answers_received(limit - start, count, end - begin)
         self._pending.add(PendingRange(range_number, next_offset, limit))
 
     def _with_rest_of_batch(self, requested_range: PendingRange, next_offset: int, begin: int) -> PendingRange:
@@ -303,7 +303,7 @@ class RangeReader:
         requested_range = self._pending.finish_pull(opaque)
         if requested_range is None:
             return
-        if answer.suggested_broker is not None and answer.suggested_broker != self._hints.last_suggested:
+        if answer.suggested_broker is not None and answer.suggested_broker != self._hints.last_suggested_broker:
             self._hints.follow(answer.suggested_broker, self._suspicions)
         self._progress_timeout.record_refusal(f"{answer.code} {answer.remark}".strip())
         match judge(requested_range.start, answer):
@@ -315,7 +315,7 @@ class RangeReader:
                 raise error
             case Continue(offset):
                 self._record_progress(requested_range)
-                self._pacing.nothing_matched()
+                self._pacing.on_nothing_matched()
                 self._pending.add(requested_range._replace(start=offset))
             case RepeatPull(reroute):
                 if reroute:
@@ -362,13 +362,13 @@ class RangeReader:
     def _report_loss(
         self, requested_range: PendingRange, until: int | None, cause: Cause, from_range_start: bool = False
     ) -> None:
-        """Report pending offsets as lost: from the start of ``requested_range``, or with ``from_range_start`` of the whole
-        range, up to ``until``, or without it to the end of the range.
+        """Report the pending offsets before ``until`` as lost; without ``until``, those up to the end of the range. They begin
+        at the start of ``requested_range``; with ``from_range_start``, at the start of the whole range.
         """
         whole_range = self._ranges[requested_range.range_number]
         self._record_progress(requested_range)
         self._pending.add(requested_range)
-        self._pacing.pulls_lost()
+        self._pacing.on_pulls_lost()
         start = whole_range.start if from_range_start else requested_range.start
         end = whole_range.end if until is None else until
         for part in self._pending.remove(PendingRange(requested_range.range_number, start, end)):
@@ -408,10 +408,10 @@ class RangeReader:
             return
         self._resets.collect_in_flight(stream, self._pending, self._clock)
         stream.close()
-        for answer in self._received.clear():
+        for answer in self._received_answers.clear():
             self._pending.add(_covered_range(answer))
-        self._pending.connection_lost()
-        self._pacing.pulls_lost()
+        self._pending.on_connection_lost()
+        self._pacing.on_pulls_lost()
 
     def _deliver(self, deliver_all: bool = False) -> Iterator[FetchedAnswers]:
         """Yield the answers before the first pending offset, if these are enough or no offset is pending.
@@ -421,28 +421,28 @@ class RangeReader:
         """
         stream, enough_offsets = self._stream, self._settings.offsets_per_fetch
         must_reconnect = self._hints.reconnect_needed and not self._pending.pulls_in_flight
-        is_urgent = deliver_all or must_reconnect or not self._pending or (stream is not None and stream.full)
-        if stream is None or not (is_urgent or self._received.offset_count >= enough_offsets):
+        is_urgent = deliver_all or must_reconnect or not self._pending or (stream is not None and stream.is_full)
+        if stream is None or not (is_urgent or self._received_answers.offset_count >= enough_offsets):
             return
-        ready_answers, rest_answers = self._received.split_at(self._pending.first_pending())
+        ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending())
         while self._recreated_topics is not None and (
             recreated_answers := self._recreated_topics.find(stream.buffer, ready_answers)
         ):
             self._report_recreated(recreated_answers)
             # Fewer offsets are pending now.
-            ready_answers, rest_answers = self._received.split_at(self._pending.first_pending())
+            ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending())
         rest_count = offset_count(rest_answers)
-        if not is_urgent and self._received.offset_count - rest_count < enough_offsets // 2:
+        if not is_urgent and self._received_answers.offset_count - rest_count < enough_offsets // 2:
             return
         if ready_answers:
-            self._received.delivered_answers = ready_answers
+            self._received_answers.delivered_answers = ready_answers
             yield FetchedAnswers(stream.buffer, ready_answers)
             self._progress_timeout.restart()
-        self._received.retain(rest_answers, rest_count, stream)
+        self._received_answers.retain(rest_answers, rest_count, stream)
 
     def _report_recreated(self, answers: Sequence[FetchedAnswer]) -> None:
-        """Report as lost ``answers``, whose topics were created again, and the pending offsets of their ranges."""
-        self._received.remove(answers)
+        """Report ``answers`` as lost, because their topics were created again, and the pending offsets of their ranges, too."""
+        self._received_answers.remove(answers)
         for answer in answers:
             self._pending.add(_covered_range(answer))
         for range_number in sorted({answer.range_number for answer in answers}):

@@ -1,7 +1,7 @@
 """Reads ranges for tasks, commands, and consumers that read ahead.
 
-This module decides for all of them which messages belong to an answer. A decoder sees which offsets an answer skips, and which
-messages it has beyond the requested end. ``RangesReading`` decides what these mean.
+This module decides for all these readers which messages belong to an answer. A decoder sees which offsets an answer skips, and
+which messages it has beyond the requested end. ``RangesReading`` decides what these offsets and messages mean.
 
 ``SingleMessageReader`` reads single messages without the filter of the read, to learn two facts that filtered answers do not
 show. First: a broker that searches beyond the requested end sends messages of the next read; if a damaged message shifted the
@@ -32,7 +32,7 @@ _CHECK_INTERVAL_S = 1.0
 
 
 class SingleMessageReader:
-    """Reads single messages of queues of one broker, with the time limits of every read.
+    """Reads single messages of queues of one broker, with the same time limits as other reads.
 
     ``is_compacted`` returns whether a queue belongs to a compaction topic. There, a broker returns the next message instead of
     a missing message.
@@ -150,10 +150,10 @@ class FilteredReadCheck:
         stored_offsets = self._single_message_reader(positions) if positions else []
         for i, offset in zip(unverified_ranges, stored_offsets, strict=True):
             start, self._verified_until[i] = self._verified_until[i], searched_ends[i]
-            first_found = self._first_found_offsets.pop(i, searched_ends[i])
+            first_found_offset = self._first_found_offsets.pop(i, searched_ends[i])
             # A message that was found existed, and so did all later messages.
-            if offset is None and start < first_found:
-                lost_range = OffsetRange(self._ranges[i].queue, start, min(first_found, searched_ends[i]))
+            if offset is None and start < first_found_offset:
+                lost_range = OffsetRange(self._ranges[i].queue, start, min(first_found_offset, searched_ends[i]))
                 self._on_loss(lost_range, Cause.TRUNCATED)
         self._checked_at = self._clock.now()
 

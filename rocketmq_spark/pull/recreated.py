@@ -60,7 +60,7 @@ class RecreatedTopics:
         """Return the ``answers`` that have messages of recreated topics."""
         if not answers:
             return []
-        # By columns, because there may be 30,000 answers in a million messages.
+        # The answers are checked by columns, because a million messages may have 30,000 answers.
         range_numbers, _, _, _, begin, end = zip(*answers, strict=True)
         begins = np.array(begin, np.intp)
         # The decoder reports answers that are too short.

@@ -29,7 +29,7 @@ class ReplicaHints:
 
     def __init__(self, on_hint: OnHint | None) -> None:
         self._on_hint = on_hint
-        self.last_suggested: int | None = None
+        self.last_suggested_broker: int | None = None
         self.reconnect_needed = False
 
     def follow(self, suggested_broker: int, suspicions: LossSuspicions) -> None:
@@ -38,7 +38,7 @@ class ReplicaHints:
         """
         if suggested_broker != MASTER_ID and suspicions.any_suspected:
             return
-        self.last_suggested = suggested_broker
+        self.last_suggested_broker = suggested_broker
         if self._on_hint is not None and self._on_hint(suggested_broker):
             self.reconnect_needed = True
 
@@ -48,7 +48,7 @@ class ReplicaHints:
         """
         if self._on_hint is None or not self._on_hint(None):
             return False
-        self.last_suggested, self.reconnect_needed = MASTER_ID, True
+        self.last_suggested_broker, self.reconnect_needed = MASTER_ID, True
         return True
 
 
@@ -94,7 +94,7 @@ class Replica:
         self.at_master, self.has_connected = at_master, True
         return stream
 
-    def hint(self, broker_id: int | None) -> bool:
+    def follow_hint(self, broker_id: int | None) -> bool:
         """Use the replica that a broker suggests; with None the master, because the answers of a replica are in doubt. Returns
         whether to connect again.
         """

@@ -31,8 +31,8 @@ class LossSuspicion:
 
 
 class LossSuspicions:
-    """The suspicions by position, each with its own pauses. A suspicion ends when a message arrives. ``by_position`` is
-    read-only for others.
+    """The suspicions by position, each with its own pauses. A suspicion ends when a message arrives. Other classes only read
+    ``by_position``.
     """
 
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
@@ -50,7 +50,7 @@ class LossSuspicions:
             suspicion.suspected_at = None
         return suspicion.suspected_for_s(now) >= self._grace_s
 
-    def address_changed(self) -> None:
+    def on_address_changed(self) -> None:
         """The next answers come from another address: suspected losses remain, but their grace period starts again."""
         for suspicion in self.by_position.values():
             if suspicion.suspected_at is not None:
@@ -66,7 +66,7 @@ class LossSuspicions:
         return now + next(self._suspicion(position).pauses)
 
     def clear(self, position: Position) -> None:
-        """A message arrived, or the offset is lost."""
+        """End the suspicion of a position: a message arrived, or the offset is lost."""
         self.by_position.pop(position, None)
 
     def _suspicion(self, position: Position) -> LossSuspicion:
@@ -91,9 +91,9 @@ class HoleSuspicions:
             )
         ]
 
-    def address_changed(self) -> None:
+    def on_address_changed(self) -> None:
         """The next answers come from another address: the grace period starts again."""
-        self._suspicions.address_changed()
+        self._suspicions.on_address_changed()
 
     def retries(
         self, answers: Sequence[FetchedAnswer], unconfirmed_holes: Sequence[Hole], now: float

@@ -34,10 +34,10 @@ def fixed_queues(config: Any) -> Callable[[str], list[MessageQueue]]:
     """Return a function from a consumer to the queues that ``config`` fixes for this consumer, in the order of ``config``."""
     value = _parsed(config)
     if isinstance(value, Mapping) and not _is_assignment(value):
-        by_consumer = {str(consumer): _queues_from(queues, config) for consumer, queues in value.items()}
-        return lambda consumer: by_consumer.get(consumer, [])
-    for_all = _queues_from(value, config)
-    return lambda consumer: for_all
+        queues_by_consumer = {str(consumer): _queues_from(queues, config) for consumer, queues in value.items()}
+        return lambda consumer: queues_by_consumer.get(consumer, [])
+    queues_for_all = _queues_from(value, config)
+    return lambda consumer: queues_for_all
 
 
 def _parsed(config: Any) -> Any:
@@ -50,7 +50,7 @@ def _parsed(config: Any) -> Any:
 
 
 def _is_assignment(value: Mapping[Any, Any]) -> bool:
-    """Whether this is topic -> broker -> ids, rather than consumer -> something."""
+    """Whether a mapping has the form topic -> broker -> queue ids, and not the form consumer -> queues."""
     mappings = [v for v in value.values() if isinstance(v, Mapping)]
     return len(mappings) == len(value) and all(not isinstance(ids, Mapping) for v in mappings for ids in v.values())
 
@@ -236,8 +236,8 @@ class Ring:
             # The second entry of a consumer continues the numbers of the consumer's places. If two places have the same hash,
             # the later place replaces the earlier one.
             place_count = sum(owner == consumer for owner in ring.values()) if occurrences[consumer] > 1 else 0
-            for k in range(place_count, place_count + virtual_nodes):
-                ring[hash_of(f"{consumer}-{k}")] = consumer
+            for place_number in range(place_count, place_count + virtual_nodes):
+                ring[hash_of(f"{consumer}-{place_number}")] = consumer
         self.places = sorted(ring)
         self.owners = [ring[place] for place in self.places]
 
@@ -359,9 +359,9 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Queues
     owned_queues = environment.owned(q for q in queues if not q.topic.startswith(codes.RETRY_PREFIX))
     members = [c for c in consumers if environment_of is None or str(environment_of(c)) == environment.name]
     allocations = [
-        _allocation(inner_strategy, part, part_members, inner_config)
-        for part, part_members in ((owned_queues, members), (retry_queues, consumers))
-        if part and part_members
+        _allocation(inner_strategy, shared_queues, sharing_consumers, inner_config)
+        for shared_queues, sharing_consumers in ((owned_queues, members), (retry_queues, consumers))
+        if shared_queues and sharing_consumers
     ]
     return lambda consumer: [queue for queues_of in allocations for queue in queues_of(consumer)]
 
@@ -379,9 +379,9 @@ def _by_config(queues: Queues, consumers: list[str], config: Config) -> QueuesOf
     retry_queues = [q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)]
 
     def queues_of(consumer: str) -> Queues:
-        fixed_for_consumer = fixed_queues_of(consumer)
-        existing_queues = [queue for queue in fixed_for_consumer if queue in all_queues]
-        other_retry_queues = [queue for queue in retry_queues if queue not in fixed_for_consumer]
+        queues_of_consumer = fixed_queues_of(consumer)
+        existing_queues = [queue for queue in queues_of_consumer if queue in all_queues]
+        other_retry_queues = [queue for queue in retry_queues if queue not in queues_of_consumer]
         return (
             existing_queues + _averagely(other_retry_queues, consumers, config)(consumer)
             if other_retry_queues and consumer in consumers

@@ -7,8 +7,8 @@ One rule serves both directions, so that what an environment sends it also reads
 * names: each environment owns the queue ids that are listed for it, on every broker or broker by broker.
 
 In the first layout, a queue's position in the list shifts when a broker joins or leaves. So a process keeps the queues that it
-had by position. The other layouts do not depend on positions. A wrong number is an ``OptionError`` that says what was expected,
-never an index error and never another environment's queue.
+once took for those of its environment. The other layouts do not depend on positions. A wrong number is an ``OptionError`` that
+says what was expected, never an index error and never another environment's queue.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class Environment:
         queues. All queues of retry and dead-letter topics are returned, because the group of such a topic belongs to one
         environment.
 
-        ``previous`` are the queues that the environment had before. An environment by position keeps these queues even if the
-        route has changed, because other queues take the positions of a broker that is away. Topics in ``may_be_empty`` may
-        currently have no queues of the environment.
+        ``previous`` are the queues that the environment had before. If the environment is chosen by position, it keeps these
+        queues even if the route has changed, because while a broker is away, queues of other environments have the positions of
+        its queues. Topics in ``may_be_empty`` may currently have no queues of the environment.
         """
         topics_before = {queue.topic for queue in previous} if self.is_by_position else set()
         queues_owned: list[MessageQueue] = []
@@ -200,7 +200,7 @@ def owners(queues: Iterable[MessageQueue], environments: object = None) -> dict[
 class EnvironmentQueues:
     """Selects the queues of topics that belong to an environment; without an environment, all queues.
 
-    An environment by position keeps the queues that once belonged to it.
+    If the environment is chosen by position, the queues that once belonged to it stay.
     """
 
     def __init__(self, environment: Environment | None) -> None:
@@ -254,7 +254,9 @@ def is_by_position(options: EnvironmentOptions) -> bool:
 
 
 def position_problem(options: EnvironmentOptions, why: str) -> str:
-    """Return the problem of a number alone if no state can keep the positions of its queues. ``why`` is the reason."""
+    """Return the sentence that rejects an environment that is a number alone, because no state can keep the positions of its
+    queues. ``why`` is a clause that says why there is no such state.
+    """
     sample = json.dumps({options.environment: {"broker-a": [0]}})
     return (
         f"{options.environment_source} is {options.environment!r} without option 'environments', so it counts the queues that a "
@@ -379,11 +381,11 @@ def _check_disjoint(layout: Mapping[str, frozenset[tuple[str, int]]]) -> None:
     owners_by_id: dict[int, list[tuple[str, str]]] = {}
     for name, pairs in layout.items():
         for broker, queue_id in pairs:
-            for other, other_broker in owners_by_id.setdefault(queue_id, []):
-                if other != name and (broker == other_broker or ANY_BROKER in (broker, other_broker)):
+            for other_name, other_broker in owners_by_id.setdefault(queue_id, []):
+                if other_name != name and (broker == other_broker or ANY_BROKER in (broker, other_broker)):
                     raise OptionError(
                         f"option 'environments' gives queue {broker or other_broker or '*'}:{queue_id} to "
-                        f"{other!r} and {name!r}; expected each queue to belong to one environment"
+                        f"{other_name!r} and {name!r}; expected each queue to belong to one environment"
                     )
             owners_by_id[queue_id].append((name, broker))
 

@@ -65,7 +65,7 @@ class RoundRobin:
 
 
 _SAMPLE_QUEUE = MessageQueue("", "", 0)
-_indexes: ContextVar[dict[str, RoundRobin]] = ContextVar("indexes")  # a thread starts with an empty context
+_round_robins: ContextVar[dict[str, RoundRobin]] = ContextVar("indexes")  # a thread starts with an empty context
 
 
 def select(
@@ -89,7 +89,7 @@ def select(
     rng = rng or _SYSTEM_RANDOM
     match name:
         case "roundRobin":
-            return (index or _thread_index(queues[0].topic)).pick(queues)
+            return (index or _thread_round_robin(queues[0].topic)).pick(queues)
         case "random":
             return rng.choice(queues)
         case "hash":
@@ -233,13 +233,13 @@ def by_callable(selector: Select, queues: Sequence[MessageQueue], message: Any, 
     return chosen_queue
 
 
-def _thread_index(topic: str) -> RoundRobin:
+def _thread_round_robin(topic: str) -> RoundRobin:
     try:
-        indexes = _indexes.get()
+        round_robins = _round_robins.get()
     except LookupError:
-        indexes = {}
-        _indexes.set(indexes)
-    return indexes.setdefault(topic, RoundRobin())
+        round_robins = {}
+        _round_robins.set(round_robins)
+    return round_robins.setdefault(topic, RoundRobin())
 
 
 def _selector_text(selector: object) -> str:

@@ -1,6 +1,6 @@
 """The remedy in errors if this machine cannot connect to an advertised address.
 
-Brokers and Proxies advertise their own addresses in routes. Inside containers, these are often addresses that only other
+Brokers and Proxies advertise their own addresses in routes. A server in a container often advertises an address that only other
 containers can reach.
 """
 
@@ -24,7 +24,9 @@ _BROKER_REMEDY = (
 
 
 def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
-    """Return the remedy if no advertised address can be connected to. ``peer`` is the kind of server that advertised them."""
+    """Return the remedy if no advertised address can be connected to. ``peer`` is the kind of server that advertised the
+    addresses.
+    """
     listed_addresses = ", ".join(sorted(addresses)[:_MAX_LISTED])
     more_text = f" and {len(addresses) - _MAX_LISTED} more" if len(addresses) > _MAX_LISTED else ""
     server, remedies = "name server", _BROKER_REMEDY

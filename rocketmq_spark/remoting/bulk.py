@@ -1,8 +1,8 @@
 """A stream of pipelined pulls: one connection, one thread, and one tuple per answer.
 
 Requests are formatted from a template with three placeholders. Answers are received into one large buffer, and only the
-positions of their bodies are recorded. The owner of the stream reads the bodies in place. It lists the bodies that must
-stay when it calls ``compact``, which frees the rest. docs/design.md explains why this is not a ``Connection``.
+positions of their bodies are recorded. The owner of the stream reads the bodies in place. When the owner calls ``compact``, it
+lists the bodies that must stay; ``compact`` frees the rest. docs/design.md explains why this is not a ``Connection``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.budget import ReceiveBudget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError
-from rocketmq_spark.remoting.transport import TlsSettings, closed_by_peer, connect, to_rocketmq_error
+from rocketmq_spark.remoting.transport import TlsSettings, closed_by_peer_error, connect, to_rocketmq_error
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
 
@@ -68,11 +68,11 @@ Keys = tuple[str, str, str | None]
 class PullTemplate:
     """Formats the frames of pulls that differ only in request number, offset and count, and signs them with credentials."""
 
-    def __init__(self, pull: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
-        self._pull = pull
+    def __init__(self, pull_command: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
+        self._pull = pull_command
         self._read_keys = credentials if callable(credentials) else None
         self._keys = credentials() if callable(credentials) else credentials
-        self._set_header(pull, self._keys)
+        self._set_header(pull_command, self._keys)
 
     def renew(self) -> bool:
         """Read the keys again, because they may expire during a long task. Returns whether they have changed."""
@@ -82,8 +82,8 @@ class PullTemplate:
         self._set_header(self._pull, keys)
         return True
 
-    def _set_header(self, pull: Command, credentials: Keys | None) -> None:
-        ext = dict(pull.ext)
+    def _set_header(self, pull_command: Command, credentials: Keys | None) -> None:
+        ext = dict(pull_command.ext)
         self._secret = b""
         if credentials:
             ext["AccessKey"] = credentials[0]
@@ -101,7 +101,7 @@ class PullTemplate:
         )
         self._signed_content = signed_content.encode()
         self._header = (
-            b'{"code":%d,"flag":0,"language":"PYTHON","version":%d,' % (pull.code, pull.version)
+            b'{"code":%d,"flag":0,"language":"PYTHON","version":%d,' % (pull_command.code, pull_command.version)
             + b'"serializeTypeCurrentRPC":"JSON","opaque":%d,"extFields":{"queueOffset":"%d","maxMsgNums":"%d",'
             + fields
             + self._signature
@@ -153,11 +153,11 @@ class BulkStream:
         self._buffer_bytes = buffer_bytes
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
-        self._spare_bytes = spare_bytes  # may be used without asking ``receive_budget``
+        self._spare_bytes = spare_bytes  # bytes that do not count against ``receive_budget``
         self._account = (receive_budget or ReceiveBudget()).account(address)
-        self._growth_refused = False  # whether the buffer may not grow
+        self._is_growth_refused = False  # whether the buffer may not grow
         self._filled_bytes = 0  # bytes in the buffer
-        self._scanned_bytes = 0  # bytes of them in complete frames that ``scan`` has returned
+        self._scanned_bytes = 0  # those of the filled bytes whose answers ``scan`` has returned
         self.received_bytes = 0
 
     @property
@@ -170,39 +170,39 @@ class BulkStream:
         return len(self.buffer) - SLACK_BYTES - self._filled_bytes
 
     @property
-    def full(self) -> bool:
-        """Whether the buffer is full, and ``compact`` must make room. False if there is no memory for it: then ``receive``
-        raises.
+    def is_full(self) -> bool:
+        """Whether the buffer is full, and ``compact`` must make room. False if there is no memory for the buffer to grow: then
+        ``receive`` raises an error.
         """
-        return self.free_bytes == 0 and not self._out_of_memory
+        return self.free_bytes == 0 and not self._is_out_of_memory
 
     @property
-    def _out_of_memory(self) -> bool:
-        return self._growth_refused or self._account.revoked
+    def _is_out_of_memory(self) -> bool:
+        return self._is_growth_refused or self._account.revoked
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
         """Write requests. Raises ``ConnectionLost`` or ``CallTimeout``."""
         data = b"".join(frames)
         try:
-            sent = self._try_nonblocking(lambda: self._sock.send(data, _NO_WAIT)) or 0
-            if sent < len(data):
+            sent_bytes = self._try_nonblocking(lambda: self._sock.send(data, _NO_WAIT)) or 0
+            if sent_bytes < len(data):
                 with self._waiting(timeout_s):
-                    self._sock.sendall(memoryview(data)[sent:])
+                    self._sock.sendall(memoryview(data)[sent_bytes:])
         except OSError as e:
             raise to_rocketmq_error(
                 e, self.address, "pulls cannot be sent", is_first_request=self.received_bytes == 0
             ) from e
 
     def receive(self, timeout_s: float) -> bool:
-        """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
-        if self._out_of_memory:
+        """Read once into the buffer; False if nothing arrived in time. The buffer must not be full."""
+        if self._is_out_of_memory:
             problem = f"an answer to a pull was dropped after {self._filled_bytes - self._scanned_bytes} bytes"
             raise ConnectionLost(f"{problem}: other arriving frames fill the memory limit", self.address)
         free_view = self._view[self._filled_bytes : len(self.buffer) - SLACK_BYTES]
         try:
             count = self._try_nonblocking(lambda: self._sock.recv_into(free_view, 0, _NO_WAIT))
             if count is None:
-                # A stream that uses the shared budget checks often whether others need it.
+                # A stream that uses the shared budget checks often whether other connections need the memory.
                 with self._waiting(min(timeout_s, _ACCOUNT_CHECK_S) if self._account.size else timeout_s):
                     count = self._sock.recv_into(free_view)
         except TimeoutError:
@@ -212,7 +212,7 @@ class BulkStream:
                 e, self.address, "the connection broke while pulling", is_first_request=self.received_bytes == 0
             ) from e
         if count == 0:
-            raise closed_by_peer(self.address, is_first_request=self.received_bytes == 0)
+            raise closed_by_peer_error(self.address, is_first_request=self.received_bytes == 0)
         self._filled_bytes += count
         self.received_bytes += count
         return True
@@ -279,7 +279,7 @@ class BulkStream:
             e.addr = self.address
             raise
         if not command.is_response:
-            return  # a broker sends requests only to registered clients, and this connection is not registered
+            return  # ignored: a broker sends requests only to registered clients, and this connection is not registered
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
             suggested_broker = answer.suggested_broker or 0
             min_offset = b"%d" % (answer.min_offset or 0)
@@ -299,11 +299,11 @@ class BulkStream:
         kept_bytes = sum(end - start for start, end in kept_bodies) + incomplete_bytes
         # There is room for the incomplete frame to double.
         size = max(self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2))
-        self._growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
-        if self._growth_refused:
+        self._is_growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
+        if self._is_growth_refused:
             size = max(self._buffer_bytes, kept_bytes)
         old_view = self._view
-        if len(old_view) != size + SLACK_BYTES:  # larger for one large frame, or back to the usual size
+        if len(old_view) != size + SLACK_BYTES:  # the buffer grows for one large frame, or shrinks to its usual size
             self.buffer = _uninitialised(size + SLACK_BYTES)
             self._view = memoryview(self.buffer.data)
         new_view = self._view
@@ -319,7 +319,7 @@ class BulkStream:
 
     def close(self) -> None:
         self._sock.close()
-        # Errors may refer to the stream, so free its memory now.
+        # Errors may refer to the stream, so free the memory of its buffer now.
         self.buffer = _uninitialised(SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
         self._filled_bytes = self._scanned_bytes = 0

@@ -2,8 +2,8 @@
 
 All threads share a connection. Callbacks run outside of the mutex. The socket does not block. The reader and the writers wait
 with ``poll``, and hold the channel's lock only while they read or write, because a TLS socket allows only one user at a time. A
-writer waits until its deadline. After that, the reader sends the remaining bytes, even from the middle of a frame. Ctrl-C during
-a write closes the connection. No module above this one sees an ``OSError``.
+writer waits until its deadline. After its deadline, the reader sends the remaining bytes, even from the middle of a frame.
+Ctrl-C during a write closes the connection. No module above this one sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rocketmq_spark.remoting.transport import (
     SocketChannel,
     TlsSettings,
     UndeliveredPolicy,
-    closed_by_peer,
+    closed_by_peer_error,
     connect,
     to_rocketmq_error,
 )
@@ -141,11 +141,13 @@ class _Waiter:
 
 
 class _ReaderThread(threading.Thread):
-    """The thread of a connection. It never waits for the socket to accept bytes, because the server may wait until it reads."""
+    """The thread of a connection. It never waits for the socket to accept bytes, because the server may accept none until this
+    thread reads.
+    """
 
 
 class Connection:
-    """An open connection. Thread-safe; ``close`` fails all waiting requests.
+    """An open connection. Thread-safe; after ``close``, all waiting requests fail.
 
     ``peer`` is the kind of server, from the caller or from answers; each answer gets it as ``Command.peer``. ``receive_budget``
     and ``waiting_count`` are the client's memory budgets for arriving frames, and for requests of servers that wait.
@@ -168,7 +170,7 @@ class Connection:
         self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered_policy))
         self._drops_unsent = undelivered_policy.drop_unsent is not DropUnsent.NEVER
-        self._may_have_unsent = False  # whether a request timed out, so that some of its bytes may not be sent
+        self._may_have_unsent = False  # whether a request timed out before all of its bytes were sent
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = (
@@ -201,31 +203,31 @@ class Connection:
         return self._protocol.waiting_count
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a request waits for its answer, or bytes wait to be sent."""
         return bool(self.waiting_count or self._protocol.has_outgoing or self._channel.has_unsent)
 
     def call(self, command: Command, deadline: Deadline) -> Command:
         """Send a request and return its answer, with any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
-        arrived = threading.Lock()
-        arrived.acquire()
+        arrival_lock = threading.Lock()
+        arrival_lock.acquire()
         result: list[Command | RocketMQError] = []
 
         def on_response(answer: Command | RocketMQError) -> None:
             result.append(answer)
-            arrived.release()
+            arrival_lock.release()
 
         with self._lock:
             waiter = self._queue(command, deadline, on_response)
         self._flush(deadline)
-        if not arrived.acquire(timeout=deadline.remaining()):
+        if not arrival_lock.acquire(timeout=deadline.remaining()):
             with self._lock:
                 canceled_waiter = self._protocol.cancel(waiter.opaque)
                 self._may_have_unsent = self._may_have_unsent or canceled_waiter is not None
             if canceled_waiter is not None:
                 self._check_silence()
                 raise self._timed_out(f"no answer to request {command.code} in time")
-            arrived.acquire()  # the answer arrived at the same moment and is being delivered
+            arrival_lock.acquire()  # the answer arrived at the same moment and is being delivered
         if isinstance(result[0], RocketMQError):
             raise result[0]
         return result[0]
@@ -323,7 +325,7 @@ class Connection:
                 if self._await_bytes():
                     count = self._channel.receive(view)
                     if count == 0:
-                        self._fail(closed_by_peer(self.address, is_first_request=not self._server_has_answered))
+                        self._fail(closed_by_peer_error(self.address, is_first_request=not self._server_has_answered))
                     elif count > 0:
                         self._handle(view[:count])
                 self._tick()
@@ -385,7 +387,7 @@ class Connection:
     def _reject(self, event: RequestReceived) -> None:
         if event.reply is not None:
             self._reply(event.reply)
-        if self._log_limit.due():  # there may be thousands of them
+        if self._log_limit.due():  # a server may send thousands of such requests
             reason = event.drop_reason or f"requests of {self._waiting_budget.used} bytes wait"
             logger.warning("request %s of %s is rejected: %s", event.command.code, self.address, reason)
 

@@ -4,10 +4,10 @@ The lock guards decisions; connections are opened and closed without it. After a
 connects to the address again (*backoff*). The pause doubles with each failure, so that callers do not flood a broker that is
 down. Callers that waited for a failed attempt get its error.
 
-A name server decides how many addresses there are, so the number of connections is limited. At the limit, the connection that has
-been idle for longest is closed for a new one. While all are in use, a caller waits.
+A name server decides how many addresses there are, so the number of connections is limited. At the limit, the connection that
+has been idle for longest is closed for a new one. While all connections are in use, a caller waits.
 
-A pool closes idle connections when it is used. Pools in use also close those of pools that are no longer used.
+A pool closes idle connections when it is used. A pool in use also closes idle connections of pools that are no longer used.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from rocketmq_spark.wire.header import Peer
 
 logger = logging.getLogger(__name__)
 
-# Servers drop a connection after 120 s without traffic. The pool closes such a connection earlier, because a request that crosses
-# the drop would be lost.
+# Servers drop a connection after 120 s without traffic. The pool closes a connection earlier, because a request that is sent
+# while the server drops the connection would be lost.
 IDLE_S = 100.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 MAX_CONNECTIONS = 1024
-# A connection that ``get`` returned less than this time ago is not closed for a new one, because the caller may not have sent its
-# request yet.
+# A connection that ``get`` returned within the last ``MIN_IDLE_S`` is not closed for a new one, because the caller may not have
+# sent its request yet.
 MIN_IDLE_S = 0.2
-_attempt_numbers = itertools.count(1)
+_attempt_numbers = itertools.count(1)  # for all pools of the process; see ``Pool.last_attempt``
 _POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
 # Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED``, all advertised addresses are
 # forgotten; one route may have half as many.
@@ -111,8 +111,8 @@ class Pool:
         self._name_servers: frozenset[str] = frozenset()
         self._retired_connections: list[Connection] = []  # each is closed when its last request is answered
         self._connecting_count = 0  # connections that are being opened
-        self._limit_reported = False  # whether the limit of connections was reached, and logged
-        self._idle_checked_s = 0.0  # when idle connections were last looked for
+        self._is_limit_reported = False  # whether the limit of connections was reached, and logged
+        self._idle_checked_s = 0.0  # when the pool last looked for idle connections
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
@@ -191,8 +191,8 @@ class Pool:
             return self.connect_options.reachable(address) in self._reachable_addresses
 
     def last_attempt(self, address: str) -> int:
-        """The number of the last attempt to connect to the address; 0 before the first one. While it is unchanged, so is the
-        connection. No two attempts of a process have the same number, not even those of different pools.
+        """The number of the last attempt to connect to the address; 0 before the first attempt. While this number is unchanged,
+        the connection is the same. Two attempts of one process never have the same number, even in different pools.
         """
         with self._lock:
             slot = self._slots.get(address)
@@ -229,7 +229,7 @@ class Pool:
                 if len(slots) + len(self._retired_connections) + self._connecting_count < max_connections:
                     self._connecting_count += 1
                     return
-                is_first, self._limit_reported = not self._limit_reported, True
+                is_first, self._is_limit_reported = not self._is_limit_reported, True
                 idle_connection = self._remove_longest_idle_locked(slots, time.monotonic() - MIN_IDLE_S)
             if is_first:
                 logger.warning(
@@ -249,15 +249,15 @@ class Pool:
                 deadline.pause(_POLL_S)
 
     def _remove_longest_idle_locked(self, slots: Iterable[_Slot], idle_since: float) -> Connection | None:
-        """Remove and return a retired connection without requests, or else the connection that has been idle for longest; None if
-        all were used after ``idle_since``.
+        """Remove and return a retired connection without requests, or else the connection that has been idle for longest; None
+        if all connections were used after ``idle_since``.
         """
         for retired_connection in self._retired_connections:
-            if not retired_connection.busy:
+            if not retired_connection.is_busy:
                 self._retired_connections.remove(retired_connection)
                 return retired_connection
         idle_slots = (
-            slot for slot in slots if slot.connection and not slot.connection.busy and slot.last_used_s < idle_since
+            slot for slot in slots if slot.connection and not slot.connection.is_busy and slot.last_used_s < idle_since
         )
         slot = min(idle_slots, key=lambda slot: slot.last_used_s, default=None)
         if slot is None:
@@ -293,15 +293,15 @@ class Pool:
                 slot.connection, slot.last_used_s = connection, time.monotonic()
                 return connection
         connection.close()
-        raise _closed(address)
+        raise _closed_error(address)
 
     def _on_server_request(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
         """Pass on a request with the advertised address, which may differ from the address of the connection."""
         return self.may_send_requests(address) and on_request(replace(request, address=address))
 
     def _add_remedy(self, error: RocketMQError, address: str, slot: _Slot) -> None:
-        """Add the remedy for advertised addresses that cannot be reached. Not if one of them is connected, or if this one was
-        connected before, because then only this server is down.
+        """Add the remedy for advertised addresses that cannot be reached. Adds nothing if an advertised address is connected, or
+        if the address of the error was connected before, because then only this server is down.
         """
         with self._lock:
             peer = self._advertised_peers.get(address)
@@ -310,7 +310,7 @@ class Pool:
             live_connections = (
                 a
                 for a in self._advertised_peers
-                if (other := self._slots.get(a)) is not None and other.live_connection is not None
+                if (other_slot := self._slots.get(a)) is not None and other_slot.live_connection is not None
             )
             if next(live_connections, None) is None:
                 with_advertised_remedy(error, self._advertised_peers, peer)
@@ -358,7 +358,7 @@ class Pool:
 
     def _check_open(self, address: str) -> None:
         if self._closed:
-            raise _closed(address)
+            raise _closed_error(address)
 
     def close_connections(self) -> None:
         """Close all connections. Later calls of ``get`` open new ones."""
@@ -382,7 +382,7 @@ class Pool:
             connection.close()
 
 
-def _closed(address: str) -> ClosedError:
+def _closed_error(address: str) -> ClosedError:
     return ClosedError("the client is closed", address)
 
 

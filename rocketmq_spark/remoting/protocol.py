@@ -37,8 +37,8 @@ _NAME_SERVER_REQUESTS = {
 }
 _NAME_SERVER_ANSWERS = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
 
-# A gRPC server first sends a SETTINGS frame of HTTP/2 with fewer than 256 bytes, on stream 0. These are the bytes before and
-# after the last byte of the frame's length.
+# A gRPC server first sends a SETTINGS frame of HTTP/2 with fewer than 256 bytes, on stream 0. The two constants are the bytes
+# before and after the last byte of the frame's length.
 _HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
 _HTTP2_BYTES = 9
 _GRPC_PORT_REMEDY = (
@@ -49,7 +49,7 @@ _GRPC_PORT_REMEDY = (
 
 # A larger request of a server is rejected without its body, unless messages may be larger (option 'maxMessageSize').
 PUSHED_BYTES = 16 << 20
-_PROPERTIES_BYTES = 256 << 10  # more than a request contains besides the body of a message
+_PROPERTIES_BYTES = 256 << 10  # the maximum of what a request contains besides the body of a message
 # Estimated memory of a server's request, besides its body: for the object, for each field, and for each character of the header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
@@ -73,7 +73,7 @@ class RequestReceived(NamedTuple):
     """A request of the server. ``reply`` is the answer if no handler accepts the request; None for one-way requests.
 
     ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that was dropped while it
-    arrived; ``drop_reason`` says why, and ``command`` may lack its body.
+    arrived; ``drop_reason`` says why it was dropped, and ``command`` may lack its body.
     """
 
     command: Command
@@ -96,7 +96,9 @@ _TOO_SLOW_REASON = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
 
 @dataclass(slots=True)
 class _LargeFrame:
-    """A large frame that is arriving. When ``LARGE_BYTES`` more had arrived the last time, the frame had ``progress_bytes``."""
+    """A large frame that is arriving. It makes progress when ``LARGE_BYTES`` more than ``progress_bytes`` have arrived; then
+    ``progress_bytes`` is set to the number of arrived bytes.
+    """
 
     command: Command
     size: int
@@ -152,7 +154,7 @@ class RemotingProtocol(Generic[W]):
 
     def _queue(self, command: Command) -> None:
         head = header.encode_header(command)
-        if len(command.body) < SMALL_BODY_BYTES:  # one write is cheaper than not copying
+        if len(command.body) < SMALL_BODY_BYTES:  # copying a small body costs less than a second write
             last_write = self._outgoing[-1] if self._outgoing else None
             if isinstance(last_write, bytearray) and len(last_write) < WRITE_BYTES:
                 last_write += head + command.body
@@ -185,7 +187,7 @@ class RemotingProtocol(Generic[W]):
                     events.append(
                         ResponseReceived(waiter, command)
                         if max_bytes is None or size <= max_bytes
-                        else ResponseDropped(waiter, _answer_too_long(size, max_bytes))
+                        else ResponseDropped(waiter, _too_long_error(size, max_bytes))
                     )
             else:
                 size = len(frame)
@@ -232,7 +234,7 @@ class RemotingProtocol(Generic[W]):
             return []
         waiter = self._remove_waiter(large_frame.answered_opaque)
         self._drop_large(large_frame, "")
-        return [] if waiter is None else [ResponseDropped(waiter, _answer_too_long(body_bytes, max_bytes))]
+        return [] if waiter is None else [ResponseDropped(waiter, _too_long_error(body_bytes, max_bytes))]
 
     def _remove_waiter(self, opaque: int) -> W | None:
         """Remove and return the waiter of a request."""
@@ -299,7 +301,7 @@ class RemotingProtocol(Generic[W]):
         return lost_waiters
 
 
-def _answer_too_long(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
+def _too_long_error(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"an answer has {body_bytes} bytes; expected at most {max_bytes}")
 
 
@@ -318,7 +320,9 @@ def peer_after(known_peer: Peer, request_code: int, answer: Command) -> Peer:
 
 
 def _request_event(command: Command, held_bytes: int | None, drop_reason: str = "") -> RequestReceived:
-    return RequestReceived(command, None if command.is_oneway else _not_supported(command), held_bytes, drop_reason)
+    return RequestReceived(
+        command, None if command.is_oneway else _not_supported_answer(command), held_bytes, drop_reason
+    )
 
 
 def _held_bytes(command: Command, frame_bytes: int) -> int:
@@ -327,7 +331,7 @@ def _held_bytes(command: Command, frame_bytes: int) -> int:
     return _REQUEST_BYTES + fields_bytes + body_bytes
 
 
-def _not_supported(command: Command) -> Command:
+def _not_supported_answer(command: Command) -> Command:
     """The answer to an unknown request. Without an answer, administrative tools would wait until they time out."""
     return Command(
         codes.Response.REQUEST_CODE_NOT_SUPPORTED,

@@ -1,7 +1,7 @@
 """Sockets to servers: connecting, TLS, and reading and writing without blocking.
 
-Only this module, ``connection`` and ``bulk`` see ``OSError``; ``to_rocketmq_error`` turns it into a ``RocketMQError``. A
-``SocketChannel`` is used by one thread at a time, with or without TLS.
+Only this module, ``connection`` and ``bulk`` see an ``OSError``; ``to_rocketmq_error`` converts each ``OSError`` to a
+``RocketMQError``. A ``SocketChannel`` is used by one thread at a time, with or without TLS.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rocketmq_spark.base.tls_files import ReloadedValue
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.options import paths
 
-# If the peer's machine confirms no bytes for this time, the connection is treated as broken. Otherwise the operating system
-# retries for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
+# If the peer's machine confirms no bytes for this time, the connection is treated as broken. Without this limit, the operating
+# system would retry for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
 UNCONFIRMED_S = 15.0
 # The message of an error begins with this if there is no TCP connection.
 CANNOT_CONNECT = "cannot connect"
 
 
 class DropUnsent(enum.Enum):
-    """When the operating system drops the unsent bytes of a closed connection. Otherwise it continues to send these bytes, even
-    over a very slow network.
+    """When the operating system drops the unsent bytes of a closed connection. If it does not drop these bytes, it continues to
+    send them, even over a very slow network.
     """
 
     NEVER = "never"
@@ -46,7 +46,9 @@ class DropUnsent(enum.Enum):
 
 
 class UndeliveredPolicy(NamedTuple):
-    """When bytes are dropped: after ``unconfirmed_s`` without a confirmation by the peer's machine, and at the close."""
+    """When unsent bytes are dropped: if the peer's machine has confirmed no bytes for ``unconfirmed_s``, and when the connection
+    is closed.
+    """
 
     unconfirmed_s: float = UNCONFIRMED_S
     drop_unsent: DropUnsent = DropUnsent.NEVER
@@ -113,18 +115,20 @@ _MAX_CONTEXTS = 64
 
 
 @functools.lru_cache(_MAX_CONTEXTS)
-def _reloaded(tls: TlsSettings) -> ReloadedValue[ssl.SSLContext]:
+def _reloaded_context(tls: TlsSettings) -> ReloadedValue[ssl.SSLContext]:
     return ReloadedValue((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Return the TLS context for these settings. The chain of certificates is always checked, the host name unless disabled.
+    """Return the TLS context for these settings. The chain of certificates is always checked; the host name is checked unless
+    this check is disabled.
 
     The last 64 contexts are cached, and loaded again when a file is replaced, because certificates are rotated while programs
-    run. While files cannot be read, a cached context stays in use (``ReloadedValue``); one that left the cache cannot.
+    run. While files cannot be read, a cached context stays in use (``ReloadedValue``); a context that has left the cache cannot
+    be loaded again.
     """
     try:
-        return _reloaded(tls).get()
+        return _reloaded_context(tls).get()
     except (OSError, ssl.SSLError) as e:
         raise OptionError(
             f"the TLS files cannot be used: {e}",
@@ -186,8 +190,9 @@ def connect(
 
 
 def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Connect to the first address of a host that accepts. Each address gets an equal share of the time that is left until
-    ``deadline``, so a host with many addresses takes no longer than a host with one. The lookup of the name is not limited.
+    """Connect to the first address of a host that accepts the connection. Each address gets an equal share of the time that is
+    left until ``deadline``, so a host with many addresses takes no longer than a host with one. The lookup of the name is not
+    limited.
 
     Raises ``ConnectionRefusedError`` only if all addresses that this machine can use refuse. If the host hangs at one of these
     addresses, raises another error, because then the server may not be down.
@@ -219,7 +224,7 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
     raise max(reversed(failures), key=_significance, default=OSError(f"{host} has no address"))
 
 
-# Errors of an address that this machine cannot use. They say nothing about the server.
+# Errors of an address that this machine cannot use. Such errors say nothing about the server.
 _UNUSABLE_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
@@ -266,12 +271,12 @@ def to_rocketmq_error(error: OSError, address: str, problem: str, is_first_reque
             remedy="Name the authority of the certificate with option 'tlsCaFile'",
         )
     if is_first_request and isinstance(error, ConnectionResetError | BrokenPipeError):
-        return closed_by_peer(address, is_first_request)
+        return closed_by_peer_error(address, is_first_request)
     reason = error.strerror or str(error) or type(error).__name__
     return ConnectionLost(f"{problem}: {reason}", address)
 
 
-def closed_by_peer(address: str, is_first_request: bool) -> ConnectionLost:
+def closed_by_peer_error(address: str, is_first_request: bool) -> ConnectionLost:
     """The error if the server closes the connection. If that happens at the first request, usually only one side uses TLS."""
     remedy = (
         "If the server demands TLS or a client certificate, set option 'tls' and its files"
@@ -288,7 +293,8 @@ TICK_S = 0.1
 class SocketChannel:
     """A connected socket, with the queued bytes that it has not accepted yet.
 
-    One thread reads, and callers ensure that only one at a time writes. The lock in this class is held only while bytes move.
+    One thread reads, and callers ensure that only one thread at a time writes. The lock in this class is held only while bytes
+    move.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -324,21 +330,23 @@ class SocketChannel:
         return True
 
     def wait(self, timeout_s: float) -> tuple[bool, bool]:
-        """Wait until bytes can be read, or blocked bytes can be written. Returns whether they can be read, and written."""
-        if self._pending():
+        """Wait until bytes can be read, or blocked bytes can be written. Returns whether bytes can be read, and whether bytes
+        can be written.
+        """
+        if self._has_pending_data():
             return True, False
         is_blocked = self.blocked_since is not None
         ready_bits = _wait(self._sock, select.POLLIN | (select.POLLOUT if is_blocked else 0), timeout_s)
         return bool(ready_bits & ~select.POLLOUT), is_blocked and bool(ready_bits & select.POLLOUT)
 
-    def _pending(self) -> bool:
+    def _has_pending_data(self) -> bool:
         if not isinstance(self._sock, ssl.SSLSocket):
             return False
         with self._lock:
             return self._sock.pending() > 0
 
     def receive(self, view: memoryview) -> int:
-        """Return the number of bytes read, 0 at the end of the stream, -1 if there are none yet. Raises ``OSError``."""
+        """Return the number of bytes read, 0 at the end of the stream, -1 if no bytes have arrived yet. Raises ``OSError``."""
         try:
             with self._lock:
                 return self._sock.recv_into(view)

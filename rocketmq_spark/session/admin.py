@@ -11,6 +11,7 @@ from rocketmq_spark.admin import AdminTools, brokers, groups, messages, topics
 from rocketmq_spark.admin.groups import OffsetTarget
 from rocketmq_spark.base import arguments
 from rocketmq_spark.base.process import Closeable, OwnerProcess
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.admin import (
@@ -23,7 +24,6 @@ from rocketmq_spark.model.admin import (
     UserAccount,
 )
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.session import client
 
@@ -140,7 +140,7 @@ class TopicAdmin(AdminBase):
             order: The topic's order flag on brokers. If the flag is set, a broker rejects messages of the topic while the
                 broker's ``brokerPermission`` forbids writing. The flag does not affect the order of messages. The
                 ``orderTopicConf`` of name servers, which ``mqadmin updateTopic -o true`` also sets, does not change.
-            attributes: Attributes to set, such as ``{"message.type": "FIFO"}``; others stay.
+            attributes: Attributes to set, such as ``{"message.type": "FIFO"}``; other attributes stay.
 
         Returns:
             The topic as it is after the change.
@@ -232,7 +232,8 @@ class GroupAdmin(AdminBase):
         Args:
             group: The consumer group.
             brokers: Only on these brokers (default: all).
-            settings: Fields of ``SubscriptionGroupConfig``, such as ``{"retryMaxTimes": 3}``; others get the brokers' defaults.
+            settings: Fields of ``SubscriptionGroupConfig``, such as ``{"retryMaxTimes": 3}``; other fields get the brokers'
+                defaults.
         """
         self._tools.admin.create_group(self._environment_group(group), brokers, settings)
 
@@ -496,7 +497,9 @@ class AccessAdmin(AdminBase):
         return brokers.set_policy(self._tools, user, resource, actions, allowed, sources)
 
     def delete_policy(self, user: str, resource: str) -> None:
-        """Delete the policy of a ``user`` for a ``resource`` (``mqadmin deleteAcl``). Raises ``OptionError`` if there is none."""
+        """Delete the policy of a ``user`` for a ``resource`` (``mqadmin deleteAcl``). Raises ``OptionError`` if there is no
+        such policy.
+        """
         brokers.delete_policy(self._tools, user, resource)
 
 

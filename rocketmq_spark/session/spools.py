@@ -214,12 +214,12 @@ def claim(folder: Path, make_store: Callable[[Path], Store]) -> Store:
     return make_store(folder / f"{WORKER_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
-def adopt(folder: Path, into: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
+def adopt(folder: Path, target_store: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
     """Move the records of dead processes into a store of this process. Returns the number of moved records.
 
-    Records are added to ``into`` before they are deleted from the other store, so a kill may duplicate records but loses none.
-    Dead letters stay in their folder, and so do records for which ``into`` has no room; neither is an error here. If the
-    other process had a clock ahead of ``now_ms``, records keep their remaining delays.
+    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but
+    loses none. Dead letters stay in their folder, and so do records for which ``target_store`` has no room; neither is an error
+    here. If the other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
     moved_count = 0
     # Left by processes that were killed while they removed an empty folder.
@@ -229,7 +229,7 @@ def adopt(folder: Path, into: Store, make_store: Callable[[Path], Store], now_ms
         try:
             store = _open_abandoned(folder, path, make_store)
             try:
-                for count in _move_records(store, into, max(0, store.totals.last_ms - now_ms)):
+                for count in _move_records(store, target_store, max(0, store.totals.last_ms - now_ms)):
                     moved_count += count
                 is_empty = store.totals.all_bytes == 0
             finally:
@@ -288,7 +288,7 @@ def _remove_emptied(path: Path) -> None:
         path.rmdir()
 
 
-def _move_records(store: Store, into: Store, clock_ahead_ms: int) -> Iterator[int]:
+def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Iterator[int]:
     while store.next_due_ms() is not None:  # a page may be empty: a record that cannot be read becomes a dead letter
         page = store.take(_END_OF_TIME_MS, _PAGE, _PAGE_BYTES, _page_predicate())
         notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
@@ -300,7 +300,7 @@ def _move_records(store: Store, into: Store, clock_ahead_ms: int) -> Iterator[in
                 *((follower.record, due_ms) for follower in leased.followers),
             ]
             states += [leased.state, *(follower.state for follower in leased.followers)]
-        into.add(records_and_due_times, notes, states)
+        target_store.add(records_and_due_times, notes, states)
         store.settle([(leased, Done()) for leased in page], 0)
         yield len(records_and_due_times)
 
@@ -384,8 +384,9 @@ def _check_noted_queues(store: Store, noted_queues: _QueuesByTopic, environment:
         if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
-                f"and option 'environments' gives environment {environment.name!r} others",
-                remedy=f"If it is theirs, set it so that these are among them, such as {_sample_option(environment, queues)}",
+                f"and option 'environments' gives environment {environment.name!r} other queues",
+                remedy="If the records belong to this environment, let option 'environments' give it their queues, such as "
+                + _sample_option(environment, queues),
             )
 
 
@@ -394,12 +395,14 @@ def _sample_option(environment: Environment, queues: Sequence[MessageQueue]) -> 
 
 
 def _use_noted_queues(store: Store, noted_queues: _QueuesByTopic, counted_queues: _QueuesByTopic) -> None:
-    """Use the queues in the store's notes. Raises ``SpoolError`` if this process counted others."""
+    """Use the queues in the store's notes. Raises ``SpoolError`` if this process takes other queues for those of the
+    environment.
+    """
     for topic, queues in noted_queues.items():
         if counted_queues.setdefault(topic, queues) != queues:
             raise SpoolError(
-                f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process counted "
-                f"{', '.join(map(str, counted_queues[topic]))} as the queues of the same environment",
+                f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process takes "
+                f"{', '.join(map(str, counted_queues[topic]))} for the queues of the same environment",
                 remedy="Set option 'environments' to the number of environments, or to their queues",
             )
 

@@ -75,8 +75,8 @@ def _observe_cached_messages(options: CallbackOptions) -> Iterator[Observation]:
 
 def instrumentation(group: str, client_id: str, namespace: str | None) -> Instrumentation | None:
     """Return the instrumentation; None if OpenTelemetry fails, so that sends work without it."""
-    instance: Instrumentation | None = _call_safely(Instrumentation, group, client_id, namespace)
-    return instance
+    new_instrumentation: Instrumentation | None = _call_safely(Instrumentation, group, client_id, namespace)
+    return new_instrumentation
 
 
 class Instrumentation:
@@ -340,10 +340,10 @@ class _ProcessSpan:
 
     def _finish(self, outcome: object) -> None:
         cost_ms = 1000 * (time.monotonic() - self._started)
-        raised = isinstance(outcome, BaseException | Failure)
+        has_raised = isinstance(outcome, BaseException | Failure)
         error: object = None
-        if raised or not _all_done(outcome, self._context, self._count):
-            error = outcome if raised else f"the listener returned {type(outcome).__name__}"
+        if has_raised or not _all_done(outcome, self._context, self._count):
+            error = outcome if has_raised else f"the listener returned {type(outcome).__name__}"
         _call_safely(self._telemetry.record_process, self._topic, error is None, cost_ms)
         _end_span(self._span, error)
 

@@ -122,7 +122,7 @@ class AtomicChange:
         return StoredRecord(stored_record.due, record, len(data))
 
     def mark_encoded(self, data: bytes | None, due: Due) -> None:
-        """Like ``mark``, for an encoded record. Does nothing if it cannot be decoded."""
+        """Like ``mark``, for an encoded record. Does nothing if the record cannot be decoded."""
         if isinstance(record := decode_record(data), Record):
             self.mark(record, due)
 
@@ -131,7 +131,9 @@ class AtomicChange:
         self.last_done_due_ms = max(self.last_done_due_ms, record.original_due_ms or 0)
 
     def remove_mark(self, sequence: int, data: bytes | None, mark: tuple[bytes, bytes]) -> None:
-        """Remove a mark from a record, and from its stored form, so that a later ``mark`` does not restore it."""
+        """Remove a mark of a record, also from the record's stored form, so that a later call of ``mark`` does not restore the
+        mark.
+        """
         self.deletes.append(mark_key(*mark))
         if isinstance(record := decode_record(data), Record):
             data_without_mark = dataclasses.replace(
@@ -176,9 +178,9 @@ class AtomicChange:
         """
         self.deletes.append(record_key(DEAD, sequence))
         totals, live_size = self.totals, size
-        revived = dataclasses.replace(record, target=target, marks=())
-        if revived != record:
-            data = revived.encode()
+        revived_record = dataclasses.replace(record, target=target, marks=())
+        if revived_record != record:
+            data = revived_record.encode()
             self.puts.append((record_key(RECORD, sequence), data))
             live_size = len(data)
         totals.depth, totals.size = totals.depth + 1, totals.size + live_size
@@ -187,7 +189,7 @@ class AtomicChange:
 
 class AddRequest:
     """The records of one call of ``Store.add``, with due time and encoded form, and the notes. ``states`` are the records' states
-    in another store (None: all are new). ``error`` is set if writing fails.
+    in another store; None if all records are new. ``error`` is set if the write fails.
     """
 
     def __init__(
@@ -217,7 +219,7 @@ class GroupCommit:
         self._waiting_requests: deque[AddRequest] = deque()
 
     def submit(self, request: AddRequest) -> None:
-        """Returns when the request is written; raises its error."""
+        """Wait until the request is written. Raises the error of the request."""
         if not self._batched:
             with self._lock:
                 self._write((request,))

@@ -497,14 +497,14 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
     owner = os.geteuid()
     with contextlib.suppress(OSError):  # the spool no longer exists: the reader reports that
         owner = folders.owner_uid(path.stat())
-    temporary = folders.make_temporary(owner, "rocketmq-spark-reader-")
+    temporary = folders.make_temporary_folder(owner, "rocketmq-spark-reader-")
     try:
         yield temporary.path
     finally:
         _remove_temporary(temporary, deadline)
 
 
-def _remove_temporary(temporary: folders.Temporary, deadline: Deadline) -> None:
+def _remove_temporary(temporary: folders.TemporaryFolder, deadline: Deadline) -> None:
     """Remove a temporary folder. Its owner may have put any files there, or another folder at its path. So a process of the owner
     removes the folder, and is killed at the deadline.
     """

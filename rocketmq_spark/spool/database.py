@@ -1,8 +1,8 @@
 """RocksDB for a store: atomic batches of writes, reads in pages, and errors that name the folder and the cause.
 
-This is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's lock while it writes, so it does
-not flush. This module flushes the files of the write-ahead log itself, while other threads run.
-A database belongs to the process that opened it; a forked child neither uses nor closes it.
+This is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's global lock while it writes, so RocksDB
+must not flush. This module flushes the files of the write-ahead log itself, while other threads run. A database belongs to the
+process that opened it. A forked child neither uses nor closes the database.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Damaged(SpoolError):
 
 
 class Database:
-    """Keys and values in a folder, which is created. ``damage`` is RocksDB's message if it opened with losses.
+    """Keys and values in a folder, which is created if it is missing. ``damage`` is RocksDB's message if RocksDB opened the
+    database with losses.
 
-    A read-only database takes no lock, shows the state at the time of opening, and omits what cannot be read. ``gaps`` are the
+    A read-only database takes no lock, shows the state at the time of opening, and omits unreadable entries. ``gaps`` are the
     ranges of keys that scans skipped. Damage raises ``Damaged`` if the database is not read-only, or if it is opened without
     ``tolerant``.
     """
@@ -214,7 +215,7 @@ class Database:
                 if not any(damage.lost_ranges for damage in damage_by_file.values()):
                     self.damage = None
             if not read_only:
-                # Before RocksDB locks the file, because closing the file later would release RocksDB's lock.
+                # The file is created before RocksDB locks it: closing the file later would release RocksDB's lock.
                 os.close(open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT))
             try:
                 return self._open_with(path, self._options(recovery_modes.absolute_consistency()), access_type)
@@ -234,7 +235,7 @@ class Database:
                 return db
             if not read_only:
                 raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY)
-            # Not paranoid: RocksDB does not check whole tables at opening, so scans can read their intact blocks one by one.
+            # Without paranoid checks, RocksDB does not check whole tables at opening, so scans can read intact blocks one by one.
             db = self._open_with(
                 path, self._options(recovery_modes.skip_any_corrupted_record(), paranoid=False), access_type
             )
@@ -350,8 +351,8 @@ def is_in_use(path: Path) -> bool:
 
 
 def reserve_folder(user: FolderUser) -> None:
-    """Reserve the folder of ``user`` until it leaves ``FOLDER_USERS``, also while its database is closed to be reopened or
-    repaired. Raises ``SpoolError`` if this process uses the folder already.
+    """Reserve the folder of ``user`` until ``user`` is removed from ``FOLDER_USERS``, also while its database is closed to be
+    reopened or repaired. Raises ``SpoolError`` if this process uses the folder already.
     """
     with process.entry_lock("spools", "occupied"):  # ``samefile`` reads disks, which may hang
         if _is_used_here(user.path):
@@ -360,7 +361,9 @@ def reserve_folder(user: FolderUser) -> None:
 
 
 def _is_used_here(path: Path) -> bool:
-    """Whether this process uses the folder, open or not, under any name: relative, through a link, or mounted elsewhere."""
+    """Whether this process uses the folder, even if its database is closed now. The folder may have another path there: relative,
+    through a link, or of another mount.
+    """
     return is_used_by_any(path, FOLDER_USERS) or is_used_by_any(path, _writable_databases())
 
 
@@ -380,11 +383,11 @@ _KEY_BYTES = 64
 
 
 def _next_readable(iterator: Any, start: bytes, end: bytes) -> bytes | None:
-    """Return the first key after ``start`` at which an iterator that found damage can continue; None if no key before ``end`` is
+    """Return the first key after ``start`` at which an iterator that found damage can continue. None if no key before ``end`` is
     readable.
 
-    Keys are compared as numbers of a fixed width. Steps of doubling size find a readable key; a binary search between the last
-    two steps finds the first readable key.
+    Keys are compared as numbers of a fixed width. Steps, each twice as large as the previous one, find a readable key. A binary
+    search between the last two steps finds the first readable key.
     """
     low, last_number, step = _as_number(start), _as_number(end) - 1, 1
     while not _can_read(iterator, _as_key(min(low + step, last_number))):
@@ -443,8 +446,8 @@ _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 class _RocksThreads:
-    """RocksDB's threads, which all databases of a process share. ``used``: this process has started them. ``lost``: this process
-    was forked from a process that had started them.
+    """The state of RocksDB's threads, which all databases of a process share. ``used``: this process has started the threads.
+    ``lost``: this process was forked from a process that had started the threads.
     """
 
     used = lost = False

@@ -303,11 +303,11 @@ class FreeSpace:
 
 def sync_folder(path: Path) -> None:
     """Flush a folder to the disk, so that its new files survive a power failure."""
-    folder = os.open(path, os.O_RDONLY)
+    folder_descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(folder_descriptor)
     finally:
-        os.close(folder)
+        os.close(folder_descriptor)
 
 
 def make_folder(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Decides when records are sent: after a failed attempt, after earlier records of their lane, and when their target answers.
 
-The steps of ``Schedule`` are counted from each failure. After the last step, the record is given up.
+Each step of ``Schedule`` is a pause that begins at a failure. After the last step, the record is given up.
 
 ``UnreachableTargets`` makes the records of a target due at once (an *early retry*) when the target answers again. A broker that
 answers some requests and rejects others must not use up all attempts of a record in a moment. So after each early retry that
@@ -10,9 +10,9 @@ no other send.
 Records of one lane are handled in the order in which they were stored, and only the first record is pending. Records that may be
 sent together with the first record are handled with it. The next record becomes pending when all of these are settled.
 
-A mark finds a record by its *space* (a named group of records, such as one queue) and its place in it. ``Marks`` is a driver
-over a ``Database``, under the lock of its store. It caches the first key of a space, because otherwise RocksDB would read
-through all deleted entries before that key.
+By a mark, a record is found: a mark is a *space* (a named group of records, such as one queue) and the record's place in the
+space. ``Marks`` is a driver over a ``Database``, under the lock of its store. It caches the first key of a space, because RocksDB
+would otherwise read all deleted entries before that key.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ STEPS_S = (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Pauses in seconds: the first pause after the failure that stored the record, each further pause after a failed attempt."""
+    """Pauses in seconds. The first pause follows the failure because of which the record was stored. Each further pause follows a
+    failed attempt.
+    """
 
     steps_s: Sequence[float] = STEPS_S
 
@@ -127,7 +129,9 @@ class UnreachableTargets:
         return self.start_early_retries(now_ms)
 
     def start_early_retries(self, now_ms: int) -> set[str]:
-        """Start an early retry for targets that answered after they failed, unless it is delayed. Returns these targets."""
+        """Start an early retry for each target that answered after its failure, unless the early retry is delayed. Returns the
+        targets with an early retry.
+        """
         due_targets = {
             target
             for target, outage in self._outages.items()
@@ -160,7 +164,7 @@ BatchPredicate = Callable[[Record], Callable[[Record], bool]]
 
 
 class BatchedRecord(NamedTuple):
-    """A record that is sent together with the record before it in its lane. ``size`` counts against ``max_bytes``. ``state`` has
+    """A record that is sent together with the previous record of its lane. ``size`` counts towards ``max_bytes``. ``state`` has
     the failures in the store from which the record was moved.
     """
 
@@ -188,9 +192,9 @@ _UNLIMITED = 1024  # longer than any batch
 
 
 class BatchPolicy:
-    """Decides which records of a lane are sent as one batch. ``predicate`` must accept them. If a broker permanently rejects a
-    batch, its records are sent one by one, to find the record that brokers reject. After a temporary failure the next batch is
-    half as long, because the failed batch may have been too long for the timeout of an attempt.
+    """Decides which records of a lane are sent as one batch: records that ``predicate`` accepts, within limits. If a broker
+    permanently rejects a batch, its records are sent one by one, to find the record that brokers reject. After a temporary
+    failure, the next batch is half as long, because the failed batch may have been too long for the timeout of an attempt.
     """
 
     def __init__(self) -> None:
@@ -208,16 +212,16 @@ class BatchPolicy:
         )
         return lambda record: next(rest_of_batch, None) is not None and accepts(record)
 
-    def record_result(self, lane: bytes, count: int, succeeded: bool, is_permanent: bool) -> None:
+    def record_result(self, lane: bytes, count: int, has_succeeded: bool, is_permanent: bool) -> None:
         """Note the result of ``count`` records that were sent together."""
         max_batch = self._max_batch_lengths.get(lane)
-        if succeeded and max_batch is not None and count >= max_batch:
+        if has_succeeded and max_batch is not None and count >= max_batch:
             self._max_batch_lengths[lane] = max_batch + max(1, max_batch // 8)
-        if count > 1 and not succeeded:
+        if count > 1 and not has_succeeded:
             (self._single_sends_left if is_permanent else self._max_batch_lengths)[lane] = (
                 count if is_permanent else count // 2
             )
-        elif count == 1 and lane in self._single_sends_left and (succeeded or is_permanent):
+        elif count == 1 and lane in self._single_sends_left and (has_succeeded or is_permanent):
             self._single_sends_left[lane] -= 1
             if not self._single_sends_left[lane]:
                 del self._single_sends_left[lane]
@@ -253,7 +257,9 @@ def find_lane(db: Database, sequence: int) -> bytes | None:
 def records_to_batch(
     db: Database, sequence: int, first: Record, predicate: BatchPredicate
 ) -> tuple[BatchedRecord, ...]:
-    """The records that ``predicate`` accepts after the first of a lane. A revived record is in no lane."""
+    """The records of a lane after its ``first`` record, up to the first one that ``predicate`` rejects. A revived record is in no
+    lane.
+    """
     lane = first.lane
     if not lane or db.get(lane_key(lane, sequence)) is None:
         return ()

@@ -63,7 +63,7 @@ class Due(NamedTuple):
 
     @property
     def mark_value(self) -> bytes:
-        """The value of a mark, and the key of a pending record of releases before 0.2."""
+        """These bytes are the value of a mark. In releases before 0.2, they were also the key of a pending record."""
         return _DUE.pack(UNINDEXED, self.due_ms, self.sequence)
 
     @property

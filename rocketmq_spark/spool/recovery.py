@@ -94,8 +94,8 @@ def salvage(path: Path) -> SalvageResult:
 
 
 def database_in(path: Path, names: Container[str]) -> Path | None:
-    """Return the folder that has all files of the database, by the names in ``path``. None while the new files are moved to
-    ``path``, because then neither folder has all files.
+    """Return the folder that has all files of the database. ``names`` are the names in ``path``. None while the new files are
+    moved to ``path``, because then neither folder has all files.
     """
     if COMPLETE not in names:
         return path
@@ -103,17 +103,17 @@ def database_in(path: Path, names: Container[str]) -> Path | None:
 
 
 def database_to_read(path: Path) -> Path:
-    """Return the folder that has all files of the database. Changes nothing. Raises ``Damaged`` if none has all of them."""
+    """Return the folder that has all files of the database. Changes nothing. Raises ``Damaged`` if no folder has all files."""
     try:
         names = os.listdir(path)
     except OSError:  # opening it raises the error
         return path
-    if (database := database_in(path, names)) is None:
+    if (database_folder := database_in(path, names)) is None:
         raise Damaged(
             f"the spool in {path} is damaged: an earlier repair of it has not ended, and its files are in two folders",
             remedy=REPAIR_REMEDY,
         )
-    return database
+    return database_folder
 
 
 def finish_repair(path: Path) -> None:

@@ -4,7 +4,7 @@ This is a driver: it has a thread of a ``Timer``, and gets the clock as an argum
 memory, reads a page at a time, and holds no snapshot. Due times refer to the clock, which may be set; pauses are measured by the
 timer's clock, which never goes back. While attempts for a target fail, one record of the target is in flight at a time, so that
 an outage uses up few attempts and the next attempt shows that the broker is back. Each success doubles the number of records in
-flight. Meanwhile, records for other targets do not wait (see ``turns``).
+flight. Records for other targets do not wait for the failing target (see ``turns``).
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class RecordResult(NamedTuple):
 
 
 class Redelivery:
-    """Hands out the records of a store by their kind, at most ``max_in_flight`` and ``MAX_IN_FLIGHT_BYTES`` (or one record more)
-    at once, each with the records that are sent with it.
+    """Hands the records of a store to the handlers of their kinds, each with the records that are sent with it. At most
+    ``max_in_flight`` records and about ``MAX_IN_FLIGHT_BYTES`` are in flight at once.
 
-    Handlers are called on this object's thread. They report the result once, on any thread. An exception counts as a failure. A
+    Handlers are called on this object's thread. A handler reports the result once, on any thread. An exception is a failure. A
     record without a handler becomes a dead letter. If a broker permanently rejects several records that were sent together, they
     are sent one by one, because one of them may be the cause.
 
@@ -114,7 +114,7 @@ class Redelivery:
         self._timer = timer
         self._schedule = schedule or Schedule()
         self.batch_policy = BatchPolicy()
-        self._unreachable = UnreachableTargets()
+        self._unreachable_targets = UnreachableTargets()
         self._targeting = targeting
         # The key at which the comparison of targets continues; None if all records have been compared.
         self._next_key_to_compare = None if targeting is None or store.has_targets_of(targeting.fingerprint) else b""
@@ -141,7 +141,7 @@ class Redelivery:
         with self._lock:
             if not self._turn_is_scheduled and not self._closed:
                 self._timer.call_later(delay_s, self._turn)
-                # Only now, because no turn is scheduled if ``call_later`` raises or is interrupted.
+                # This is set only after the call, because no turn is scheduled if ``call_later`` raises or is interrupted.
                 self._turn_is_scheduled = True
 
     def set_paused(self, paused: bool) -> None:
@@ -152,27 +152,27 @@ class Redelivery:
             self.wake()
 
     def retry_earlier_records(self) -> None:
-        """Send the records of an earlier process. They become due when any target answers for which they may wait."""
+        """Send the records of an earlier process. A record becomes due when a target answers for which the record may wait."""
         with self._lock:
-            self._unreachable.assume_all_failed(self._timer.now_ms())
+            self._unreachable_targets.assume_all_failed(self._timer.now_ms())
             self.needs_answers = True
         self.wake()
 
     def on_send_failed(self, target: str) -> None:
         """Note that a record was added because a send to ``target`` failed."""
         with self._lock:
-            self._unreachable.record_failure(target, self._timer.now_ms())
+            self._unreachable_targets.record_failure(target, self._timer.now_ms())
             self._target_states.record_other_failure(target)
             self.needs_answers = True
 
     def on_answer(self, targets: Collection[str]) -> None:
         """Note that targets answer: records that wait for them become due."""
         with self._lock:
-            now_ms, before_ms = self._timer.now_ms(), self._unreachable.next_early_retry_ms()
+            now_ms, previous_retry_ms = self._timer.now_ms(), self._unreachable_targets.next_early_retry_ms()
             self._target_states.record_answers(targets, now_ms)
-            due_targets = self._unreachable.record_answers(targets, now_ms)
+            due_targets = self._unreachable_targets.record_answers(targets, now_ms)
             self._mark_due(due_targets)
-            is_rescheduled = self._unreachable.next_early_retry_ms() != before_ms
+            is_rescheduled = self._unreachable_targets.next_early_retry_ms() != previous_retry_ms
         if due_targets or is_rescheduled:
             self.wake()
 
@@ -203,7 +203,7 @@ class Redelivery:
 
     def _turn(self) -> None:
         with self._lock:
-            # While a turn runs, records that it has taken may not be in ``_in_flight`` yet.
+            # Records that the running turn has taken may not be in ``_in_flight`` yet, so ``_is_busy`` needs this flag.
             self._turn_is_scheduled, self._turn_is_running = False, True
         try:
             pause_s = self._run_turn()
@@ -287,7 +287,7 @@ class Redelivery:
         # A refused target needs no timer: its next result starts a turn.
         first_due_ms, wake_times_ms = (
             self._store.next_due_ms(admission.refused_targets),
-            (admission.next_pause_end_ms, self._unreachable.next_early_retry_ms()),
+            (admission.next_pause_end_ms, self._unreachable_targets.next_early_retry_ms()),
         )
         pauses_ms = [at_ms - steady_ms for at_ms in wake_times_ms if at_ms is not None]
         pauses_ms += [] if first_due_ms is None else [first_due_ms - now_ms]
@@ -336,13 +336,13 @@ class Redelivery:
             with self._lock:
                 for result in results:
                     del self._results[result.leased.due.sequence], self._in_flight[result.leased.due.sequence]
-                failing_targets = {leased.record.target for leased in self._in_flight.values()}
+                uncounted_targets = {leased.record.target for leased in self._in_flight.values()}
                 for result in results:
-                    self._record_result(result, steady_ms, failing_targets)
+                    self._record_result(result, steady_ms, uncounted_targets)
                 if not len(self._store):
-                    self._unreachable.forget()
+                    self._unreachable_targets.forget()
                     self._target_states.forget_failures()
-                self.needs_answers = bool(self._unreachable)
+                self.needs_answers = bool(self._unreachable_targets)
             for leased, verdict in verdicts_to_log:
                 self._log_verdict(leased, verdict)
 
@@ -397,9 +397,10 @@ class Redelivery:
     def _is_dead_letter(self, record: Record) -> bool:
         return self._dead_letters is not None and record.kind == self._dead_letters.kind
 
-    def _record_result(self, result: RecordResult, now_ms: int, failing_targets: set[str]) -> None:
-        """Note a result. Of attempts for a target that were in flight together, only the last failure counts. ``failing_targets``
-        are the targets that have attempts in flight, or whose failure was counted. ``now_ms`` is the timer's time.
+    def _record_result(self, result: RecordResult, now_ms: int, uncounted_targets: set[str]) -> None:
+        """Note a result. Of attempts for a target that were in flight together, only the last failure counts.
+        ``uncounted_targets`` are the targets whose next failure does not count: other attempts for the target are in flight, or
+        a failure was counted already. This method adds to it. ``now_ms`` is the timer's time.
         """
         leased, resent = result.leased, result.resent
         if result.target is not None:
@@ -415,9 +416,9 @@ class Redelivery:
                 self.delivered_count += 1 + len(leased.followers)
             self._target_states.record_success(target, now_ms)
         elif resent.is_temporary:
-            self._target_states.record_failure(target, now_ms, target not in failing_targets)
-            failing_targets.add(target)
-            self._unreachable.record_failure(target, now_ms, result.since_ms)
+            self._target_states.record_failure(target, now_ms, target not in uncounted_targets)
+            uncounted_targets.add(target)
+            self._unreachable_targets.record_failure(target, now_ms, result.since_ms)
         else:
             self._target_states.record_answers([target], now_ms)
 
@@ -428,7 +429,7 @@ class Redelivery:
 
     def _make_records_due(self) -> None:
         with self._lock:
-            self._mark_due(self._unreachable.start_early_retries(self._timer.now_ms()))
+            self._mark_due(self._unreachable_targets.start_early_retries(self._timer.now_ms()))
             targets = list(self._next_keys_to_make_due)
         for target in targets[:PAGE]:
             with self._lock:
@@ -443,13 +444,13 @@ class Redelivery:
                 with self._lock:
                     # Unless a new answer made all records of the target due.
                     self._next_keys_to_make_due.setdefault(target, next_key)
-                return  # one page per turn, because others wait
+                return  # one page per turn, because other steps of the turn wait
 
     def _compare_targets(self) -> None:
         """Compare a page of records with the current rules, and correct their targets."""
         if self._next_key_to_compare is None or self._targeting is None:
             return
-        # A dead letter for a topic that does not answer is due at once if it gets another topic.
+        # A dead letter that waits for a topic becomes due at once if the rules now have another topic for it.
         kind = None if self._dead_letters is None else self._dead_letters.kind
         next_key = self._store.retarget(
             self._targeting.target_of, self._next_key_to_compare, COMPARE_PAGE, kind, self._clock()

@@ -76,9 +76,9 @@ class Store:
     """The records of one folder.
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
-    or ``never``. ``max_bytes`` limits all records, dead ones included. ``damage_count`` says how often damage was found.
-    Files of another user are an error, which recommends a copy and names the ``use`` of the copy. With ``any_owner`` they are
-    permitted; the caller must have called ``owner_rights.become_owner``.
+    or ``never``. ``max_bytes`` limits all records, dead records included. ``damage_count`` says how often damage was found.
+    Files of another user are an error, which recommends a copy and names the ``use`` of the copy. With ``any_owner``, files of
+    another user are permitted, and the caller must have called ``owner_rights.become_owner``.
     """
 
     def __init__(
@@ -127,12 +127,11 @@ class Store:
         states: Sequence[RecordState] | None = None,
     ) -> None:
         """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        If the first mark of a record belongs to a stored record, the new record is not stored, and the stored record gets its
-        marks in further spaces.
-        ``states`` are the states of the records in another store.
+        If a stored record has the first mark of a new record, the new record is not stored, and the stored record also gets the
+        new record's marks in further spaces. ``states`` are the states of the records in another store.
 
-        Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
-        fails.
+        Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, and ``SpoolError`` if the
+        write fails.
         """
         self._group_commit.submit(AddRequest(records, notes, states))
 
@@ -142,8 +141,8 @@ class Store:
             return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, area_end(NOTE))}
 
     def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
-        """Return the first places in a space of marks, from ``start`` on if it is given. They belong to records that are not
-        finished.
+        """Return the first places in a space of marks, from ``start`` on if it is given. All of these places belong to records
+        that are not finished.
         """
         with self._opened:
             if start is None:
@@ -152,7 +151,7 @@ class Store:
             return [place for place, _ in itertools.islice(self._marks.scan(space, start), limit)]
 
     def remove_marks(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Remove marks from records. Returns the number of removed marks. The records stay, and are found by their other
+        """Remove marks from records. Returns the number of removed marks. The records stay, and can be found by their other
         marks.
         """
         with self._opened:
@@ -217,8 +216,8 @@ class Store:
         predicate: BatchPredicate | None = None,
         admission: Admission | None = None,
     ) -> list[LeasedRecord]:
-        """Take the first due records that are not leased, of the targets that ``admission`` accepts, at most ``limit`` and
-        ``max_bytes``, each with the records that ``predicate`` accepts.
+        """Take the first due records that are not leased and whose targets ``admission`` accepts: at most ``limit`` records, and
+        about ``max_bytes``. Each record comes with the following records of its lane that ``predicate`` accepts.
 
         The caller must settle each record. A record that cannot be read becomes a dead letter, unchanged, with the reason.
         """
@@ -251,8 +250,8 @@ class Store:
             return self._new_keys.get(leased.pending.due.sequence, leased.pending) is not None
 
     def settle(self, verdicts: Sequence[tuple[LeasedRecord, Verdict]], now_ms: int) -> None:
-        """Write the results of taken records in one write. The records that were sent with a record are finished if the record is
-        ``Done``; otherwise they wait in their lane as before.
+        """Write the results of taken records in one write. If a record is ``Done``, the records that were sent with it are
+        finished, too; otherwise they still wait in their lane.
         """
         with self._opened:
             change = AtomicChange(self.totals)
@@ -271,14 +270,15 @@ class Store:
                     continue
                 if isinstance(verdict, Replaced):
                     replacement = dataclasses.replace(verdict.record, marks=record.marks)
-                    failed = pending.waits or leased.state.tries > 0
+                    has_failed = pending.waits or leased.state.tries > 0
                     due, state = pending.due, leased.state
                     if verdict.reason is not None:
-                        # Not counted again if this write took place before although it seemed to fail.
+                        # A repeated write must not count it again: the first write may have taken place although it seemed to
+                        # fail.
                         change.totals.give_ups += replacement != record
                         due = Due(max(now_ms, record.original_due_ms or 0), sequence)
-                        failed, state = False, RecordState(0, now_ms, verdict.reason)
-                    change.replace(pending, replacement, size, replacement.pending_key(due, failed), state.encode())
+                        has_failed, state = False, RecordState(0, now_ms, verdict.reason)
+                    change.replace(pending, replacement, size, replacement.pending_key(due, has_failed), state.encode())
                     continue
                 change.remove_pending(pending)
                 change.unmark(record)
@@ -308,7 +308,7 @@ class Store:
         """Make records that wait for ``target`` (None: all) due now, but not before their original due time. Examines ``limit``
         records from ``start`` on.
 
-        Returns where to continue, or None after the last record.
+        Returns the key at which the next call continues, or None after the last record.
         """
         with self._opened:
             change, next_key, has_marks = AtomicChange(self.totals), None, self._marks.has_any
@@ -336,7 +336,9 @@ class Store:
                     yield from entries
 
     def start_targeting(self, fingerprint: bytes) -> None:
-        """Note that new records have targets by ``fingerprint``. Records that already wait get such targets from ``retarget``."""
+        """Note that new records have targets by the rules of ``fingerprint``. ``retarget`` corrects the targets of the records
+        that already wait.
+        """
         with self._opened:
             if not self.has_targets_of(fingerprint):
                 # This must precede the first record of this process. Otherwise, if the process is killed, a later process with
@@ -344,7 +346,7 @@ class Store:
                 self.add([], {TARGETING_NOTE: b"" if len(self) else fingerprint})
 
     def has_targets_of(self, fingerprint: bytes) -> bool:
-        """Whether all pending records certainly have their targets by ``fingerprint``."""
+        """Whether all pending records certainly have their targets by the rules of ``fingerprint``."""
         with self._opened:
             return self._db.get(NOTE + TARGETING_NOTE) == fingerprint
 
@@ -360,7 +362,7 @@ class Store:
         changes becomes due now, or at its original due time if that is later. Examines ``limit`` records, or about
         ``RETARGET_PAGE_BYTES``, from ``start`` on. Leased records are skipped: their handlers compare the targets.
 
-        Returns where to continue, or None after the last record.
+        Returns the key at which the next call continues, or None after the last record.
         """
         with self._opened:
             change, next_key, size = AtomicChange(self.totals), None, 0
@@ -376,10 +378,12 @@ class Store:
                         continue
                     if (target := target_of(record)) != record.target:
                         replacement = dataclasses.replace(record, target=target)
-                        due, failed = key.due, RecordState.decode_or_empty(state).tries > 0
+                        due, has_failed = key.due, RecordState.decode_or_empty(state).tries > 0
                         if record.kind == kind:
                             due = min(due, Due(max(now_ms, record.original_due_ms or 0), due.sequence))
-                        change.replace(key, replacement, len(data), replacement.retargeted_key(key, due, failed), state)
+                        change.replace(
+                            key, replacement, len(data), replacement.retargeted_key(key, due, has_failed), state
+                        )
             if change.puts:
                 self._write(change)
             return next_key
@@ -410,7 +414,7 @@ class Store:
                     change.add_pending(pending, RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
                 if len(change.puts) >= REVIVE_PAGE or revived_bytes >= REVIVE_PAGE_BYTES:
-                    # In portions, because there may be millions of dead records.
+                    # The change is written in portions, because there may be millions of dead records.
                     self._write(change)
                     change = AtomicChange(self.totals)
             self._write(change)
@@ -447,7 +451,7 @@ class Store:
                 pass
 
     def close(self) -> None:
-        """Release the folder. The leased records are still due for the next process that opens it."""
+        """Release the folder. The leased records are still due for the next process that opens the folder."""
         with self._lock:
             self._closed = True
             self._db.close()
@@ -462,9 +466,8 @@ class Store:
         check_owner(self.path, self._use)
         self._open_files()
         try:
-            check_owner(
-                self.path, self._use
-            )  # again, because other users who may write there may have added files meanwhile
+            # Checked again, because other users who may write to the folder may have added files.
+            check_owner(self.path, self._use)
         except BaseException:
             self._failed = True
             self._db.close()
@@ -493,7 +496,8 @@ class Store:
                 self.damage_count += 1
                 recovery.repair(db, salvage_result)
                 recovery.restore_owner(db, self._owner, salvage_result)
-            # After damage, or after a write that took place although RocksDB reported a failure.
+            # The keys of leased records may have changed: by damage, or by a write that took place although RocksDB reported a
+            # failure.
             self._new_keys = recovery.pending_keys_of(db, self._leased_sequences)
             next_sequence = self.totals.next_sequence  # never reuse the sequence of a leased record
             self.totals = recovery.stored_totals(db) or Totals()

@@ -2,8 +2,8 @@
 
 A target *answers* for a minute after a success, until its next failure. A target that failed and does not answer is
 *failing*, and any other target is *new*. Records in flight occupy *slots*. A new or failing target has one record in flight at a
-time. All new targets share a part of the slots, and all failing targets share another part, so that a target that answers finds
-free slots. If more targets fail than there are slots for them, they take turns.
+time. All new targets together may use a part of the slots, and all failing targets together another part. So a target that
+answers finds free slots. If there are more failing targets than slots for failing targets, these targets take turns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rocketmq_spark.spool.records import Record
 # Pauses between the attempts for a target that fails, in ms. The first pause follows the second consecutive failure, and each
 # further pause is twice as long.
 PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
-# The parts of all slots for new targets, and for failing targets.
+# The share of all slots that new targets may use together, and the share that failing targets may use together.
 NEW_SHARE, FAILING_SHARE = 3 / 8, 1 / 2
 # How long a target counts as answering after a success. Later, it may have become unavailable.
 ANSWERS_MS = 60_000
-# A target that answers may use at most this many times as many slots as are free, so that other targets find free slots if it
+# The slots that a target that answers may use, as a multiple of the free slots. So other targets find free slots if this target
 # stops answering.
 MAX_PER_FREE_SLOT = 7
 
@@ -72,13 +72,13 @@ class TargetStates:
         self._windows[target] = window.after_failure(now_ms) if is_counted else window._replace(size=1)
 
     def record_answers(self, targets: Iterable[str], now_ms: int) -> None:
-        """Note answers to other requests. These are ignored for targets with a failed attempt."""
+        """Note that targets have answered other requests. Targets with a failed attempt are ignored."""
         for target in targets:
             if target not in self._windows:
                 self._record_answer(target, now_ms)
 
     def record_other_failure(self, target: str) -> None:
-        """Note that another request failed."""
+        """Note that a request to the target failed that was not an attempt to send a record."""
         self._answered_ms.pop(target, None)
 
     def end_pauses(self, targets: Collection[str]) -> None:
@@ -105,11 +105,11 @@ class TargetStates:
 
 
 class Admission:
-    """Decides which records may be handed out now. ``add_in_flight`` counts records in flight, and those handed out since.
+    """Decides which records may be handed out now. ``add_in_flight`` counts records in flight, and records that are handed out.
 
     Args:
         windows: The limits of targets that failed.
-        answering: Targets that answer.
+        answering_targets: Targets that answer.
         slots: The number of records that may be in flight. A large record occupies several slots: ``max_bytes`` fill all slots.
 
     ``refused_targets`` are the targets whose due records must wait. ``next_pause_end_ms`` is the end of their first pause.
@@ -148,8 +148,8 @@ class Admission:
         return self.has_passed_over and self.free_slots > 0 and self._slots_left[True] > 0
 
     def choose_failing(self, find_due: Callable[[Collection[str]], Collection[str]]) -> None:
-        """If more failing targets are ready than slots are left, choose those that wait for the longest time. ``find_due``
-        returns the given targets that have due records.
+        """If more failing targets are ready than slots are left for them, choose the targets that have waited for the longest
+        time. ``find_due`` returns those of its targets that have due records.
         """
         ready_targets = [
             target

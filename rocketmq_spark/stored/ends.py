@@ -1,6 +1,6 @@
 """The ends of queues, noted before anything is sent, and the ids of the messages that were stored after them.
 
-If a queue ends before its noted end, its broker lost messages, and nothing is inferred, because messages stored later may have
+If a queue ends before its noted end, its broker has lost messages. Then nothing can be proved, because later messages may have
 taken the offsets of the lost messages. Only the ids of messages are decoded, and only ids with the prefix of the writer
 (``scope``) are kept.
 """
@@ -120,8 +120,8 @@ class QueueEnds:
         return {queue: self.queues[queue] - 1 for queue in sorted(self.stored_ms)}
 
     def check_store_times(self, current_times: Mapping[MessageQueue, int]) -> None:
-        """Raises ``UnprovedError`` if the message before an end has another store time than noted. Messages that retention has
-        deleted since are not checked.
+        """Raises ``UnprovedError`` if the message before an end has another store time than the noted time. Messages that
+        retention has deleted since then are not checked.
         """
         for queue, stored_ms in sorted(current_times.items()):
             noted_ms = self.stored_ms.get(queue, stored_ms)
@@ -194,8 +194,8 @@ def _fetch_ends_once(
     for topic in topics:
         route = routes.get(topic, 0.0, deadline)
         route_queues = {*route.readable_queues(), *route.writable_queues()}
-        # Tasks send only to brokers with a master. A slave that acts as master does not count, because it stops acting when the
-        # master returns.
+        # Tasks send only to brokers with a master. A slave that acts as master is not enough, because the slave stops acting when
+        # the master returns.
         queues_with_master = {
             queue for queue in route_queues if (data := route.brokers.get(queue.broker_name)) and data.own_master
         }
@@ -235,7 +235,7 @@ for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
     _VALUE_BY_DIGIT[_digit] = _value
 
 
-# How many bytes are decoded at once. Messages are decoded with their bodies, also those of other producers.
+# How many bytes are decoded at once. Messages of other producers are decoded, too, and all messages with their bodies.
 _PORTION_BYTES = 16 << 20
 
 
@@ -251,15 +251,21 @@ def id_reader(
     def read(ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
         puller = open_puller()
         for _, broker_ranges in groupby(ranges, key=lambda part: part.queue.broker_name):
-            pulls = reading.read(puller, list(broker_ranges), _raise_on_loss)
+            pull_source = reading.read(puller, list(broker_ranges), _raise_on_loss)
             decoder = Decoder(
-                pulls.queues, _ID_COLUMNS, "none", NO_FILTER, pulls.on_holes, pulls.with_true_ends, BadMessages()
+                pull_source.queues,
+                _ID_COLUMNS,
+                "none",
+                NO_FILTER,
+                pull_source.on_holes,
+                pull_source.with_true_ends,
+                BadMessages(),
             )
-            for fetched in pulls.fetch():
+            for fetched in pull_source.fetch():
                 on_ranges(
                     [
                         OffsetRange(
-                            pulls.queues[answer.range_number], answer.start, min(answer.next_offset, answer.limit)
+                            pull_source.queues[answer.range_number], answer.start, min(answer.next_offset, answer.limit)
                         )
                         for answer in fetched.answers
                     ]
@@ -307,8 +313,7 @@ class ScopedHashes:
         return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._row_blocks])
 
 
-# Up to this number of ranges, each task has its range of each queue. Above it, one range per queue covers the messages of all
-# tasks.
+# Up to this number of ranges, each task has one range per queue. With more ranges, all tasks share one range per queue.
 MAX_TASK_RANGES = 200_000
 # Tasks from this number on share their ranges, because a producer that copies the scope of a batch may store ids of any task.
 MAX_TASKS = 100_000
@@ -317,9 +322,8 @@ RangeByQueue = dict[MessageQueue, OffsetRange]
 
 
 class BatchHashes(ScopedHashes):
-    """The hashes of a whole batch, at most ``limit``, and the ranges that contain the messages of each task.
-
-    A task sends its rows within a short time, so these ranges are short.
+    """The hashes of a whole batch, at most ``limit``, and for each task the ranges that contain its messages. A task sends its
+    rows within a short time, so these ranges are short.
     """
 
     def __init__(self, scope: bytes, limit: int) -> None:
@@ -367,7 +371,7 @@ class BatchHashes(ScopedHashes):
         return {number: block.tobytes() for number, block in zip(partition_numbers.tolist(), blocks, strict=False)}
 
     def ranges_by_task(self) -> dict[int, list[OffsetRange]]:
-        """By ``task_key``, the ranges that contain all of its messages, broker by broker."""
+        """For each ``task_key``, the ranges that contain all messages of the task, broker by broker."""
         lists = {
             id(ranges): sorted(ranges.values(), key=lambda part: (part.queue.broker_name, part.queue))
             for ranges in self._ranges_by_task.values()
@@ -376,9 +380,11 @@ class BatchHashes(ScopedHashes):
 
 
 def _widen(ranges: RangeByQueue, added_ranges: Iterable[OffsetRange]) -> None:
-    for added in added_ranges:
-        previous = ranges.get(added.queue, added)
-        ranges[added.queue] = OffsetRange(added.queue, min(previous.start, added.start), max(previous.end, added.end))
+    for added_range in added_ranges:
+        previous_range = ranges.get(added_range.queue, added_range)
+        ranges[added_range.queue] = OffsetRange(
+            added_range.queue, min(previous_range.start, added_range.start), max(previous_range.end, added_range.end)
+        )
 
 
 def task_key(numbers: Any) -> Any:

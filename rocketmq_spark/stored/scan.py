@@ -1,8 +1,9 @@
 """A scan reads the ids that are stored after noted ends, and waits until no further message of an earlier attempt can arrive.
 
-A message that a broker acknowledged may not be in its index yet, and messages of an earlier attempt may still be on their way.
-So a scan reads the end of the log, waits until the index has reached it, and requests the ends of the queues; reads the ids up
-to these ends; waits for the settle time, in which every broker must answer; and reads the ids that were stored meanwhile.
+A message that a broker acknowledged may not be in the broker's index yet, and messages of an earlier attempt may still be on
+their way. So a scan has four steps. It reads the end of each log, waits until the index has reached this end, and requests the
+ends of the queues. It reads the ids up to these ends. It waits for the settle time, in which every broker must answer. Then it
+reads the ids that were stored during this time.
 
 ``LiveStoredIds`` is for a producer with ``confirm_ambiguous``, which scans before it repeats a send that may be stored.
 """
@@ -54,14 +55,14 @@ class ScanTools:
 
 
 class StoredIdScan:
-    """One scan from the ends ``since``. It fails if a topic was created again after the earlier ends ``noted_ends``, by default
-    ``since``.
+    """One scan of the messages after the ends ``since``. The scan fails if a topic was created again after ``noted_ends``: ends
+    that were noted earlier, or ``since`` by default.
     """
 
     def __init__(self, tools: ScanTools, since: QueueEnds, noted_ends: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
         self._since = since
-        self._noted = (since,) if noted_ends is None else noted_ends
+        self._noted_ends = (since,) if noted_ends is None else noted_ends
         self._broker_names = sorted(since.masters)
         self._clock = tools.clock
         self._last_answer_s: dict[str, float] = {}
@@ -69,7 +70,8 @@ class StoredIdScan:
         self._indexes_after_replication_by_broker: dict[str, bool] = {}
 
     def run(self, on_ids: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
-        """Pass the ids of all messages after the ends to ``on_ids``, and return the ends up to which ids were read.
+        """Call ``on_ids`` with the ids of all messages after the ends ``since``. Returns the later ends, up to which ids were
+        read.
 
         Raises ``UnprovedError`` if the ids cannot be proved to be complete, and the error of a broker that did not answer in
         time.
@@ -89,7 +91,7 @@ class StoredIdScan:
                 on_ids(ids)
 
     def _ends(self) -> dict[MessageQueue, int]:
-        """The ends of all queues, once the indexes contain everything that the logs contain now."""
+        """Wait until the indexes contain everything that the logs contain now, and return the ends of all queues."""
         log_ends: dict[str, int] = {}
         return self._retry(lambda: self._try_ends(log_ends))
 
@@ -110,10 +112,10 @@ class StoredIdScan:
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
     def _check_not_recreated(self) -> dict[MessageQueue, int]:
-        """Checks that topics were not created again. This is the last step, so that it covers all ids that were read. If a topic
-        was created again, other producers may have filled a queue beyond a noted end.
+        """Checks that topics were not created again. If a topic was, other producers may have filled a queue beyond a noted end.
+        This check is the last step, because it must be valid for all ids that were read.
         """
-        for noted_ends in self._noted:
+        for noted_ends in self._noted_ends:
             deadline = Deadline.after(self._tools.request_timeout_s)
             if noted_ends.last_offsets:
                 noted_ends.check_store_times(
@@ -124,7 +126,9 @@ class StoredIdScan:
         return {}
 
     def _check_masters(self) -> None:
-        """Checks that every broker has its noted master, by the current routes, or the cached ones if no name server answers."""
+        """Checks that every broker still has its noted master. Uses the current routes, or cached routes if no name server
+        answers.
+        """
         for topic in self._since.topics:
             try:
                 self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.request_timeout_s))
@@ -156,9 +160,9 @@ class StoredIdScan:
         for name, state in states.items():
             if isinstance(state, RocketMQError):
                 continue
-            # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock restarts the
-            # settle time, too: while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its
-            # queue, so the queue does not show the sends that wait.
+            # The time is that of this broker's answer, because other brokers may have delayed the round. A long lock restarts
+            # the settle time, too. While one send holds the log's lock, because the disk hangs, the broker drops the sends in
+            # its queue. So the queue does not show the sends that wait for the lock.
             has_gap = name not in self._last_answer_s or state.measured_s - self._last_answer_s[name] > GAP_S
             if has_gap or state.lock_ms > 1000 * GAP_S:
                 self._settle_start_s[name] = state.measured_s
@@ -166,7 +170,7 @@ class StoredIdScan:
         return states
 
     def _wait_until_settled(self) -> None:
-        """Wait until every broker has answered for the settle time, and no send in its queue arrived before the time was over."""
+        """Wait until every broker has answered for the settle time, and all sends in its queue arrived after this time."""
         waited_since = self._clock.now()
         while True:
             states = self._states(Deadline.after(self._tools.request_timeout_s))
@@ -243,7 +247,7 @@ class NotedStoredIds:
     def __init__(self, make_tools: MakeTools, ends: QueueEnds) -> None:
         self._make_tools = make_tools
         self._ends = ends
-        self._stopped = threading.Event()
+        self._stop_event = threading.Event()
 
     def end(self, queue: MessageQueue) -> QueueEnd:
         return QueueEnd(self._ends.queues.get(queue, 0), self._ends.masters.get(queue.broker_name, ""))
@@ -266,16 +270,16 @@ class NotedStoredIds:
         return [self._ends.of_queues(queues)]
 
     def stop(self) -> None:
-        self._stopped.set()
+        self._stop_event.set()
 
     def _sleep(self, seconds: float) -> None:
-        if self._stopped.wait(seconds):
+        if self._stop_event.wait(seconds):
             raise ClosedError("the producer was closed")
 
 
 class _EndsNote(NamedTuple):
-    """The ends of a topic's queues on one broker and the master that reported them, or the error. ``previous`` is the note
-    before, which is kept because a send may have begun before this note.
+    """The ends of a topic's queues on one broker and the master that reported the ends, or the error. ``previous`` is the earlier
+    note, which is kept because a send may have begun before this note.
     """
 
     noted_s: float
@@ -288,32 +292,33 @@ class _EndsNote(NamedTuple):
 class LiveStoredIds(NotedStoredIds):
     """Implements ``StoredIds`` for a producer that sends to any queue. It requests the ends of a queue before the first send.
 
-    There is one request for each topic and broker: at the first send, after a minute, and when the master has changed.
+    One request has all queues of a topic on a broker. There is a request at the first send, after a minute, and when the broker
+    has another master.
     """
 
     def __init__(self, make_tools: MakeTools, clock: Clock | None = None) -> None:
         super().__init__(make_tools, QueueEnds({}, {}))
         self._clock = clock or Clock()
         self._tools = make_tools(0.0, self._clock)
-        self._noted: dict[tuple[str, str], _EndsNote] = {}
+        self._notes: dict[tuple[str, str], _EndsNote] = {}
         self._unavailable_notes: dict[str, _EndsNote] = {}
         # One lock for each broker, so that a thread that waits for a broker that hangs does not delay sends to other brokers.
-        self._locks: dict[str, threading.Lock] = {}
+        self._broker_locks: dict[str, threading.Lock] = {}
 
     def end(self, queue: MessageQueue) -> QueueEnd:
         master = self._tools.routes.address(queue.broker_name)
         note = self._cached_note(queue, master)
         if note is None:
-            with self._locks.setdefault(queue.broker_name, threading.Lock()):
+            with self._broker_locks.setdefault(queue.broker_name, threading.Lock()):
                 note = self._cached_note(queue, master)
                 if note is None:
-                    note = self._noted[queue.topic, queue.broker_name] = self._request_ends(queue, master)
+                    note = self._notes[queue.topic, queue.broker_name] = self._request_ends(queue, master)
         if note.error is not None:
             raise note.error.with_traceback(None)
         return QueueEnd(note.ends.queues[queue], master)
 
     def _cached_note(self, queue: MessageQueue, master: str) -> _EndsNote | None:
-        note = self._noted.get((queue.topic, queue.broker_name))
+        note = self._notes.get((queue.topic, queue.broker_name))
         if note is None or note.master != master or not (note.error or queue in note.ends.queues):
             return None
         return (
@@ -323,7 +328,7 @@ class LiveStoredIds(NotedStoredIds):
         )
 
     def _request_ends(self, queue: MessageQueue, master: str) -> _EndsNote:
-        previous = self._noted.get((queue.topic, queue.broker_name))
+        previous = self._notes.get((queue.topic, queue.broker_name))
         if previous is not None:
             previous = previous.previous if previous.error is not None else previous._replace(previous=None)
         unavailable_note = self._unavailable_notes.get(queue.broker_name)
@@ -332,9 +337,8 @@ class LiveStoredIds(NotedStoredIds):
             and unavailable_note.master == master
             and self._clock.now() - unavailable_note.noted_s < _UNAVAILABLE_S
         ):
-            return unavailable_note._replace(
-                previous=previous
-            )  # otherwise a request for each further topic would wait for a broker that hangs
+            # Otherwise a request for each further topic would wait for a broker that hangs.
+            return unavailable_note._replace(previous=previous)
         try:
             ends, error = self._request_topic_ends(queue), None
         except RocketMQError as e:
@@ -345,7 +349,7 @@ class LiveStoredIds(NotedStoredIds):
         return note
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        newest_notes = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
+        newest_notes = [self._notes.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
         notes = [
             note
             for newest in newest_notes
@@ -375,10 +379,10 @@ class LiveStoredIds(NotedStoredIds):
         )
 
     def _queues_to_request(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
-        """The queue, and the other queues of the topic on this broker, which the same request can cover. They are those of the
-        route, or of the previous note if no name server answers.
+        """The queue, and the other queues of the topic on this broker, because one request can have all of them. The other queues
+        are those of the route, or those of the previous note if no name server answers.
         """
-        note = self._noted.get((queue.topic, queue.broker_name))
+        note = self._notes.get((queue.topic, queue.broker_name))
         try:
             route = self._tools.routes.get(queue.topic, NOTE_MAX_AGE_S, deadline.within(deadline.remaining() / 2))
         except RocketMQError as e:

@@ -125,8 +125,8 @@ MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match; the methods of the route intersect them.
 
-    ``acting`` means that a slave may be acting as master. ``acting`` is also true for a topic without write permission, because
-    the answer looks the same.
+    ``acting`` of a broker means that a slave may be acting as master. ``acting`` is also true if the topic has no write
+    permission, because the answer is the same.
     """
     with _protocol_errors("route"):
         data = read_json(body)
@@ -196,7 +196,8 @@ def _check_brokers(list_name: str, items: Collection[Mapping[str, Any]]) -> None
     _checked_int(sum(len(item.get("brokerAddrs") or ()) for item in items), 0, _MAX_ADDRESSES)
 
 
-# An entry as 5.5.0 writes it. A driver reads thousands of them for every plan; bodies of another form go to the JSON parser.
+# An entry as brokers of 5.5.0 write it. A driver reads thousands of entries for every plan. The JSON parser reads bodies of
+# another form.
 _STATS_ENTRY = (
     rb'\{"brokerName":"(%s)","queueId":(%s),"topic":"%s"\}:'
     rb'\{"lastUpdateTimestamp":(%s),"maxOffset":(%s),"minOffset":(%s)\}'
@@ -245,7 +246,7 @@ def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
 
 
 def _by_queue(body: Bytes, table_name: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
-    for key, item in (read_json(body, table=True).get(table_name) or {}).items():
+    for key, item in (read_json(body, is_table=True).get(table_name) or {}).items():
         queue_fields = dict(key)
         yield _queue({**queue_fields, "topic": topic or queue_fields["topic"]}), item
 

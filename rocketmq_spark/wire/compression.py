@@ -1,10 +1,10 @@
 """Message bodies, compressed and not: zlib, LZ4 frames and Zstandard, chosen by bits of the system flag.
 
-A compressed body does not contain its original size, so every decompression has a limit and stops there. The formats are
-those of ``ZlibCompressor``, ``Lz4Compressor`` and ``ZstdCompressor`` of the Java client.
+A compressed body does not contain its original size, so every decompression has a limit. The formats are those of
+``ZlibCompressor``, ``Lz4Compressor`` and ``ZstdCompressor`` of the Java client.
 
-LZ4 and Zstandard use Arrow's codecs. Arrow is imported when the first of them is needed, so zlib, the default of all clients,
-works without it.
+LZ4 and Zstandard use Arrow's codecs. Arrow is imported only when one of these two is needed, so that zlib, the default of all
+clients, works without Arrow.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def compress(body: Bytes, kind: int = SysFlag.ZLIB, level: int = DEFAULT_LEVEL) 
 
 
 def compress_if_smaller(body: Bytes, kind: int = SysFlag.ZLIB) -> bytes | None:
-    """``body`` compressed, or None if that does not make it smaller.
+    """``body`` compressed, or None if the compressed body is not smaller.
 
-    Compressing data that is compressed already, such as pictures and archives, costs 25 ms a MiB for nothing. So a large body
-    is compressed only if three samples of it become smaller.
+    Data that is compressed already, such as pictures and archives, takes 25 ms per MiB and does not become smaller. So a large
+    body is compressed only if three samples of the body become smaller.
     """
     if len(body) >= _MIN_SAMPLED_BYTES and not _samples_shrink(body):
         return None

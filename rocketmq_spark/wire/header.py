@@ -3,9 +3,9 @@
 ``FrameSplitter`` cuts the byte stream of a connection into frames, and reads only their length fields. After an error, it cannot
 find the next frame. So every further call raises again, and the caller must close the connection.
 
-A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says how its own header is encoded,
-JSON or binary, and nothing is negotiated, so both decoders are needed. This module does not know what a code or field means.
-Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
+A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says whether its header is JSON or
+binary, and peers do not negotiate the encoding, so both decoders are needed. This module does not know what a code or field
+means. Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
 
 ``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all fields
 and the body, but neither the code nor the request number. So it authenticates the client, but does not prevent the replay of a
@@ -46,7 +46,7 @@ class FrameSplitter:
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Return the frames that ``data`` completes, without their length fields.
 
-        Raises for a length field above the limit before it keeps a byte of that frame. Every later call raises again.
+        Raises an error for a length field above the limit, before it keeps a byte of the frame. Every later call raises again.
         """
         if self._error is not None:
             raise self._error
@@ -78,8 +78,8 @@ class FrameSplitter:
         return frames
 
     def partial_header(self, min_bytes: int) -> bytes | None:
-        """Return the header of an incomplete frame of more than ``min_bytes`` bytes. None without such a frame, and until its
-        whole header has arrived.
+        """Return the header of the incomplete frame. None if its whole header has not arrived, if the frame has at most
+        ``min_bytes`` bytes, or if no frame is incomplete.
         """
         start, buffer = _LENGTH_BYTES, self._buffer
         if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= min_bytes:
@@ -106,7 +106,7 @@ class FrameSplitter:
 Bytes = bytes | memoryview
 
 _PREFIX = struct.Struct(">II")  # length, then one byte of header type and three of header length
-_PREFIX_BYTES = 4  # of the second word, which ``length`` counts
+_PREFIX_BYTES = 4  # header type and header length, which count as a part of the frame's length
 _MAX_HEADER_BYTES = 0xFFFFFF
 # In memory, the fields of a header need ten to twenty times its bytes. Headers of real servers have at most about ten KiB.
 _MAX_RECEIVED_HEADER_BYTES = 1 << 20
@@ -248,7 +248,8 @@ def _decode_json(header: bytes, body: Bytes) -> Command:
 
 
 def _fits_bits(number: int, bits: int = _INT32_BITS) -> bool:
-    # Not ``number in range(...)``: for members of an enumeration Python compares every number of the range.
+    # ``number in range(...)`` would be slow: if the number is a member of an enumeration, Python compares every number of the
+    # range.
     return -(1 << bits) <= number < 1 << bits
 
 
@@ -325,7 +326,8 @@ def sign(command: Command, access_key: str, secret_key: str, security_token: str
 
 def signed_fields(ext: dict[str, str]) -> bytes:
     """The values that a signature covers, in Java's order of their names, which compares UTF-16 code units."""
-    # Python's order differs from Java's only beyond the basic plane, and only names of a user's own fields are not ASCII.
+    # Python's order differs from Java's only for characters beyond the basic plane. Only users' own fields have names that are
+    # not ASCII.
     is_ascii = all(map(str.isascii, ext))
     names = sorted(ext) if is_ascii else sorted(ext, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
     return "".join([ext[name] for name in names]).encode()

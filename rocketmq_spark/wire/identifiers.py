@@ -88,8 +88,8 @@ _IdSource = tuple[int, str, int, "itertools.count[int]"]
 class UniqKeys:
     """Makes ids that are unique across processes and times. One instance serves a process and its forks.
 
-    Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here the counter's
-    overflow goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
+    Java's counter repeats after 65 536 ids, which a batch writer makes within one millisecond. Here the counter's overflow is
+    added to a random number in the four bytes that Java fills with the hash of a class loader.
     """
 
     def __init__(self, rng: random.Random | None = None, address: bytes | None = None) -> None:

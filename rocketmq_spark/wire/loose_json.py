@@ -1,8 +1,8 @@
 """Reads the JSON that RocketMQ's servers write, which is not always JSON.
 
-Two things a strict parser rejects are common: map keys that are bare numbers, ``{0:"host"}``, and map keys that are
-objects, ``{{"queueId":0}:1}``. The strict parser is tried first for every value, because it is written in C; this
-module parses only containers that the strict parser rejects. This module does not depend on the bodies of particular requests.
+Two forms are common that a strict parser rejects: map keys that are bare numbers, ``{0:"host"}``, and map keys that are objects,
+``{{"queueId":0}:1}``. The strict parser is tried first for every value, because it is written in C. This module parses only
+containers that the strict parser rejects. It does not know the bodies of particular requests.
 
 A body may come from a hostile server. So the bytes and values of a body are limited before it is parsed. While it is parsed,
 the values that are parsed here and the failed attempts of the strict parser are limited.
@@ -36,19 +36,19 @@ _BARE_KEY = re.compile(r"-?[0-9]+|null|true|false")
 _LONG = 1 << 63
 
 
-def read_json(body: Bytes, table: bool = False) -> Any:
-    """The value of a whole body; raises ``RemoteProtocolError`` for anything else.
+def read_json(body: Bytes, is_table: bool = False) -> Any:
+    """The value of a body. Raises ``RemoteProtocolError`` if the body is not one value.
 
-    A bare key becomes its text, ``"0"``; an object as key becomes the tuple of its (name, value) pairs, sorted by name. With
-    ``table``, the body may be as large as a table of 200,000 queues.
+    A bare key becomes its text, ``"0"``. An object as key becomes the tuple of its (name, value) pairs, sorted by name. With
+    ``is_table``, the body may be as large as a table of 200,000 queues.
     """
-    max_bytes = MAX_TABLE_BYTES if table else MAX_JSON_BYTES
+    max_bytes = MAX_TABLE_BYTES if is_table else MAX_JSON_BYTES
     if len(body) > max_bytes:
         raise RemoteProtocolError(f"A JSON body of {len(body)} bytes; expected at most {max_bytes}")
     try:
         text = str(body, "utf-8")
-        _check_values(text, _MAX_TABLE_VALUES if table else _MAX_VALUES)
-        value, end = _LooseParser(text, _MAX_TABLE_PARSED_VALUES if table else _MAX_PARSED_VALUES).value(
+        _check_values(text, _MAX_TABLE_VALUES if is_table else _MAX_VALUES)
+        value, end = _LooseParser(text, _MAX_TABLE_PARSED_VALUES if is_table else _MAX_PARSED_VALUES).value(
             _skip_blanks(text, 0), 0
         )
         if _skip_blanks(text, end) != len(text):
@@ -59,8 +59,8 @@ def read_json(body: Bytes, table: bool = False) -> Any:
 
 
 def _check_values(text: str, max_values: int) -> None:
-    """Raise ``ValueError`` above ``max_values`` values. Counts brackets and commas, because each value but the first follows one.
-    Brackets and commas in texts count, too, but no server sends so many.
+    """Raise ``ValueError`` for more than ``max_values`` values. Each value except the first follows a bracket or a comma, so
+    these are counted. Brackets and commas in texts count, too, but no server sends so many.
     """
     if len(text) > max_values and sum(map(text.count, ",{[")) > max_values:
         raise ValueError(f"it has more than {max_values} values")

@@ -69,9 +69,9 @@ MessageBounds = tuple[int, int, int | None, bool]
 
 
 class DecodeSettings(NamedTuple):
-    """How to decode messages. With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. A
+    """How to decode messages. With ``queue``, all messages get this queue and its topic, whatever is stored in the messages. A
     batch outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. Messages that exceed
-    ``budget`` stay as they are stored.
+    ``budget`` are not decoded.
     """
 
     broker_name: str
@@ -86,8 +86,8 @@ class DecodeSettings(NamedTuple):
 def message_memory(message: ReceivedMessage) -> int:
     """The approximate memory of a decoded message in bytes: its body, its properties as objects, and its other objects.
 
-    A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So code that
-    collects decoded messages counts this memory.
+    A few kilobytes from another client may become a body of 64 MiB, or millions of messages without a body. So code that collects
+    decoded messages counts their memory.
     """
     return estimated_memory(len(message.body), properties_size(message.properties))
 
@@ -103,8 +103,8 @@ class DecodeBudget:
         self.remaining_bytes = limit
 
     def decode(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
-        """The messages at ``bounds``, if they fit; otherwise one message as it is stored, with ``NO_MEMORY`` as its
-        ``decode_error``.
+        """The messages at ``bounds``, if they fit into the remaining memory; otherwise one message that is not decoded, with
+        ``NO_MEMORY`` as its ``decode_error``.
         """
         remaining_bytes = max(0, self.remaining_bytes)
         limit = settings.max_body_bytes
@@ -134,7 +134,7 @@ class DecodeBudget:
 
 
 class UnwrapBudget(DecodeBudget):
-    """Memory for the next messages of several queues. Single messages stay compressed. Batches are unwrapped, and each batch uses
+    """Memory for the next messages of several queues. Single messages stay compressed. Batches are unwrapped, and a batch uses
     memory until its last message was returned.
     """
 
@@ -246,8 +246,8 @@ def decode_leniently(
 ) -> Iterator[ReceivedMessage]:
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
-    With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. An inner batch outside of
-    ``window`` counts as a message that cannot be decoded, and so does a message that exceeds ``budget``.
+    With ``queue``, all messages get this queue and its topic, whatever is stored in the messages. An inner batch outside of
+    ``window`` is treated as a message that cannot be decoded, and so is a message that exceeds ``budget``.
     """
     data, settings = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, budget)
     for bounds in find_messages(data):
@@ -303,7 +303,9 @@ def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMes
 
 
 def _next_message(data: bytes, bad_start: int) -> int:
-    """The position of the next message after a wrong size: the first position from which the sizes lead to the end."""
+    """The position of the next message after a message with a wrong size: the first position from which the sizes of messages
+    lead to the end of the data.
+    """
     dead_ends: set[int] = set()  # positions from which the sizes do not lead to the end
     for match in _MAGIC.finditer(data, bad_start + _INT.size + 1):
         visited = []

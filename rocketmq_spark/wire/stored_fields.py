@@ -59,7 +59,7 @@ def _address(head: bytes, position: int) -> tuple[bytes, int]:
 def usual_messages(data: bytes, start: int, end: int, queue: MessageQueue) -> list[ReceivedMessage] | None:
     """The messages of ``queue`` in an answer with offsets from ``start`` to below ``end``; None if the answer is not usual.
 
-    All messages of a consumer are decoded here, so this function avoids every call and object that it can.
+    All messages of a consumer are decoded here, so this function avoids calls and objects wherever possible.
     """
     messages: list[ReceivedMessage] = []
     new, cls, unpack, topic = ReceivedMessage.__new__, ReceivedMessage, _USUAL_HEAD.unpack_from, queue.topic

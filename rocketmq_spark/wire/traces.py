@@ -1,7 +1,7 @@
 """Records of the message trace, as Java's ``TraceDataEncoder`` writes and RocketMQ's tools read them. Pure.
 
-The body of a trace message contains any number of records; its keys are the ids and keys of the traced messages, so
-that tools find the trace message by them.
+The body of a trace message contains any number of records. Its keys are the ids and keys of the traced messages, so that tools
+find the trace message by an id or a key of a traced message.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def consume_end_record(
     message: TracedMessage, group: str, request_id: str, now_ms: int, cost_ms: int, result: ConsumeReturn
 ) -> TraceRecord:
     """The record of a message after its listener has returned."""
-    success = result is ConsumeReturn.SUCCESS
+    has_succeeded = result is ConsumeReturn.SUCCESS
     return message.record(
-        "SubAfter", request_id, message.msg_id, cost_ms, success, message.keys, result.value, now_ms, group
+        "SubAfter", request_id, message.msg_id, cost_ms, has_succeeded, message.keys, result.value, now_ms, group
     )  # fmt: skip
 
 
@@ -134,9 +134,9 @@ def transaction_end_record(
     )  # fmt: skip
 
 
-def recall_record(message: TracedMessage, group: str, now_ms: int, success: bool) -> TraceRecord:
+def recall_record(message: TracedMessage, group: str, now_ms: int, has_succeeded: bool) -> TraceRecord:
     """The record of an attempt to cancel a delayed message."""
-    return message.record("Recall", now_ms, message.region, group, message.topic, message.msg_id, success)
+    return message.record("Recall", now_ms, message.region, group, message.topic, message.msg_id, has_succeeded)
 
 
 def trace_messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequence[str], int]]:

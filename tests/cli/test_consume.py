@@ -181,7 +181,7 @@ def test_a_message_restarts_the_time_of_idle(monkeypatch):
         at_s[0], messages = next(polls)
         return messages
 
-    polls_of = SimpleNamespace(returned=True, returned_up_to=None)
+    polls_of = SimpleNamespace(has_returned_all=True, returned_up_to=None)
     consumer = SimpleNamespace(poll=poll, commit=lambda: None, _polls=polls_of)
     monkeypatch.setattr(tail, "subscribed_consumer", lambda *given: nullcontext(consumer))
     monkeypatch.setattr(tail, "time", SimpleNamespace(monotonic=lambda: at_s[0]))

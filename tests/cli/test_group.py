@@ -292,10 +292,10 @@ def test_find_searches_the_period_and_the_environment(monkeypatch):
 
 def test_the_rates_of_a_broker_have_one_decimal():
     state = BrokerState("b", "c", 0, "127.0.0.1:1", "V5_5_0", 0, 19.99400179946016, 0.0, 0.25, {}, None)
-    shown = _row(state, machine=False)
+    shown = _row(state, for_programs=False)
     assert (shown["putPerSecond"], shown["getPerSecond"], shown["diskUsed"]) == ("20.0", "0.0", "25%")
-    assert _row(state, machine=True)["putPerSecond"] == 19.99400179946016
-    assert _row(replace(state, put_per_s=None), machine=False)["putPerSecond"] is None
+    assert _row(state, for_programs=True)["putPerSecond"] == 19.99400179946016
+    assert _row(replace(state, put_per_s=None), for_programs=False)["putPerSecond"] is None
 
 
 def test_a_topic_is_described_with_its_type_and_permission(run, rocketmq, make_topic):

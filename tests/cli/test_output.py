@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.cli.output import Json, Text, one_line, table_lines, time_text
 from rocketmq_spark.errors import LocalBrokerError, OptionError
-from rocketmq_spark.options.parsing import Secret
 
 ROWS = [{"name": "broker-a", "count": 3}, {"name": "b", "count": None}, {"name": "c", "count": -12}]
 
@@ -94,8 +94,8 @@ def test_nothing_that_a_terminal_obeys_is_written(place, capsys):
         seen = capsys.readouterr()
         written = (seen.out + seen.err).replace("\n", "")
         assert all(letter == "\t" or letter.isprintable() for letter in written), ascii(written)
-        assert written or (out.machine and place == "note")
-        if not out.machine:
+        assert written or (out.is_for_programs and place == "note")
+        if not out.is_for_programs:
             assert all(part in written for part in HARMLESS.split())
             assert "\\x1b]52;c;aGk=\\x07" in written
         elif place == "item":

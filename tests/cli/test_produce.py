@@ -173,8 +173,8 @@ def test_what_was_acknowledged_when_a_send_fails_is_counted(capsys, output):
         _send_all(Answers("t", *ends), (Message("t", str(i).encode()) for i in range(len(ends))), report)
     printed = capsys.readouterr()
     assert report.sent_count == 4
-    assert ("Sent 4 messages to t" in printed.err) is not output.machine
-    assert [m["msgId"] for m in documents(printed.out)] == (["0", "1", "3", "5"] if output.machine else [])
+    assert ("Sent 4 messages to t" in printed.err) is not output.is_for_programs
+    assert [m["msgId"] for m in documents(printed.out)] == (["0", "1", "3", "5"] if output.is_for_programs else [])
     assert "Message 3 failed (empty lines do not count)" in printed.err
 
 

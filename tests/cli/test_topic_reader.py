@@ -77,7 +77,7 @@ def test_buffers_are_limited_and_decompression_is_one_by_one(producer, reader, t
     class Watched(topic_reader.BufferedAnswers):
         def add(self, fetched, answer):
             super().add(fetched, answer)
-            held.append((self._bytes, len(self._answers)))
+            held.append((self._buffered_bytes, len(self._answers)))
 
     monkeypatch.setattr(topic_reader, "decode_leniently", counted)
     monkeypatch.setattr(topic_reader, "BufferedAnswers", Watched)

@@ -33,7 +33,7 @@ from tests.decode.fetching import QUEUES, one
 from tests.decode.fetching import stored as decoder_input
 from tests.live.writes import sink_options
 
-HEADER_LIST = HEADERS.arrow
+HEADER_LIST = HEADERS.arrow_type
 Q = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in (0, 1)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.assigned import ONE_ANSWER, Assigned, FetchedPart, FetchRequest
+from rocketmq_spark.consumer.assigned import ONE_ANSWER, AssignedQueues, FetchedPart, FetchRequest
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
@@ -19,8 +19,8 @@ def part(queue: MessageQueue, start: int, end: int) -> FetchedPart:
     return FetchedPart(queue, start, [(end, 2)], b"12", lambda start, end, stored: [])
 
 
-def assigned() -> Assigned:
-    one = Assigned(4)
+def assigned() -> AssignedQueues:
+    one = AssignedQueues(4)
     one.assign({A: StartOffset(5), B: StartOffset(7)})
     return one
 
@@ -56,7 +56,7 @@ def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
 
 
 def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
-    one = Assigned(1000, max_bytes=10)
+    one = AssignedQueues(1000, max_bytes=10)
     one.assign({A: StartOffset(0)})
     for _ in range(2):
         (ask,) = one.due_requests(0.0)
@@ -273,7 +273,7 @@ def test_what_was_committed_is_not_committed_again() -> None:
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_messages_of_old_topic_commit_nothing_of_recreated_topic(interrupted: bool) -> None:
     """The new one has messages already when the caller is through with those of the old one."""
-    one = Assigned(1000)
+    one = AssignedQueues(1000)
     one.assign({A: StartOffset(990)})
     old = one.due_requests(0.0)[0]
     one.on_answer(old, found(old, 10))
@@ -371,7 +371,7 @@ def test_poll_inspects_only_what_it_takes_not_all_waiting_parts() -> None:
             return super().first_offset
 
     queues = [MessageQueue("t", "b", i) for i in range(64)]
-    one = Assigned(1000)
+    one = AssignedQueues(1000)
     one.assign(dict.fromkeys(queues, StartOffset(0)))
     for start in range(32):
         for queue in queues:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
-from rocketmq_spark.consumer.assigned import ONE_ANSWER, Assigned, FetchedPart, FetchRequest
+from rocketmq_spark.consumer.assigned import ONE_ANSWER, AssignedQueues, FetchedPart, FetchRequest
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus
 from tests.consumer.test_assigned import A, B, found
@@ -25,7 +25,7 @@ class Machine(SteppingMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.one = Assigned(4)
+        self.one = AssignedQueues(4)
         self.one.assign({A: StartOffset(0), B: StartOffset(0)})
         self.under_way: list[FetchRequest] = []
         self.given: dict[MessageQueue, list[int]] = {A: [], B: []}

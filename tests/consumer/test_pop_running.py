@@ -384,7 +384,7 @@ def test_interrupted_stop_leaves_group_and_next_stop_ends_it(member, monkeypatch
     goes_on = member.held_up()
     running = member.consumer._running
     with monkeypatch.context() as patch:
-        patch.setattr(running._unacked, "wait_until_settled", raising(KeyboardInterrupt()))
+        patch.setattr(running._unacked_messages, "wait_until_settled", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             member.consumer.stop()
     assert member.proxy.closed
@@ -452,16 +452,16 @@ def test_more_messages_of_a_line_that_was_cut_end_no_poller(monkeypatch: pytest.
     member.proxy.said = GroupPolicy(17, True, (10.0,))
     goes_on = member.held_up("g")
     member.proxy.put(replace(of("B", "g"), body=bytes(200_000)))
-    eventually(lambda: member.consumer._running._unacked._dropped_keys, 60)
+    eventually(lambda: member.consumer._running._unacked_messages._dropped_keys, 60)
     received = threading.Event()
-    came = member.consumer._running._unacked.add
+    came = member.consumer._running._unacked_messages.add
 
     def noted(*args: Any) -> Any:
         lent = came(*args)
         received.set()
         return lent
 
-    monkeypatch.setattr(member.consumer._running._unacked, "add", noted)
+    monkeypatch.setattr(member.consumer._running._unacked_messages, "add", noted)
     member.proxy.put(of("C", "g"))
     assert received.wait(60)
     member.does = lambda message: None

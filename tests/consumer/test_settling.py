@@ -120,7 +120,7 @@ def test_hanging_ordered_listener_keeps_lease_of_its_message(caplog):
 def test_what_is_settled_meanwhile_is_not_asked_for_again():
     bench = PopBench()
     (lent,) = bench.lent(of("A"))
-    bench.in_hand.all = lambda: [lent]  # as it was when the look began
+    bench.in_hand.all_messages = lambda: [lent]  # as it was when the look began
     bench.time.advance(10)
     bench.settling.ack(lent)
     renewed(bench)

@@ -16,6 +16,8 @@ from rocketmq_spark.ports import Resender
 from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.fakes.resender import FakeResender
+from tests.fakes.sender import ScriptedSender
+from tests.fakes.timer import ManualTimer, Time
 
 
 @pytest.fixture(params=[pytest.param("real", marks=pytest.mark.needs("rocketmq")), "in memory"])
@@ -58,3 +60,27 @@ def test_after_the_close_it_has_not_failed_for_good(case: tuple[Resender, Messag
     found = told.get(timeout=60)
     assert (found.queue, found.is_temporary) == (None, True)
     assert found.error
+
+
+def engine_without_answers() -> Resender:
+    sender = ScriptedSender(Time(), "a:0")
+    sender.script = [None]
+    return EngineResender(sender, ProducerSettings(group="contracts"), ManualTimer(sender.time))
+
+
+def fake_without_answers() -> Resender:
+    fake = FakeResender()
+    fake.answer = lambda send: None
+    return fake
+
+
+@pytest.mark.parametrize("make", [engine_without_answers, fake_without_answers])
+def test_the_close_fails_sends_without_an_answer(make: Callable[[], Resender]) -> None:
+    resender, told = make(), SimpleQueue[Resent]()
+    resender.resend(send(MessageQueue("T", "a", 0), True), told.put)
+    assert told.empty()
+    for _ in range(2):
+        resender.close(Deadline.after(0))
+    failed = told.get_nowait()
+    assert (failed.queue, failed.is_temporary) == (None, True)
+    assert told.empty()

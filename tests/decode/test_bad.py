@@ -181,12 +181,12 @@ def test_the_first_are_logged_each_and_all_are_counted(caplog):
     bad, queue = BadMessages("skip"), MessageQueue("t", "b", 0)
     for offset in range(10):
         bad.add(queue, offset, "why")
-    bad.summary()
+    bad.log_summary()
     assert len(caplog.records) == 10
     for offset in range(10, 25):
         bad.add(queue, offset, "why")
     assert len(caplog.records) == 10
-    bad.summary()
+    bad.log_summary()
     assert caplog.records[-1].getMessage() == "25 messages in all cannot be decoded; badMessage=skip"
 
 
@@ -212,7 +212,7 @@ def test_a_task_logs_which_times_are_null(decode, policy, caplog):
         (False, True),
     ]
     assert not caplog.records
-    bad.summary()
+    bad.log_summary()
     born, kept = (record.getMessage() for record in caplog.records)
     assert born.startswith("bornTimestamp is null in 2 rows")
     assert born.endswith("at offset 1 of t/broker-b/3")

@@ -19,9 +19,9 @@ COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
 def values(messages, name):
     fetched = one(*messages)
     located = ColumnBuilder(stored_messages.locate(fetched.buffer, fetched.answers), props.PropertyColumns(), QUEUES)
-    made = COLUMNS[name].from_rows(located, COLUMNS[name].arrow)
+    made = COLUMNS[name].from_rows(located, COLUMNS[name].arrow_type)
     made.validate(full=True)
-    assert made.type == COLUMNS[name].arrow
+    assert made.type == COLUMNS[name].arrow_type
     return made.to_pylist()
 
 

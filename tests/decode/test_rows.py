@@ -29,11 +29,11 @@ def test_both_ways_give_the_same(column, include):
         pairs = props.locate(found.buffer, found.properties_start, found.properties_end)
         made = props.build_columns(pairs, props.PropertySelection(properties=include))
     pairs_of_objects = zip((QUEUES[0], QUEUES[2]), map(one_message, MESSAGES), strict=True)
-    wanted = pa.array([column.from_message(queue, m, include) for queue, m in pairs_of_objects], column.arrow)
+    wanted = pa.array([column.from_message(queue, m, include) for queue, m in pairs_of_objects], column.arrow_type)
     if column.from_rows is None:
         assert column.name == "body"
         return
-    assert column.from_rows(ColumnBuilder(found, made, QUEUES), column.arrow).to_pylist() == wanted.to_pylist()
+    assert column.from_rows(ColumnBuilder(found, made, QUEUES), column.arrow_type).to_pylist() == wanted.to_pylist()
 
 
 def one_message(data):
@@ -47,4 +47,4 @@ def test_queue_column_is_constant_where_all_queues_agree(monkeypatch):
         stored_messages.locate(fetched.buffer, fetched.answers), props.PropertyColumns(), QUEUES[:2]
     )
     monkeypatch.setattr(rows.arrow, "integers", lambda *a: pytest.fail("looked at rows"))
-    assert located.of_queue("topic").to_pylist() == ["t", "t"]
+    assert located.queue_text("topic").to_pylist() == ["t", "t"]

@@ -89,7 +89,7 @@ def test_unknown_columns_are_refused():
 
 def test_a_schema_of_the_user_picks_and_orders():
     found = columns_of_schema(BASIC, struct("MSGID string, body binary"))
-    assert [(c.name, c.arrow) for c in found] == [("MSGID", pa.string()), ("body", pa.binary())]
+    assert [(c.name, c.arrow_type) for c in found] == [("MSGID", pa.string()), ("body", pa.binary())]
     batch = Decoder(QUEUES, found)(one(stored(b"x", text(UNIQ_KEY="u"))))
     assert batch.to_pylist() == [{"MSGID": "u", "body": b"x"}]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from rocketmq_spark.delay import envelope_records, service
 from rocketmq_spark.delay.commits import CommittedOffsets, CommittedProgress, GroupNames
 from rocketmq_spark.delay.service import DelayService, NodeTools
 from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError
-from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
+from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC, Envelope
+from tests.fakes.resender import FakeResender
 from tests.fakes.timer import ManualTimer, Time
 
 START_MS = 1_700_000_000_000
@@ -140,50 +141,19 @@ class Reader:
         self.closed = True
 
 
-class Sends:
-    """A resender that notes what is sent, and answers as it is told."""
-
-    def __init__(self) -> None:
-        self.sent: list[SpooledSend] = []
-        self.answer: Callable[[SpooledSend], Resent | None] = lambda send: Resent(
-            send.queue or MessageQueue(send.topic, "broker-a", 0)
-        )
-        self.waiting: list[Callable[[Resent], None]] = []
-
-    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        return lambda send: False
-
-    def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
-        raise AssertionError(sends)
-
-    def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        self.sent.append(send)
-        answer = self.answer(send)
-        if answer is None:
-            self.waiting.append(done)
-        else:
-            done(answer)
-
-    def close(self, deadline: Deadline) -> None:
-        pass
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [bytes(send.request.body) for send in self.sent]
-
-
 class Node:
     """A node of group ``g``, on a folder; ``world`` is the clock of all of them."""
 
     def __init__(self, topic: Topic, folder: Path, world: Time) -> None:
         self.topic, self.folder, self.world = topic, folder, world
         self.step_ms = 0  # of this machine's clock
-        self.sends = Sends()
+        self.sends = FakeResender()
         self.open()
 
     def open(self) -> None:
         self.reader = Reader(self.topic)
         self.store = Store(self.folder, sync="never")
+        self.sends.closed = False  # the next process has its own resender
         self.timers: list[ManualTimer] = []
         trade = envelope_records.redelivery_policy(RULES, 64)
         tools = NodeTools(

@@ -43,7 +43,7 @@ PROPERTIES = st.lists(st.tuples(NAMES, VALUES), max_size=4).map(
 )
 
 
-def packed(properties: str = "", body: bytes = b"x", topic: str = "orders", due_ms: int = 5) -> bytes:
+def pack(properties: str = "", body: bytes = b"x", topic: str = "orders", due_ms: int = 5) -> bytes:
     head = Envelope(topic, due_ms, "ID", 1, 0, "", b"").pack()
     text = properties.encode("utf-8", "replace")[:65_000]
     try:
@@ -79,7 +79,7 @@ def encoder() -> Encoder:
     st.sampled_from(["orders", "t" * 127, "a b", "%RETRY%g"]),
 )
 def test_any_content_can_be_stored_sent_and_written_by_the_sink(properties: str, body: bytes, topic: str) -> None:
-    data = packed(properties, body, topic)
+    data = pack(properties, body, topic)
     found = envelope_records.effect_of(RULES, INNER, 7, data, 1)
     assert found.record is not None
     assert found.record.encode()
@@ -87,12 +87,12 @@ def test_any_content_can_be_stored_sent_and_written_by_the_sink(properties: str,
     assert len(send.request.properties.encode()) <= codes.SINGLE_MAX_PROPERTIES_BYTES
     row = sink_row(data)
     assert len(row.body) <= codes.MAX_BODY_BYTES
-    assert encoder()(rows([row, sink_row(packed())]))
+    assert encoder()(rows([row, sink_row(pack())]))
 
 
 @pytest.mark.parametrize("size", [255, 256, 65_000])
 def test_a_longer_name_than_brokers_have_is_no_queue(size: int) -> None:
-    found = envelope_records.effect_of(RULES, INNER, 7, packed(f"{QUEUE}\x01{'b' * size}:1\x02"), 1)
+    found = envelope_records.effect_of(RULES, INNER, 7, pack(f"{QUEUE}\x01{'b' * size}:1\x02"), 1)
     assert found.record is not None
     assert found.record.target == (f"broker {'b' * 255}" if size == 255 else "topic orders")
 
@@ -102,15 +102,15 @@ def test_an_error_of_any_kind_in_an_envelope_makes_a_dead_letter(monkeypatch: py
         raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 
     monkeypatch.setattr(release, "original", broken)
-    found = envelope_records.effect_of(RULES, INNER, 7, packed(), 1)
+    found = envelope_records.effect_of(RULES, INNER, 7, pack(), 1)
     assert found.record is not None
     assert (found.due_ms, SEND(found.record).topic) == (0, DEAD_TOPIC)
     assert "surrogates" in decode_properties(SEND(found.record).request.properties)[PROBLEM_PROPERTY]
-    assert sink_row(packed()).topic == DEAD_TOPIC
+    assert sink_row(pack()).topic == DEAD_TOPIC
 
 
 def test_dead_letter_cuts_body_beyond_message_size_limit() -> None:
-    data = packed(body=b"x" * (5 << 20))
+    data = pack(body=b"x" * (5 << 20))
     row = sink_row(data)
     assert (row.topic, row.body) == (DEAD_TOPIC, data[: 4 << 20])
     assert "its first 4194304 bytes" in row.properties[PROBLEM_PROPERTY]
@@ -124,18 +124,18 @@ def test_dead_letter_cuts_body_beyond_message_size_limit() -> None:
 
 def test_the_sinks_own_properties_are_not_taken_from_an_envelope() -> None:
     text = f"UNIQ_KEY\x01A\x02{codes.ROW_ID}\x01z\x02{codes.TRANSIENT_PROPERTY_PREFIX}x\x01y\x02a\x01b\x02"
-    assert (sink_row(packed(text)).properties, sink_row(packed(text)).msg_id) == ({"a": "b"}, "A")
-    found = envelope_records.effect_of(RULES, INNER, 7, packed(text), 1)
+    assert (sink_row(pack(text)).properties, sink_row(pack(text)).msg_id) == ({"a": "b"}, "A")
+    found = envelope_records.effect_of(RULES, INNER, 7, pack(text), 1)
     assert found.record is not None  # a user's property where no sink adds its own
     assert decode_properties(SEND(found.record).request.properties)[codes.ROW_ID] == "z"
 
 
 def test_there_is_room_for_the_properties_that_the_sink_adds() -> None:
     text = f"UNIQ_KEY\x01A\x02a\x01{'b' * (codes.SINGLE_MAX_PROPERTIES_BYTES - 20)}\x02"
-    row = sink_row(packed(text))
+    row = sink_row(pack(text))
     assert row.topic == DEAD_TOPIC
     assert encoder()(rows([row]))
-    found = envelope_records.effect_of(RULES, INNER, 7, packed(text), 1)
+    found = envelope_records.effect_of(RULES, INNER, 7, pack(text), 1)
     assert found.record is not None
     assert SEND(found.record).topic == "orders"
 
@@ -178,13 +178,13 @@ def test_message_to_missing_topic_becomes_dead_letter() -> None:
     queues = Queues()
     known = SinkChecks({"nameServer": "n:1"}, _COLUMNS, lambda options: queues)  # type: ignore[arg-type, return-value]
     for _ in range(2):
-        assert sink_row(packed(), refusal=known.refusal).topic == "orders"
-        gone = sink_row(packed(topic="gone"), refusal=known.refusal)
+        assert sink_row(pack(), refusal=known.refusal).topic == "orders"
+        gone = sink_row(pack(topic="gone"), refusal=known.refusal)
         assert gone.topic == DEAD_TOPIC
         assert "no message can go to topic gone" in gone.properties[PROBLEM_PROPERTY]
     assert queues.asked.count("orders") == 1
     with pytest.raises(CallTimeout):
-        sink_row(packed(topic="slow"), refusal=known.refusal)
+        sink_row(pack(topic="slow"), refusal=known.refusal)
 
 
 COMPACTED, FIFO = "latest", "grouped"
@@ -218,15 +218,15 @@ ID = "UNIQ_KEY\x01A\x02"
 @pytest.mark.parametrize(
     ("options", "bad", "why"),
     [
-        (REMOTING, packed(topic=COMPACTED), "no key, but 'latest' is a compaction topic"),
-        ({**REMOTING, "autoBatch": "false"}, packed(topic=COMPACTED), "no key, but 'latest' is a compaction topic"),
-        ({**REMOTING, "allowedTopics": "orders"}, packed(topic="bills"), "is not in option 'allowedTopics'"),
+        (REMOTING, pack(topic=COMPACTED), "no key, but 'latest' is a compaction topic"),
+        ({**REMOTING, "autoBatch": "false"}, pack(topic=COMPACTED), "no key, but 'latest' is a compaction topic"),
+        ({**REMOTING, "allowedTopics": "orders"}, pack(topic="bills"), "is not in option 'allowedTopics'"),
         (GRPC, Envelope("orders", 5, "ID", 1, 1, ID, b"x").pack(), "its flag is 1, which gRPC cannot transport"),
-        (GRPC, packed(f"{ID}TAGS\x01a|b\x02"), "TAGS has a '|'"),
-        (GRPC, packed(f"{ID}a\x01\x07\x02"), "has a control character"),
-        (GRPC, packed(f"{ID}a\x07\x01b\x02"), "has a control character"),
-        (GRPC, packed(topic=FIFO), "accepts only messages with a shardingKey"),
-        (GRPC, packed(f"{ID}__SHARDINGKEY\x01b\x02"), "topic orders takes no FIFO messages"),
+        (GRPC, pack(f"{ID}TAGS\x01a|b\x02"), "TAGS has a '|'"),
+        (GRPC, pack(f"{ID}a\x01\x07\x02"), "has a control character"),
+        (GRPC, pack(f"{ID}a\x07\x01b\x02"), "has a control character"),
+        (GRPC, pack(topic=FIFO), "accepts only messages with a shardingKey"),
+        (GRPC, pack(f"{ID}__SHARDINGKEY\x01b\x02"), "topic orders takes no FIFO messages"),
     ],
 )
 def test_what_the_sink_refuses_is_a_dead_letter_and_stops_nobody(
@@ -238,7 +238,7 @@ def test_what_the_sink_refuses_is_a_dead_letter_and_stops_nobody(
         return {FIFO: {"FIFO"}}.get(topic, {"NORMAL"}) if options.proxy_endpoint else None
 
     monkeypatch.setattr(session, "message_types", types)
-    good = [packed(f"UNIQ_KEY\x01{number}\x02KEYS\x01k\x02") for number in range(300)]
+    good = [pack(f"UNIQ_KEY\x01{number}\x02KEYS\x01k\x02") for number in range(300)]
     found = given_out([*good[:7], bad, *good[7:]], options)
     alone_is_dead(found, 7, why)
     assert all(c.isprintable() for c in found[7].properties[PROBLEM_PROPERTY])
@@ -251,20 +251,20 @@ def test_an_error_of_the_sink_that_names_no_row_is_found(error: Exception, monke
             raise error
 
     monkeypatch.setattr(SinkChecks, "_check_rows", look)
-    good = [packed(f"UNIQ_KEY\x01{number}\x02") for number in range(9)]
-    alone_is_dead(given_out([*good[:4], packed(body=b"bad"), *good[4:]], REMOTING), 4, "no")
+    good = [pack(f"UNIQ_KEY\x01{number}\x02") for number in range(9)]
+    alone_is_dead(given_out([*good[:4], pack(body=b"bad"), *good[4:]], REMOTING), 4, "no")
 
 
 def test_an_error_that_may_pass_makes_no_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SinkChecks, "_check_rows", raising(CallTimeout("no answer", "b:1")))
     with pytest.raises(CallTimeout):
-        given_out([packed()], REMOTING)
+        given_out([pack()], REMOTING)
 
 
 @pytest.mark.parametrize("topic", [INNER_TOPIC, f"space%{INNER_TOPIC}", f"{INNER_TOPIC}_dev"])
 def test_an_envelope_within_another_is_not_delivered(topic: str) -> None:
     """Thousands within each other are one message, and would be written again at each level."""
-    data = packed(topic=topic, body=packed())
+    data = pack(topic=topic, body=pack())
     assert sink_row(data).topic == DEAD_TOPIC
     found = envelope_records.effect_of(RULES, INNER, 7, data, 1)
     assert (found.due_ms, found.record is not None and SEND(found.record).topic) == (0, DEAD_TOPIC)

@@ -123,7 +123,7 @@ def test_a_give_up_whose_write_failed_is_logged_once(
     node = waits_for_answers(world)
     with monkeypatch.context() as patched:
         patched.setattr(node.store, "settle", raising(SpoolError("full")))
-        node.sends.waiting[0](REFUSED)
+        node.sends.waiting.pop(0)(REFUSED)
         world.time.advance(5)
     assert caplog.text.count("full") > 2
     world.time.advance(5)
@@ -139,18 +139,20 @@ def test_a_kill_while_a_letter_is_out_repeats_it(world: World) -> None:
         node.turn(ONE)
     assert topics(node) == ["orders", "dead", "dead"]
     assert len(node.store) == 0
-    node.sends.waiting[0](Resent(ONE))
+    node.sends.waiting.pop(0)(Resent(ONE))
 
 
 def test_a_letter_counts_once_however_often_it_is_answered(world: World) -> None:
     """And a second answer about the message is none about its letter."""
     node = waits_for_answers(world)
+    done = node.sends.waiting.pop(0)
     for answer in (REFUSED, Resent(ONE)):
-        node.sends.waiting[0](answer)
+        done(answer)
         world.time.advance(1)
     assert (topics(node), len(node.store)) == (["orders", "dead"], 1)
+    letter_done = node.sends.waiting.pop(0)
     for _ in range(2):
-        node.sends.waiting[1](Resent(ONE))
+        letter_done(Resent(ONE))
         world.time.advance(1)
     spool = node.service._spool
     assert spool is not None
@@ -163,7 +165,7 @@ def test_a_node_that_ends_leaves_the_letter_to_the_next_process(world: World) ->
     assert spool is not None
     with spool.redelivery._lock:
         spool.redelivery._closed = True
-    node.sends.waiting[0](REFUSED)
+    node.sends.waiting.pop(0)(REFUSED)
     spool.redelivery.close(Deadline.after(0))
     assert (topics(node), len(node.store), node.store.totals.dead) == (["orders"], 1, 0)
 

@@ -111,7 +111,7 @@ def test_queue_assigned_while_disk_is_full_is_not_read(
         node.turn(ONE, TWO)
     assert node.reader.paused == {ONE, TWO}
     disk.left = 1 << 20
-    node.service._back_pressure._paused_until = service.Deadline(0.0)
+    node.service._back_pressure._pause_deadline = service.Deadline(0.0)
     for _ in range(6):
         node.turn(ONE, TWO)
     assert node.reader.paused == set()

@@ -139,8 +139,8 @@ def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> 
         one.turn(ONE)
     world.time.advance(2)
     assert one.sends.bodies == [b"m0", b"m1"]
-    for answered in one.sends.waiting:
-        answered(Resent(MessageQueue("orders", "broker-a", 0)))
+    while one.sends.waiting:
+        one.sends.waiting.pop(0)(Resent(MessageQueue("orders", "broker-a", 0)))
     one.service.close()
     for _ in range(3):
         two.turn(ONE)
@@ -164,7 +164,7 @@ def test_a_message_that_is_out_when_its_queue_goes_goes_with_it(world: World, fa
         a.turn(TWO)
         b.turn(ONE)
     assert b.sends.bodies == [b"m"]
-    a.sends.waiting[0](down)
+    a.sends.waiting.pop(0)(down)
     world.time.advance(6000)
     a.turn(TWO)
     assert ([send.topic for send in a.sends.sent], a.service.waiting_count) == (["orders"] * tried, 0)
@@ -517,8 +517,8 @@ def test_envelopes_of_old_inner_topic_outlive_revoked_queue(world: World, when: 
         assert len(first.store) == 7
         first.sends.answer = lambda send: Resent(None, "busy", is_temporary=True)
         world.time.advance(11)
-        for done in first.sends.waiting:
-            done(Resent(None, "busy", is_temporary=True))
+        while first.sends.waiting:
+            first.sends.waiting.pop(0)(Resent(None, "busy", is_temporary=True))
         first.turn(ONE)
     first.turn()
     assert len(first.store) == 3

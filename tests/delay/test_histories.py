@@ -16,8 +16,11 @@ def _problems(
     seeds: Iterable[int], folder: Path, monkeypatch: pytest.MonkeyPatch, accident: Accident
 ) -> dict[int, list[str]]:
     fuse = prepare(monkeypatch, accident)
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
-    found = {seed: History(seed, folder / str(seed), fuse, accident).run() for seed in seeds}
+    logging.disable(logging.CRITICAL)
+    try:
+        found = {seed: History(seed, folder / str(seed), fuse, accident).run() for seed in seeds}
+    finally:
+        logging.disable(logging.NOTSET)
     return {seed: problems for seed, problems in found.items() if problems}
 
 

@@ -19,7 +19,8 @@ from rocketmq_spark.spool.spool import SendSpool, target_of, topic_target
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import QUEUE, Envelope
 from rocketmq_spark.wire.properties import decode_properties
-from tests.delay.nodes import QUEUES, START_MS, Sends
+from tests.delay.nodes import QUEUES, START_MS
+from tests.fakes.resender import FakeResender
 from tests.fakes.timer import ManualTimer, Time
 from tests.spool.bench import database
 
@@ -43,7 +44,7 @@ class Bench:
         self.open()
 
     def open(self) -> None:
-        self.store, self.sends, self.timer = Store(self.path, sync="never"), Sends(), ManualTimer(self.time)
+        self.store, self.sends, self.timer = Store(self.path, sync="never"), FakeResender(), ManualTimer(self.time)
         self.sends.resend = self.resend  # type: ignore[method-assign]
         self.spool = SendSpool(
             self.store,

@@ -190,8 +190,8 @@ def test_a_clock_that_was_ahead_for_a_moment_hides_no_progress() -> None:
 
 def test_truncated_checkpoint_keeps_progress_before_its_end() -> None:
     seen = QueueCheckpoint(3, 20, Progress(5, 20, 9), 7)
-    assert seen.truncated(10) == QueueCheckpoint(3, 10, Progress(5, 10, 9), 7)
-    assert seen.truncated(2) == QueueCheckpoint(2, 2, Progress(2, 2, 9), 7)
+    assert seen.truncated_at(10) == QueueCheckpoint(3, 10, Progress(5, 10, 9), 7)
+    assert seen.truncated_at(2) == QueueCheckpoint(2, 2, Progress(2, 2, 9), 7)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_an_original_is_forgotten_only_when_a_broker_took_it(world: World) -> No
     for _ in range(2):
         node.turn(ONE)
     assert node.sends.bodies == [b"m", b"m"]
-    node.sends.waiting[-1](Resent(ONE))
+    node.sends.waiting.pop()(Resent(ONE))
     world.time.run_due()
     node.turn(ONE)
     assert (len(node.store), world.offsets()[0]) == (0, 1)

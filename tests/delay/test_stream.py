@@ -381,7 +381,7 @@ def test_portions_have_all_bodies_in_order(bodies: list[bytes], most_bytes: int)
     parts = list(portions_module.portions(bodies, most_bytes))
     assert [body for part in parts for body in part] == bodies
     assert all(len(part) == 1 or sum(map(len, part)) <= most_bytes for part in parts)
-    assert [list(portions_module.unpacked(portions_module.packed(part))) for part in parts] == parts
+    assert [list(portions_module.unpack(portions_module.pack(part))) for part in parts] == parts
 
 
 def test_what_is_taken_back_while_the_query_was_away_is_not_sent() -> None:

@@ -8,16 +8,19 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.model import Resent, SpooledSend
 from tests.queues import q
 
+CLOSED = Resent(None, "the resender is closed", is_temporary=True)
+
 
 class FakeResender:
-    """Implements ``ports.Resender``: answers as it is told."""
+    """Implements ``ports.Resender``. ``answer`` gives the outcomes; after None, the call of ``done`` is in ``waiting``."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[SpooledSend], Resent] = lambda send: Resent(send.queue or q("a:0", send.topic))
+        self.answer: Callable[[SpooledSend], Resent | None] = lambda send: Resent(send.queue or q("a:0", send.topic))
         self.sent: list[SpooledSend] = []
+        self.waiting: list[Callable[[Resent], None]] = []
         self.closed = False
 
-    def batch_predicate(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
+    def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
         return lambda send: False
 
     def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
@@ -25,10 +28,20 @@ class FakeResender:
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         if self.closed:
-            done(Resent(None, "it is closed", is_temporary=True))
+            done(CLOSED)
             return
         self.sent.append(send)
-        done(self.answer(send))
+        answer = self.answer(send)
+        if answer is None:
+            self.waiting.append(done)
+        else:
+            done(answer)
 
     def close(self, deadline: Deadline) -> None:
         self.closed = True
+        while self.waiting:
+            self.waiting.pop()(CLOSED)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [bytes(send.request.body) for send in self.sent]

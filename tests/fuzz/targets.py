@@ -252,7 +252,7 @@ TARGETS: dict[str, Target] = {
             b'{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":8,"writeQueueNums":8,"perm":6,"attributes":{"a":"b"}}}}'
         ],
     ),
-    "table of queues": Target(lambda data: read_json(data, table=True), [*harness.samples("json"), _OFFSETS]),
+    "table of queues": Target(lambda data: read_json(data, is_table=True), [*harness.samples("json"), _OFFSETS]),
     "users": Target(parse_users, [b'[{"username":"u","userType":"Super","userStatus":"enable"}]']),
     "user": Target(parse_user, [b'{"username":"u","userType":"Super","userStatus":"enable"}']),
     "policies": Target(

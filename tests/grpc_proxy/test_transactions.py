@@ -329,7 +329,7 @@ def test_streams_end_with_last_producer_and_restart_with_next() -> None:
         assert len(streams) == 1
         second(soon())
         assert sender._transactions._streams == {}
-        assert all(stream._closed.is_set() for stream in streams)
+        assert all(stream._closed_event.is_set() for stream in streams)
         again = sender.join("g", 0, lambda message, place: COMMIT)
         sender.send(queue, HALF, soon())
         assert len(scripted.settings) == 2

@@ -55,7 +55,7 @@ def label(given: Sequence[Pipe]) -> str:
     return f"{given[0].shape}, {given[0].kind}"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "given", [pytest.param(case, id=label(case), marks=() if case is ALL[0] else soak) for case in ALL]
 )
@@ -83,7 +83,7 @@ def test_killed_driver_and_dying_workers_store_rows_once(
     assert set(seen) <= set(keys)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("given", [pytest.param(case, id=label(case), marks=soak) for case in ALL])
 def test_lost_acks_and_driver_death_before_commit_repeat_no_row(
     rocketmq: LocalBroker, pipes: Callable[..., tuple[Pipes, list[str]]], given: list[Pipe]
@@ -103,7 +103,7 @@ def test_lost_acks_and_driver_death_before_commit_repeat_no_row(
 
 
 @soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_dying_freezing_and_absent_brokers_store_each_row_once(
     pair: LocalBroker, start_script: Callable[..., Script], tmp_path: Path
 ) -> None:
@@ -143,7 +143,7 @@ def test_dying_freezing_and_absent_brokers_store_each_row_once(
 
 
 @soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("turn", range(11))
 def test_everything_at_once(pair: LocalBroker, start_script: Callable[..., Script], tmp_path: Path, turn: int) -> None:
     """Brokers freeze and die while rows are on their way, then the driver does, then workers, then a broker again."""

@@ -235,7 +235,7 @@ def test_starting_twice(cluster: LocalBroker) -> None:
 def test_fixed_ports_and_flags() -> None:
     broker = processes.free_port(processes.BROKER_PORTS)
     taken = [broker + distance for distance in processes.BROKER_PORTS]
-    ports = {"namesrv": processes.free_port(avoid=taken), "broker-a": broker}
+    ports = {"namesrv": processes.free_port(ports_to_avoid=taken), "broker-a": broker}
     with LocalBroker(ports=ports, queues=3, conf=WITHOUT_TIMERS, heap_mb=160, jvm=["-Dmine=1"]) as mq:
         flags = Path(f"/proc/{mq.pid('broker-a')}/cmdline").read_text().split("\0")
         assert {"-Xmx160m", "-Dmine=1"} <= set(flags)

@@ -41,7 +41,7 @@ def test_free_port_avoids_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(processes, "_blocks", processes._PortBlocks())
     monkeypatch.setattr(processes._blocks, "candidates", lambda: iter([25_000, 25_001, 25_002, 25_003]))
     monkeypatch.setattr(processes, "is_free", lambda port: True)
-    assert processes.free_port((0, -2), avoid=[24_998, 25_001]) == 25_002
+    assert processes.free_port((0, -2), ports_to_avoid=[24_998, 25_001]) == 25_002
 
 
 def test_no_port_is_given_out_twice_and_none_of_another_process(

@@ -183,7 +183,7 @@ class _SlowOwner:
         self.placed.append(name)
         return True
 
-    def dispatch_ready(self, soon: bool = False) -> None:
+    def dispatch_ready(self, on_other_thread: bool = False) -> None:
         pass
 
     def all_placed(self) -> list[str]:

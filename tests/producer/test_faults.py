@@ -34,7 +34,7 @@ def test_sequences_of_the_java_class(case: dict[str, Any]) -> None:
         faults.report(broker, 0, NOW, isolated=away, reachable=reachable)
     faults.enabled = case["latency_fault_enabled"]
     queues = [q(text) for text in case["queues"]]
-    index = RoundRobin(stored=case["index_before_first"])
+    index = RoundRobin(counter=case["index_before_first"])
     for step in case["steps"]:
         assert names([faults.pick(queues, index, step["last_broker"], NOW)]) == step["selected"]
 
@@ -56,11 +56,11 @@ STATES: list[tuple[dict[str, bool], str | None, str, int]] = [
 def test_and_0_28_available_then_reachable_then_any(
     isolated: dict[str, bool], last: str | None, picks: str, after: int
 ) -> None:
-    faults, index, queues = table(detecting=True), RoundRobin(stored=-1), qs(SIX)
+    faults, index, queues = table(detecting=True), RoundRobin(counter=-1), qs(SIX)
     for broker, reachable in isolated.items():
         faults.report(broker, 3, NOW, isolated=True, reachable=reachable)
     assert names([faults.pick(queues, index, last, NOW + 1) for _ in picks.split()]) == picks
-    assert index.stored == after
+    assert index.counter == after
 
 
 OLD = [(549, 0), (550, 30000), (999, 30000), (1000, 60000), (1999, 60000), (2000, 120000), (2999, 120000),
@@ -116,13 +116,13 @@ def test_switched_off_it_neither_records_nor_avoids() -> None:
     faults = FaultTable()
     faults.report("a", 60_000, NOW, isolated=True)
     assert faults.faults == {}
-    assert names([faults.pick(qs("a:0-1"), RoundRobin(stored=-1), None, NOW)]) == "a:0"
+    assert names([faults.pick(qs("a:0-1"), RoundRobin(counter=-1), None, NOW)]) == "a:0"
 
 
 def test_switching_back_and_forth_keeps_what_was_learned() -> None:
     faults, queues = table(), qs("a:0 b:0")
     faults.report("a", 60_000, NOW)
-    index = RoundRobin(stored=-1)
+    index = RoundRobin(counter=-1)
     assert names([faults.pick(queues, index, None, NOW) for _ in range(3)]) == "b:0 b:0 b:0"
     faults.enabled = False
     assert names([faults.pick(queues, index, None, NOW) for _ in range(2)]) == "a:0 b:0"
@@ -139,12 +139,12 @@ def test_reachability_counts_only_while_a_detector_keeps_it_up() -> None:
     assert faults.reachable("a")
     faults.detecting = True
     assert not faults.reachable("a")
-    faults.record_probe("a", answered=False)
+    faults.record_probe("a", has_answered=False)
     assert not faults.reachable("a")
-    faults.record_probe("a", answered=True)
+    faults.record_probe("a", has_answered=True)
     assert faults.reachable("a")
     assert not faults.available("a", NOW + 1)  # a probe never ends an isolation
-    faults.record_probe("unknown", answered=True)
+    faults.record_probe("unknown", has_answered=True)
     assert "unknown" not in faults.faults
 
 
@@ -207,7 +207,7 @@ class FaultModel(RuleBasedStateMachine):
 
     @rule(broker=brokers)
     def probe(self, broker: str) -> None:
-        self.table.record_probe(broker, answered=True)
+        self.table.record_probe(broker, has_answered=True)
         self.unreachable.discard(broker)
 
     @rule(kept=st.sets(brokers))

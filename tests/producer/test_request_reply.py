@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -304,7 +305,8 @@ def test_a_request_while_another_thread_closes_is_refused(office: Office) -> Non
 
 
 def test_a_message_is_answered_by_any_producer(office: Office) -> None:
-    to = message(0)
+    asked_by_another = {Property.CLUSTER: "c", Property.REPLY_TO_CLIENT: "another", Property.CORRELATION_ID: "1"}
+    to = replace(message(0), properties=asked_by_another)
     office.producer.reply(to, b"yes", properties={"a": "b"})
     assert office.replies.events == [("reply", to.msg_id, b"yes", {"a": "b"}, "g")]
     office.producer.close()

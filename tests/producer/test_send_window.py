@@ -14,8 +14,8 @@ def bounds(**settings: Any) -> SendWindow:
 
 def test_a_fixed_number_per_broker_stays() -> None:
     found = bounds(max_in_flight_per_broker=3)
-    found.record_acknowledged(10, first_attempt=False)
-    found.record_acknowledged(10, first_attempt=True)
+    found.record_acknowledged(10, is_first_attempt=False)
+    found.record_acknowledged(10, is_first_attempt=True)
     assert found.max_per_broker == 3
 
 
@@ -23,14 +23,14 @@ def test_it_grows_with_small_batches_to_a_limit() -> None:
     found = bounds()
     assert found.max_per_broker == INITIAL_PER_BROKER
     for _ in range(1000):
-        found.record_acknowledged(1000, first_attempt=True)
+        found.record_acknowledged(1000, is_first_attempt=True)
     assert found.max_per_broker == MAX_PER_BROKER
 
 
 def test_send_window_grows_only_to_target_bytes_per_connection() -> None:
     found = bounds()
     for _ in range(100):
-        found.record_acknowledged(1 << 20, first_attempt=True)
+        found.record_acknowledged(1 << 20, is_first_attempt=True)
     assert found.max_per_broker == TARGET_BYTES >> 20
 
 
@@ -38,7 +38,7 @@ def test_it_halves_when_a_broker_had_to_be_asked_again() -> None:
     found = bounds()
     sizes = []
     for _ in range(4):
-        found.record_acknowledged(1000, first_attempt=False)
+        found.record_acknowledged(1000, is_first_attempt=False)
         sizes.append(found.max_per_broker)
     assert sizes == [2, 1, 1, 1]
 

@@ -68,7 +68,7 @@ def test_what_only_garbage_holds_is_not_held(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, error: Callable[[], RocketMQError]
 ) -> None:
     """The traceback of a try that failed has the frame of its caller, with all that is in it by now."""
-    monkeypatch.setattr(transactions, "_next_collection", Deadline.after(0))
+    monkeypatch.setattr(transactions, "_next_collection_deadline", Deadline.after(0))
 
     def left() -> str:
         for _ in range(2):

@@ -224,12 +224,12 @@ class Stream:
         return len(self.buffer) - self.filled_bytes
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return bool(self._pending) and self.filled_bytes + max(map(self._size, self._pending)) > len(self.buffer)
 
     def receive(self, timeout_s: float) -> bool:
         assert not self.closed
-        assert not self.full
+        assert not self.is_full
         if self.model.chance(self.model.accidents.cut):
             raise ConnectionLost("the connection broke while pulling", self.address)
         now = self.model.time.now

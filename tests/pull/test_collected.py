@@ -19,7 +19,7 @@ class Buffer:
     """Of a stream what is asked when answers were read. A turn puts what is kept to the front."""
 
     def __init__(self, filled: int = 30, room: int = 100, full: bool = False) -> None:
-        self.filled_bytes, self.free_bytes, self.full = filled, room, full
+        self.filled_bytes, self.free_bytes, self.is_full = filled, room, full
         self.turns = 0
 
     def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:

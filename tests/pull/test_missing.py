@@ -169,7 +169,7 @@ class AgainstASet(SteppingMachine):
 
     @step()
     def connection_breaks(self) -> None:
-        self.missing.connection_lost()
+        self.missing.on_connection_lost()
         self.out.clear()
 
     @step(number=st.integers(0, 2), start=st.integers(0, 60), size=st.integers(0, 60))

@@ -24,8 +24,8 @@ def run(pacing: PullPacing, broker: Broker, pulls: int) -> list[int]:
     asked = []
     for _ in range(pulls):
         count = pacing.next_pull_size()
-        pacing.pull_sent(count)
-        pacing.answer_received(count, *broker(count))
+        pacing.on_pull_sent(count)
+        pacing.on_answers_received(count, *broker(count))
         asked.append(count)
     return asked
 
@@ -70,8 +70,8 @@ def test_ends_of_ranges_do_not_stop_the_search_for_more() -> None:
     run(pacing, gives(32, 100), 3)
     for _ in range(200):
         pacing.next_pull_size()
-        pacing.pull_sent(5)  # proposed were more
-        pacing.answer_received(5, 5, 500)
+        pacing.on_pull_sent(5)  # proposed were more
+        pacing.on_answers_received(5, 5, 500)
     assert run(pacing, gives(100_000, 100), 200)[-1] == 1024
 
 
@@ -79,16 +79,16 @@ def test_a_try_whose_answer_never_comes_is_forgotten() -> None:
     pacing = PullPacing(PullSettings())
     run(pacing, gives(32, 100), 2)
     assert pacing.next_pull_size() == 64
-    pacing.pull_sent(64)
+    pacing.on_pull_sent(64)
     assert pacing.next_pull_size() == 32
-    pacing.pulls_lost()
+    pacing.on_pulls_lost()
     assert pacing.next_pull_size() == 64
 
 
 def test_one_large_message_does_not_change_the_count_for_good() -> None:
     pacing = PullPacing(PullSettings())
     run(pacing, gives(1024, 100), 20)
-    pacing.answer_received(1, 1, 4 << 20)
+    pacing.on_answers_received(1, 1, 4 << 20)
     assert pacing.next_pull_size() == 1
     assert pacing.depth() <= 2
     assert run(pacing, gives(1024, 100), 100)[-1] > 500
@@ -101,8 +101,8 @@ def test_bytes_under_way_follow_the_largest_answers_at_once(depth: int | None, s
     pacing = PullPacing(settings)
     for size in sizes:
         count = pacing.next_pull_size()
-        pacing.pull_sent(count)
-        pacing.answer_received(count, count, size * count)
+        pacing.on_pull_sent(count)
+        pacing.on_answers_received(count, count, size * count)
         if size * count <= settings.max_bytes_in_flight:
             assert pacing.depth() * size * count <= settings.max_bytes_in_flight
         else:
@@ -128,8 +128,8 @@ def test_counts_stay_within_what_is_allowed(batch: int, answers: list[tuple[int,
         count = pacing.next_pull_size()
         assert 1 <= count <= batch
         sent = min(count, data.draw(st.integers(1, 3000)))
-        pacing.pull_sent(sent)
-        pacing.answer_received(sent, min(sent, max_messages), size)
+        pacing.on_pull_sent(sent)
+        pacing.on_answers_received(sent, min(sent, max_messages), size)
         assert 1 <= pacing.depth() <= MAX_PULL_DEPTH
 
 

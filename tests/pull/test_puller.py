@@ -62,7 +62,7 @@ def test_a_reader_has_the_settings_the_filter_and_the_replica(
     monkeypatch.setattr(puller_module, "RangeReader", lambda *a, **how: (*a, how))
     ranges = [OffsetRange(QUEUE, 0, 5), OffsetRange(QUEUE._replace(queue_id=4), 0, 5)]
     found, replica, templates, settings, on_loss, how = puller.reader(ranges, print, filtered, "known:1")  # type: ignore[misc]
-    assert (found, on_loss, how) == (ranges, print, {"on_hint": replica.hint, "recreated_topics": None})
+    assert (found, on_loss, how) == (ranges, print, {"on_hint": replica.follow_hint, "recreated_topics": None})
     assert (replica.broker_name, replica.topic, replica.read_from, replica.planned_address) == (
         "broker-a",
         "t",

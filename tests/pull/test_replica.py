@@ -81,25 +81,25 @@ def test_a_slave_is_not_what_the_plan_knew(make: Callable[..., Replica]) -> None
 @pytest.mark.parametrize(("read_from", "moves"), [("hint", True), ("master", False), ("slave", False)])
 def test_a_suggestion_is_followed_when_it_may_be(make: Callable[..., Replica], read_from: str, moves: bool) -> None:
     replica = make(read_from)
-    assert replica.hint(1) is moves
-    assert not replica.hint(1)
+    assert replica.follow_hint(1) is moves
+    assert not replica.follow_hint(1)
     assert address(replica) == (MASTER if read_from == "master" else SLAVE)
 
 
 def test_the_master_has_the_last_word_where_a_slave_is_doubted(make: Callable[..., Replica]) -> None:
     replica = make("slave")
     assert address(replica) == SLAVE
-    assert replica.hint(None)
+    assert replica.follow_hint(None)
     assert [address(replica), replica.at_master] == [MASTER, True]
-    assert not replica.hint(None)
+    assert not replica.follow_hint(None)
 
 
 @pytest.mark.parametrize("read_from", ["master", "hint"])
 def test_the_master_that_the_plan_knew_may_be_a_slave_by_now(make: Callable[..., Replica], read_from: str) -> None:
     replica = make(read_from, SLAVE)
     assert address(replica) == SLAVE
-    assert replica.hint(None)
-    assert [address(replica), replica.hint(None)] == [MASTER, False]
+    assert replica.follow_hint(None)
+    assert [address(replica), replica.follow_hint(None)] == [MASTER, False]
 
 
 @pytest.mark.parametrize(("read_from", "master"), [("master", True), ("slave", False)])
@@ -109,31 +109,31 @@ def test_without_a_route_the_plan_is_believed(
     """A topic that was deleted: its broker says so, and no route is left that could name another master."""
     replica = make(read_from, MASTER)
     address(replica)
-    assert replica.hint(None)
+    assert replica.follow_hint(None)
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, refuse(Response.TOPIC_NOT_EXIST))
     with pytest.raises(RouteNotFound):
         address(replica)
-    assert replica.hint(None) is not master
+    assert replica.follow_hint(None) is not master
 
 
 def test_slave_stays_a_slave_when_its_master_is_unreachable(
     make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = make("slave")
-    assert [address(replica), replica.hint(None)] == [SLAVE, True]
+    assert [address(replica), replica.follow_hint(None)] == [SLAVE, True]
     monkeypatch.setattr(replica_module, "BulkStream", _refuse)
     with pytest.raises(ConnectionLost):
         address(replica)
-    assert replica.hint(None)
+    assert replica.follow_hint(None)
 
 
 def test_who_was_sent_to_the_master_stays_there(make: Callable[..., Replica]) -> None:
     """The master's word takes its time: a look for another address does not lead back to the slave meanwhile."""
     replica = make("slave")
     address(replica)
-    replica.hint(None)
+    replica.follow_hint(None)
     assert address(replica) == MASTER
-    assert not replica.hint(None)
+    assert not replica.follow_hint(None)
     assert address(replica) == MASTER
 
 

@@ -46,7 +46,7 @@ def test_address_change_keeps_suspicion_but_restarts_grace_time() -> None:
     known = trials()
     known.suspect_loss(HERE, 100.0)
     known.next_retry_at(THERE, 100.0)
-    known.address_changed()
+    known.on_address_changed()
     assert known.any_suspected
     assert [known.suspect_loss(HERE, now) for now in (120.0, 134.9, 135.0)] == [False, False, True]
     assert not known.suspect_loss(THERE, 120.0)

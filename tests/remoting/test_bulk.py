@@ -226,14 +226,14 @@ def test_numbers_beyond_all_bounds(frame: bytes, digits: int) -> None:
 
 def test_the_limit_itself_is_waited_for(wire: Wire) -> None:
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(4))
-    assert not wire.stream.full
+    assert not wire.stream.is_full
     assert (wire.found, wire.others) == ([], [])
 
 
 def test_memory_is_taken_for_arrived_bytes_not_announced_ones(wire: Wire) -> None:
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.free_bytes - 4))
     for _ in range(3):
-        assert wire.stream.full
+        assert wire.stream.is_full
         wire.stream.compact(())
         assert len(wire.stream.buffer) < 3 * wire.stream.filled_bytes
         while wire.stream.free_bytes:
@@ -246,9 +246,9 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
     other = others.account("other")
     assert other.resize(50_000)
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.free_bytes - 4))
-    while wire.stream.full:
+    while wire.stream.is_full:
         wire.stream.compact(())
-        while wire.stream.free_bytes and not wire.stream._out_of_memory:
+        while wire.stream.free_bytes and not wire.stream._is_out_of_memory:
             wire.feed(bytes(min(1000, wire.stream.free_bytes)))
     with pytest.raises(ConnectionLost, match="other arriving frames"):
         wire.stream.receive(1.0)
@@ -284,7 +284,7 @@ def test_large_frame_grows_the_buffer_which_shrinks_again(wire: Wire) -> None:
     sent = 0
     bodies = []
     while len(bodies) < 3:
-        if wire.stream.full:
+        if wire.stream.is_full:
             wire.stream.compact([])
             continue
         sent += wire.sock.send(data[sent : sent + 3000])
@@ -302,7 +302,7 @@ def test_large_frame_grows_the_buffer_which_shrinks_again(wire: Wire) -> None:
 def test_the_buffer_has_slack_behind_the_last_body(wire: Wire) -> None:
     room = len(wire.stream.buffer) - bulk.SLACK_BYTES - len(java_answer(1, b""))
     wire.feed(java_answer(1, bytes(room)))
-    assert wire.stream.full
+    assert wire.stream.is_full
     assert wire.found[0][4] == len(wire.stream.buffer) - bulk.SLACK_BYTES
 
 
@@ -330,7 +330,7 @@ class Taken:
         self.wire.sock.sendall(piece)
         until = self.wire.stream.received_bytes + len(piece)
         while self.wire.stream.received_bytes < until:
-            if self.wire.stream.full or self.rng.random() < 0.2:
+            if self.wire.stream.is_full or self.rng.random() < 0.2:
                 self.compact()
                 continue
             assert self.wire.stream.receive(5.0)

@@ -313,7 +313,7 @@ def test_files_that_are_spelled_in_many_ways_have_few_contexts(tmp_path: Path, m
         ssl_context(TlsSettings(f"{tmp_path}/{'./' * n}ca.pem"))
         assert ssl_context(TlsSettings(f"{tmp_path}/ca.pem")) is often
     assert len(made) == len(set(made)) == 200
-    assert transport._reloaded.cache_info().currsize <= 64
+    assert transport._reloaded_context.cache_info().currsize <= 64
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from rocketmq_spark.spark.sink.report import (
 
 def test_a_tally_counts_by_broker():
     tally = TaskCounts()
-    tally.acknowledged("b", 10, 100)
-    tally.acknowledged("b", 5, 50, retries=3, failed_brokers=["a", "a"])
+    tally.count_acknowledged("b", 10, 100)
+    tally.count_acknowledged("b", 5, 50, retries=3, failed_brokers=["a", "a"])
     written = tally.written()
     assert written == Written(15, 150, 2, 3, {"a": AtBroker(failures=2), "b": AtBroker(15, 150, 2)})
     assert pickle.loads(pickle.dumps(written)) == written

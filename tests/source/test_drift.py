@@ -19,7 +19,7 @@ BOUNDS = QueueBounds(5, 10, 0)
         (5, BOUNDS, {}, (DriftState.BEHIND, 5)),
         (4, BOUNDS, {}, (DriftState.LOST, 1)),
         (12, BOUNDS, {}, (DriftState.WENT_BACK, 2)),
-        (7, BOUNDS, {"recreated": [Q]}, (DriftState.RECREATED, 5)),
+        (7, BOUNDS, {"recreated_queues": [Q]}, (DriftState.RECREATED, 5)),
         (None, BOUNDS, {}, (DriftState.NEW, 5)),
         (7, None, {}, (DriftState.REMOVED, None)),
         (7, None, {"unavailable_brokers": {"broker-a"}}, (DriftState.UNAVAILABLE, None)),

@@ -76,7 +76,9 @@ def test_register_works_if_internals_of_spark_differ(error):
             raise error
 
     registered = []
-    with pytest.warns(UserWarning, match="that start at once may break each other .*Start one after the other"):
+    with pytest.warns(
+        UserWarning, match="that start at once may break each other .*Start the streams one after the other"
+    ):
         register(Changed())
     assert registered == ["rocketmq"]
 

@@ -362,9 +362,7 @@ def test_queues_of_numbered_environment_are_kept_with_records(tmp_path: Path) ->
     spool.finish()
     known["t"] = (MessageQueue("t", "b", 0),)
     mine = open_store(tmp_path / "worker-2", parsed)
-    with pytest.raises(
-        SpoolError, match=r"are for t/a/0, and this process counted t/b/0 as the queues of the same env"
-    ):
+    with pytest.raises(SpoolError, match=r"are for t/a/0, and this process takes t/b/0 for the queues of the same env"):
         open_store(tmp_path / "worker-1", parsed)
     assert adopt(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 0
     known.clear()

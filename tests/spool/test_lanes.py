@@ -74,16 +74,16 @@ def test_those_of_a_run_that_was_refused_go_one_by_one() -> None:
     assert not runs.limited_predicate(first)(first)
     runs.predicate = everything  # type: ignore[assignment]
     assert runs.limited_predicate(first)(first)
-    runs.record_result(b"l", 9, succeeded=False, is_permanent=False)
+    runs.record_result(b"l", 9, has_succeeded=False, is_permanent=False)
     assert runs.limited_predicate(first)(first), "that passes"
-    runs.record_result(b"l", 3, succeeded=False, is_permanent=True)
+    runs.record_result(b"l", 3, has_succeeded=False, is_permanent=True)
     for done, final in ((True, False), (False, False), (False, True), (True, False)):
         assert not runs.limited_predicate(first)(first)
         assert runs.limited_predicate(record(b"y", lane=b"m"))(first)
         runs.record_result(b"l", 1, done, final)
     assert runs.limited_predicate(first)(first)
-    runs.record_result(b"l", 9, succeeded=True, is_permanent=False)
-    runs.record_result(b"l", 1, succeeded=False, is_permanent=True)
+    runs.record_result(b"l", 9, has_succeeded=True, is_permanent=False)
+    runs.record_result(b"l", 1, has_succeeded=False, is_permanent=True)
     assert runs.limited_predicate(first)(first)
 
 
@@ -97,18 +97,18 @@ def test_after_a_failure_a_run_is_half_as_long_and_grows_again() -> None:
 
     for lengths in (301, 150, 75):
         assert length() == lengths
-        runs.record_result(b"l", lengths, succeeded=False, is_permanent=False)
-    runs.record_result(b"l", 1, succeeded=True, is_permanent=False)
+        runs.record_result(b"l", lengths, has_succeeded=False, is_permanent=False)
+    runs.record_result(b"l", 1, has_succeeded=True, is_permanent=False)
     assert (length(), length(b"m")) == (37, 301)
     found = []
     for _ in range(30):
         found.append(length())
-        runs.record_result(b"l", length(), succeeded=True, is_permanent=False)
+        runs.record_result(b"l", length(), has_succeeded=True, is_permanent=False)
     assert found == sorted(found)
     assert length() == 301
-    runs.record_result(b"l", 2, succeeded=False, is_permanent=False)
+    runs.record_result(b"l", 2, has_succeeded=False, is_permanent=False)
     assert length() == 1
-    runs.record_result(b"l", 1, succeeded=True, is_permanent=False)
+    runs.record_result(b"l", 1, has_succeeded=True, is_permanent=False)
     assert length() == 2
 
 

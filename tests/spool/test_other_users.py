@@ -813,7 +813,7 @@ def test_files_that_only_the_own_user_may_read_stay_in_use(monkeypatch: pytest.M
     loaded = iter(("first", "second", "third", "fourth"))
     files, keys = ReloadedValue(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
     assert (files.get(), keys.current()) == ("first", "second")
-    files._loaded = "changed", "first"
+    files._loaded_value = "changed", "first"
     monkeypatch.setattr(folders, "_borrowed_uids", [users.OTHER])
     assert (files.get(), keys.current()) == ("first", "second")
     monkeypatch.undo()

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from rocketmq_spark.base.secret import Secret
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, TopicRoute
-from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.wire import bodies, header
 from rocketmq_spark.wire.bodies import ConsumeProgress, GroupMembership, TopicConfig
 from rocketmq_spark.wire.properties import parse_subscription

@@ -102,10 +102,10 @@ def test_a_body_has_a_limit(monkeypatch):
 
 def test_a_table_of_queues_may_be_larger(monkeypatch):
     monkeypatch.setattr(loose_json, "MAX_JSON_BYTES", 10)
-    assert read_json(b'"123456789"', table=True) == "123456789"
+    assert read_json(b'"123456789"', is_table=True) == "123456789"
     monkeypatch.setattr(loose_json, "MAX_TABLE_BYTES", 10)
     with pytest.raises(RemoteProtocolError, match="A JSON body of 11 bytes; expected at most 10"):
-        read_json(b'"123456789"', table=True)
+        read_json(b'"123456789"', is_table=True)
 
 
 MIB = 1 << 20
@@ -195,7 +195,7 @@ def test_tables_of_200000_queues_are_read(kind):
     count = 200_000 if kind == "progress" else 50_000
     body = queues(TABLES[kind], count)
     began = time.process_time()
-    table = read_json(body, table=True)["offsetTable"]
+    table = read_json(body, is_table=True)["offsetTable"]
     took_s = time.process_time() - began
     assert len(table) == count
     values = [[dict(key), value] for key, value in table.items()]

@@ -17,10 +17,8 @@ from rocketmq_spark.options.names import camel_case
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Counts of orders and of totals along the way. Amounts are in cents.
-
-    ``totals_repeated`` totals are stored more than once; with ``exactly_once`` there must be none. In the other numbers each
-    total counts once.
+    """Counts of orders and totals at each step of the demo. Amounts are in cents. ``totals_repeated`` totals are stored more
+    than once; with ``exactly_once``, it must be 0. In the other numbers, each total counts once.
     """
 
     orders_written: int

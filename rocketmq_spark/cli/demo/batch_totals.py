@@ -1,4 +1,4 @@
-"""When to kill Spark's driver: in a batch that has stored totals and is not finished, which Spark must repeat."""
+"""When to kill Spark's driver: in a batch that has stored totals and is not finished, because Spark must repeat such a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The newest batch that Spark has begun, and the newest that it has finished, by its checkpoint; -1: none."""
+    """The newest batch that Spark has begun, and the newest batch that it has finished, according to its checkpoint; -1 if there
+    is none.
+    """
 
     newest_begun: int
     newest_finished: int
@@ -19,8 +21,8 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A kill of Spark's driver. ``batch`` is the batch that it interrupted, None if there was none; ``stored`` is the number of
-    its totals in the topic.
+    """A kill of Spark's driver. ``batch`` is the batch that the kill interrupted, None if no batch was in flight; ``stored`` is
+    the number of totals of this batch in the topic.
     """
 
     batch: int | None
@@ -36,16 +38,21 @@ class BatchTotals:
     """Remembers how many totals were stored when no batch was in flight."""
 
     def __init__(self) -> None:
-        # The finished batch, and the number of totals stored then.
+        # The newest finished batch when no batch was in flight, and how many totals were stored then.
         self._last_settled: tuple[int, int] | None = None
 
-    def stored(self, before: Batches, totals: int, after: Batches) -> int | None:
+    def stored(self, batches_before: Batches, total_count: int, batches_after: Batches) -> int | None:
         """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
-        ``totals`` is the number of totals in the topic, counted after ``before`` was listed and before ``after``.
+        ``total_count`` is the number of totals in the topic, counted after ``batches_before`` was listed and before
+        ``batches_after`` was listed.
         """
-        if before == after and not after.in_flight:
-            self._last_settled = after.newest_finished, totals
-        if not after.in_flight or self._last_settled is None or self._last_settled[0] != after.newest_finished:
+        if batches_before == batches_after and not batches_after.in_flight:
+            self._last_settled = batches_after.newest_finished, total_count
+        if (
+            not batches_after.in_flight
+            or self._last_settled is None
+            or self._last_settled[0] != batches_after.newest_finished
+        ):
             return None
-        stored_count = totals - self._last_settled[1]
+        stored_count = total_count - self._last_settled[1]
         return stored_count if stored_count >= 0 else None  # a broker omitted a queue

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def _say(output: Output, text: str) -> None:
     """Print a line of progress, for people only."""
-    if not output.machine:
+    if not output.is_for_programs:
         click.echo(text)
 
 
@@ -55,8 +55,8 @@ def demo(
     check that nothing is lost or stored twice.
 
     With --transport grpc, delivery is at least once: a repeated batch may store totals twice."""
-    grpc = transport == "grpc"
-    if (proxy_endpoint is not None) != (grpc and name_server is not None):
+    uses_grpc = transport == "grpc"
+    if (proxy_endpoint is not None) != (uses_grpc and name_server is not None):
         raise click.UsageError(
             "--proxy-endpoint requires --transport grpc and --name-server, and these two together require --proxy-endpoint"
         )
@@ -65,12 +65,12 @@ def demo(
 
     from rocketmq_spark.localbroker.java import find_java
 
-    find_java()  # raises before anything is printed
+    find_java()  # raises an error without Java, before anything is printed
     began_s = time.monotonic()
     _say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
     from rocketmq_spark.cli.demo.environment import demo_environment, interruptible
 
-    with interruptible(), demo_environment(name_server, grpc, proxy_endpoint) as environment:
+    with interruptible(), demo_environment(name_server, uses_grpc, proxy_endpoint) as environment:
         _say(output, f"Name server {environment.name_server}, {time.monotonic() - began_s:.1f} s. Starting Spark ...")
         try:
             environment.create_topics()

@@ -86,10 +86,10 @@ class DemoEnvironment:
         if problem := disk_problem(self.folder, for_broker=self.starts_broker):
             remedy = f"Free some space, or set {distribution.CACHE_VARIABLE} to a folder on another disk"
             raise LocalBrokerError(problem, remedy=remedy)
-        for servers, name in self._own_servers():
-            if servers.pid(name) is None:
+        for local_broker, name in self._own_servers():
+            if local_broker.pid(name) is None:
                 raise LocalBrokerError(
-                    f"{name}, a server of the demo, has ended", remedy=f"Read its output in {servers.data / name}"
+                    f"{name}, a server of the demo, has ended", remedy=f"Read its output in {local_broker.data / name}"
                 )
 
     def create_topics(self) -> None:
@@ -100,8 +100,8 @@ class DemoEnvironment:
 
     def kill_servers(self) -> None:
         """Kill the servers of the demo. A clean stop may take 20 s, and is useless, because the data is not used again."""
-        for servers, name in self._own_servers():
-            servers.kill(name)
+        for local_broker, name in self._own_servers():
+            local_broker.kill(name)
 
     def _own_servers(self) -> Iterator[tuple[LocalBroker, str]]:
         """Yield each server that the demo has started: its cluster, and its name."""
@@ -112,9 +112,9 @@ class DemoEnvironment:
 
 @contextlib.contextmanager
 def demo_environment(
-    name_server: str | None, grpc: bool = False, proxy: str | None = None
+    name_server: str | None, with_own_proxy: bool = False, proxy: str | None = None
 ) -> Iterator[DemoEnvironment]:
-    """Start a broker with new data, and a Proxy if ``grpc``; or use the cluster of ``name_server``, with its ``proxy``.
+    """Start a broker with new data, and a Proxy if ``with_own_proxy``; or use the cluster of ``name_server``, with its ``proxy``.
 
     Servers that were started stop at the end of the block. An error in the block is replaced by its cause if a server has ended
     or the disk is full.
@@ -126,8 +126,8 @@ def demo_environment(
                 folder, lock = _free_folder(demo_folder)
             stack.callback(os.close, lock)
             if name_server is None:
-                mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=grpc, queues=QUEUES))
-                own_proxy = mq.proxy_grpc if grpc else None
+                mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=with_own_proxy, queues=QUEUES))
+                own_proxy = mq.proxy_grpc if with_own_proxy else None
                 environment = DemoEnvironment(
                     mq.name_server, "orders", "order-totals", folder, folder / "broker", own_proxy, lock, mq
                 )
@@ -196,26 +196,26 @@ def _empty(folder: Path) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """In the block, the first Ctrl-C or SIGTERM raises ``KeyboardInterrupt``. The second one ends this process at once. The
+    """In the block, the first Ctrl-C or SIGTERM raises ``KeyboardInterrupt``. The second signal ends this process at once. The
     process also ends if the block runs for ten more seconds after the first signal. The servers and Spark's driver end with the
     process.
     """
     is_stopping = False
 
-    def end() -> None:
+    def end_process() -> None:
         _write_to_stderr("Ended before everything was closed")
         os._exit(INTERRUPTED)
 
     def interrupt() -> None:
         nonlocal is_stopping
         if is_stopping:
-            end()
+            end_process()
         is_stopping = True
         signal.alarm(_STOP_WITHIN_S)
         _write_to_stderr("Stopping ...")
         raise KeyboardInterrupt
 
-    with on_signals(interrupt, signal.SIGINT, signal.SIGTERM), on_signals(end, signal.SIGALRM):
+    with on_signals(interrupt, signal.SIGINT, signal.SIGTERM), on_signals(end_process, signal.SIGALRM):
         try:
             yield
         finally:

@@ -156,8 +156,8 @@ class _Reports:
     def write(self, **report: object) -> None:
         print(json.dumps(report), file=self._file, flush=True)
 
-    def progress(self) -> None:
-        # Spark keeps all of them (numRecentProgressUpdates), in their order.
+    def write_progress(self) -> None:
+        # Spark keeps every progress of the query (numRecentProgressUpdates), in order.
         for progress in self._query.recentProgress[self._reported_count :]:
             self._reported_count += 1
             late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
@@ -183,7 +183,7 @@ def main() -> None:
         reports = _Reports(query, report_file)
         try:
             while not select.select([commands], [], [], _REPORT_INTERVAL_S)[0]:
-                reports.progress()
+                reports.write_progress()
                 if (error := query.exception()) is not None:
                     raise error
             if commands.readline().strip() != FINISH:
@@ -192,7 +192,7 @@ def main() -> None:
         except PySparkException as e:
             reports.write(failed=explain(e))
             return
-        reports.progress()
+        reports.write_progress()
         query.stop()
         reports.write(totals=_totals(spark, environment))
 

@@ -11,7 +11,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, due_counts
 from rocketmq_spark.session.producers import Producer
 
-# ``end_windows`` sends this many orders, which are in no total.
+# The number of orders that ``end_windows`` sends. They are in no total.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
 # Timeout of unacknowledged orders if the run has failed.
@@ -29,7 +29,7 @@ class OrderWriter:
         self._seconds = seconds
         self._producer = Producer(name_server=name_server, group="rocketmq-spark-demo", send_timeout="30s")
         self._orders = Orders()
-        self._stop = Latch()
+        self._stop_latch = Latch()
         self._executor = ThreadPoolExecutor(1, "demo producer")
         self._write_future: Future[None] | None = None
         # Written by the executor's thread, read by the demo's.
@@ -43,7 +43,7 @@ class OrderWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self._stop_latch.set()
         if kind is not None:
             # This also ends the thread, which may be waiting for a broker that does not answer.
             self._producer.close(_FAILED_CLOSE_S)
@@ -55,7 +55,7 @@ class OrderWriter:
 
     @property
     def is_done(self) -> bool:
-        """Whether all orders are written. Raises what ended the thread early."""
+        """Whether all orders are written. Raises the error that ended the thread early."""
         if self._write_future is None or not self._write_future.done():
             return False
         self._write_future.result()
@@ -68,13 +68,14 @@ class OrderWriter:
 
     def _write(self) -> None:
         end_s = time.monotonic() + self._seconds
-        for due_count in due_counts(self._rate, None, self._stop):
+        for due_count in due_counts(self._rate, None, self._stop_latch):
             self._send(due_count)
             if time.monotonic() >= end_s:
                 return
 
     def _send(self, count: int) -> None:
-        # A group is acknowledged before the next group gets its times. So orders come nearly sorted, and none comes late.
+        # A group is acknowledged before the next group gets its times. So orders arrive nearly sorted, and no order arrives
+        # late.
         orders = [self._orders.next() for _ in range(count)]
         futures = [self._producer.send_async(order.message(self._topic)) for order in orders]
         for order, future in zip(orders, futures, strict=True):

@@ -1,6 +1,6 @@
 """The processes of a session: a process that was started with ``start_new_session``, and all that it and its children started.
 
-The group of a process is not enough: Spark's Python daemon puts its workers into a group of their own. Nothing that Spark starts
+The process group is not enough, because Spark's Python daemon puts its workers into a separate group. Nothing that Spark starts
 leaves the session.
 
 As a script, this file is the watcher of a program that starts sessions. The program writes the session that it runs, or 0, to the
@@ -37,7 +37,8 @@ def stop(session: int, within_s: float) -> bool:
     while time.monotonic() < end_s:
         living_processes = members(session)
         running_pids = [pid for pid, states in living_processes.items() if states - _ENDED - _STOPPED]
-        # Just before a process stopped, it may have started another process that the listing missed. So list once more.
+        # Just before a process stopped, it may have started another process that the listing missed. So list the processes once
+        # more.
         if not running_pids and stopped_pids == living_processes.keys():
             return bool(living_processes)
         stopped_pids = set() if running_pids else set(living_processes)
@@ -55,8 +56,8 @@ def resume(session: int) -> None:
 
 def kill(session: int) -> None:
     """Kill all processes with SIGKILL, and return when none of them lives."""
-    while living := members(session):
-        for pid in living:
+    while living_processes := members(session):
+        for pid in living_processes:
             _signal(pid, signal.SIGKILL)
         time.sleep(_PAUSE_S)
 

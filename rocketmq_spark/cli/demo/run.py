@@ -17,7 +17,7 @@ from rocketmq_spark.errors import RocketMQError
 # The driver may be killed after this part of the writing time.
 _KILL_AFTER = 0.4
 _REFRESH_S = 0.5
-# The pause between two checks whether now is the moment to kill the driver.
+# The pause between two checks whether to kill the driver now.
 _KILL_CHECK_S = 0.01
 # If the last order is read and no number changes for this time, the driver is killed between two batches.
 _IDLE_S = 5.0
@@ -131,8 +131,8 @@ class DemoRun:
         end_s = time.monotonic() + _REFRESH_S
         while time.monotonic() < end_s:
             if self._stored_in_flight():
-                if self._driver.stop() and (stored := self._stored_in_flight()):
-                    self._end_driver(Kill(self._batches.newest_begun, stored))
+                if self._driver.stop() and (stored_count := self._stored_in_flight()):
+                    self._end_driver(Kill(self._batches.newest_begun, stored_count))
                     return
                 self._driver.resume()
             time.sleep(_KILL_CHECK_S)
@@ -149,11 +149,11 @@ class DemoRun:
         The checkpoint is listed after the totals were counted. If this listing equals the listing of the last call, nothing has
         changed in between.
         """
-        totals = self._watch.stored_totals()
-        if totals is None:
+        total_count = self._watch.stored_totals()
+        if total_count is None:
             return None
-        before, self._batches = self._batches, self._watch.batches()
-        return self._batch_totals.stored(before, totals, self._batches)
+        batches_before, self._batches = self._batches, self._watch.batches()
+        return self._batch_totals.stored(batches_before, total_count, self._batches)
 
     def _end_driver(self, kill: Kill) -> None:
         self._kill = kill

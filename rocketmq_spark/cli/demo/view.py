@@ -37,7 +37,7 @@ def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
     console = Console()
     # Without standard output (`>&-`), Python has None there. A terminal may be dumb, or unable to show the picture's characters.
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    if output.machine or not is_terminal or console.is_dumb_terminal or not console.encoding.startswith("utf"):
+    if output.is_for_programs or not is_terminal or console.is_dumb_terminal or not console.encoding.startswith("utf"):
         yield _Lines(output)
         return
     with Live(console=console, auto_refresh=False) as live:
@@ -88,29 +88,32 @@ def _picture(title: str, state: DemoState) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    counts = Table(title="messages", title_justify="left", show_header=False)
-    counts.add_column()
-    counts.add_column(justify="right")
+    counts_table = Table(title="messages", title_justify="left", show_header=False)
+    counts_table.add_column()
+    counts_table.add_column(justify="right")
     for name, count in (
         ("orders in", state.sent),
         ("orders read", state.orders_read),
         ("totals out", state.totals_seen),
         ("orders in totals", state.orders_in_totals),
     ):
-        counts.add_row(name, f"{count:,}")
-    lag = Table("queue", title="lag", title_justify="left")
-    lag.add_column("messages", justify="right")
+        counts_table.add_row(name, f"{count:,}")
+    lag_table = Table("queue", title="lag", title_justify="left")
+    lag_table.add_column("messages", justify="right")
     for queue, count in state.lag.items():
-        lag.add_row(queue, f"{count:,}")
-    newest_window = Table("region", title=f"newest window: {state.window[11:19] or '-'}", title_justify="left")
-    newest_window.add_column("orders", justify="right")
-    newest_window.add_column("amount", justify="right")
+        lag_table.add_row(queue, f"{count:,}")
+    window_table = Table("region", title=f"newest window: {state.window[11:19] or '-'}", title_justify="left")
+    window_table.add_column("orders", justify="right")
+    window_table.add_column("amount", justify="right")
     for region, (orders, amount) in sorted(state.window_totals.items()):
-        newest_window.add_row(region, f"{orders:,}", amount)
+        window_table.add_row(region, f"{orders:,}", amount)
     headline = Text(f"{title}  ·  {state.elapsed_s:.0f} s  ·  {state.phase}", style="bold")
     events = [Text(event, style="bold red" if event.startswith("kill") else "green") for event in state.events]
     return Group(
-        headline, Columns([counts, lag, newest_window], padding=(0, 3)), Text(_batches(state.batch_ms)), *events
+        headline,
+        Columns([counts_table, lag_table, window_table], padding=(0, 3)),
+        Text(_batches(state.batch_ms)),
+        *events,
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures that the demo shows, from Spark's progress, its checkpoint, the broker, and the newest totals."""
+"""The figures that the demo shows: from Spark's progress, from the checkpoint, from the broker, and from the newest totals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ReturnedTotals:
 
 
 class DemoWatch:
-    """Keeps a ``DemoState`` up to date. Not for several threads."""
+    """Keeps a ``DemoState`` up to date. Not thread-safe."""
 
     def __init__(self, environment: DemoEnvironment, driver: SparkDriver) -> None:
         self.state = DemoState()
@@ -84,8 +84,8 @@ class DemoWatch:
         self._checkpoint = files.open_folder(str(environment.checkpoint))
         options = options_table.parse({"name_server": environment.name_server}).for_role("batch source")
         self._client = session.client(options)
-        self._totals = TopicReader(options, environment.totals, lambda part, cause: None)
-        self._totals.seek(earliest)
+        self._totals_reader = TopicReader(options, environment.totals, lambda part, cause: None)
+        self._totals_reader.seek(earliest)
         self._positions: Mapping[MessageQueue, int] = {}
 
     def refresh(self) -> DemoState:
@@ -143,7 +143,7 @@ class DemoWatch:
             f"{queue.broker_name}/{queue.queue_id}": max(0, end - self._positions.get(queue, 0))
             for queue, end in self._ends(self._environment.orders, _LAG_WITHIN_S).items()
         }
-        for message in self._totals.messages():
+        for message in self._totals_reader.messages():
             total = json.loads(message.body)
             self.state.totals_seen += 1
             self.state.orders_in_totals += total["orders"]

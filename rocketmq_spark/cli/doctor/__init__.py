@@ -1,1 +1,1 @@
-"""``rocketmq-spark doctor``: what is checked (pure, over what was found), who asks, and the command."""
+"""``rocketmq-spark doctor``: the checks (pure functions of answers), the requests to servers, and the command."""

@@ -59,7 +59,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the command checks besides the servers."""
+    """The topics, reader and guarantee that the command checks besides the servers."""
 
     topics: Sequence[str] = ()
     group: str | None = None
@@ -112,7 +112,7 @@ def check_machine() -> Iterator[Finding]:
     versions = {name: _version(name) for name in _PACKAGES}
     yield findings.python_finding(platform.python_version(), versions)
     if (pyspark := versions["pyspark"]) is not None and not conf.has_data_sources():
-        yield findings.no_data_sources(pyspark)
+        yield findings.no_data_sources_finding(pyspark)
     program = os.environ.get("PYSPARK_PYTHON") or "python3"
     yield findings.workers_finding(program, sys.executable, conf.can_import(program))
 
@@ -125,11 +125,11 @@ def _version(package: str) -> str | None:
 
 
 def check_name_servers(client: Client, options: Options) -> Iterator[tuple[Finding, bool]]:
-    """Yield a finding for each name server, and whether it can be used."""
+    """Yield a finding for each name server, and whether this name server can be used."""
     for address in options.name_server:
         error = _request_error(client, address, rpc.GET_BROKER_CLUSTER_INFO.request())
         if isinstance(error, NotSupported) and not client.admin.name_servers.serves_routes(address):
-            yield servers.not_a_name_server(address), False
+            yield servers.not_a_name_server_finding(address), False
             continue
         is_usable = error is None or isinstance(error, AccessDenied | NotSupported)
         yield servers.name_server_finding(address, error, options.tls), is_usable
@@ -155,7 +155,7 @@ def check_brokers(client: Client, options: Options) -> Iterator[Finding]:
     if not all(
         client.rpc_client.is_private(address) for data in cluster.values() for address in data.addresses.values()
     ):
-        yield servers.unrequested_settings()
+        yield servers.unrequested_settings_finding()
 
 
 def check_advertised_addresses(client: Client, options: Options, topics: Sequence[str]) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
             route = client.routes.get(topic, 0.0)
         except RocketMQError as e:
             if not topics:  # for a named topic, ``check_topic`` reports the error
-                yield servers.unchecked_addresses(e)
+                yield servers.unchecked_addresses_finding(e)
             continue
         queue_by_broker |= {
             (address, data.broker_name): MessageQueue(topic, data.broker_name, 0)
@@ -176,9 +176,9 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
             if (address := route.brokers[data.broker_name].master)
         }
     addressed_brokers = sorted(queue_by_broker)
-    broker_request = client.offset_reader.broker_client.for_queue
+    request_for_queue = client.offset_reader.broker_client.queue_command
     requests = [
-        (addressed_broker[0], broker_request(rpc.GET_MAX_OFFSET, queue_by_broker[addressed_broker]).command)
+        (addressed_broker[0], request_for_queue(rpc.GET_MAX_OFFSET, queue_by_broker[addressed_broker]).command)
         for addressed_broker in addressed_brokers
     ]
     answers = client.rpc_client.invoke_each(requests, deadline(client))
@@ -193,32 +193,32 @@ def check_advertised_addresses(client: Client, options: Options, topics: Sequenc
 
 
 def _check_broker(client: Client, options: Options, name: str, address: str) -> Iterator[Finding]:
-    runtime: Mapping[str, str] = {}
+    runtime_info: Mapping[str, str] = {}
     error: RocketMQError | None = None
     try:
-        runtime = bodies.runtime_info(
+        runtime_info = bodies.runtime_info(
             client.rpc_client.request(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body
         )
     except RocketMQError as e:
         error = e
     was_reached = isinstance(error, BrokerError)  # an error that the broker itself returned
     if isinstance(error, NotSupported):
-        yield servers.not_a_broker(name, error)
+        yield servers.not_a_broker_finding(name, error)
         return
     connected_address = client.rpc_client.pool.connect_options.reachable(address)
     yield servers.broker_address_finding(name, address, connected_address, None if was_reached else error, options.tls)
     if error is not None and not was_reached:
         return
     if isinstance(error, AccessDenied):
-        yield servers.unknown_user(name, error)
+        yield servers.unknown_user_finding(name, error)
         return
     if error is not None:
-        yield servers.unreadable_state(name, error)
+        yield servers.unreadable_state_finding(name, error)
     now_ms = time.time_ns() // 1_000_000
     checks = (
-        servers.version_finding(name, runtime),
-        servers.disk_finding(name, runtime),
-        servers.clock_finding(name, runtime, now_ms),
+        servers.version_finding(name, runtime_info),
+        servers.disk_finding(name, runtime_info),
+        servers.clock_finding(name, runtime_info, now_ms),
     )
     yield from (finding for finding in checks if finding is not None)
     if not client.rpc_client.is_private(address):
@@ -226,7 +226,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     try:
         config = bodies.read_config(client.rpc_client.request(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
     except RocketMQError as e:
-        yield servers.unreadable_settings(name, e)
+        yield servers.unreadable_settings_finding(name, e)
         return
     yield from servers.settings_findings(name, config, bool(options.sql))
 
@@ -242,12 +242,12 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
     if queues := [queue for queue in route.readable_queues() if route.brokers[queue.broker_name].master]:
         answers["source"] = findings.worst_read_error(client, route, queues, group or options.group)
     try:
-        writable = route.writable_queues()
+        writable_queues = route.writable_queues()
     except RemoteProtocolError as e:
         yield failed(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
-        writable = []
-    if writable:
-        answers["sink"] = findings.worst_write_error(client, route, writable)
+        writable_queues = []
+    if writable_queues:
+        answers["sink"] = findings.worst_write_error(client, route, writable_queues)
     yield from servers.rights_findings(topic, options.access_key, answers)
 
 
@@ -286,7 +286,7 @@ def _check_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[
     try:
         filters_by_member = topic_readers.member_subscriptions(client.rpc_client, client.admin, group)
     except NotSupported as e:
-        yield servers.unknown_members(group, e)
+        yield servers.unknown_members_finding(group, e)
     else:
         yield servers.subscriptions_finding(group, filters_by_member)
         subscribed_topics = {topic for filters in filters_by_member.values() for topic in filters or ()}
@@ -336,18 +336,18 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     drifts, _ = compare_with_brokers(client, batch)
     read_topics = {drift.queue.topic for drift in drifts}
     if topics and not read_topics.intersection(topics):
-        yield servers.reads_other_topics(check, read_topics, topics)
+        yield servers.reads_other_topics_finding(check, read_topics, topics)
     yield from servers.checkpoint_drift_findings(check, drifts)
-    comparable = [drift for drift in drifts if drift.state.is_lossless or drift.state is DriftState.LOST]
-    if comparable:
-        new_queues = {drift.queue for drift in comparable if drift.state is DriftState.NEW}
+    comparable_drifts = [drift for drift in drifts if drift.state.is_lossless or drift.state is DriftState.LOST]
+    if comparable_drifts:
+        new_queues = {drift.queue for drift in comparable_drifts if drift.state is DriftState.NEW}
         yield _lag_finding(
-            client, check, queue_lags(client, {drift.queue: drift.position for drift in comparable}, new_queues)
+            client, check, queue_lags(client, {drift.queue: drift.position for drift in comparable_drifts}, new_queues)
         )
 
 
 def check_exactly_once(target: Target, subject: Subject) -> Finding:
-    """Check whether a sink can write the topics exactly once. Makes the checks of the sink's first batch."""
+    """Check whether a sink can write the topics exactly once. This runs the checks that a sink runs in its first batch."""
     from rocketmq_spark import options as options_table
     from rocketmq_spark.spark.checkpoints import batch_notes, files
     from rocketmq_spark.spark.sink import exactly_once, exactly_once_checks

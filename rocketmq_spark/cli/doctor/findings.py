@@ -67,20 +67,20 @@ def broken(check: str, text: str, remedy: str) -> Finding:
 def failed(check: str, error: RocketMQError, remedy: str, prefix: str = "") -> Finding:
     """Return a broken finding for an error, with the error's remedy if it has one, otherwise ``remedy``."""
     reason = error.message if not error.remark else f"{error.message}: {error.remark}"
-    where = f" (at {error.addr})" if error.addr else ""
-    return broken(check, " ".join(f"{prefix}{reason}{where}".split()), error.remedy or remedy)
+    where_text = f" (at {error.addr})" if error.addr else ""
+    return broken(check, " ".join(f"{prefix}{reason}{where_text}".split()), error.remedy or remedy)
 
 
 def exit_code(findings: list[Finding], strict: bool) -> int:
     """Return the exit code: 1 if anything is broken, with ``strict`` also if there is advice."""
-    bad = {Level.BROKEN, Level.ADVICE} if strict else {Level.BROKEN}
-    return 1 if any(finding.level in bad for finding in findings) else 0
+    bad_levels = {Level.BROKEN, Level.ADVICE} if strict else {Level.BROKEN}
+    return 1 if any(finding.level in bad_levels for finding in findings) else 0
 
 
-# The oldest supported version of each package in the extra ``spark``, and the first one that is too new.
+# The oldest supported version of each package in the extra ``spark``, and the first version that is too new.
 _BOUNDS = {name: (low, high) for name, low, high in map(extras.version_bounds, extras.REQUIREMENTS[extras.SPARK])}
-OLDEST = {name: low for name, (low, _) in _BOUNDS.items()}
-TOO_NEW = {name: high for name, (_, high) in _BOUNDS.items() if high}
+OLDEST_VERSIONS = {name: low for name, (low, _) in _BOUNDS.items()}
+FIRST_TOO_NEW_VERSIONS = {name: high for name, (_, high) in _BOUNDS.items() if high}
 
 
 def java_finding(java_or_error: tuple[str, int] | RocketMQError) -> Finding:
@@ -92,24 +92,34 @@ def java_finding(java_or_error: tuple[str, int] | RocketMQError) -> Finding:
 
 def python_finding(version: str, versions: Mapping[str, str | None]) -> Finding:
     """Check the packages. ``versions`` has their versions by name, None for a missing package."""
-    packages = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
-    missing = [name for name, number in versions.items() if number is None and name in OLDEST]
-    # PySpark's version is not checked, because vendors add parts of newer versions to older ones; see ``no_data_sources``.
-    checked = {name: low for name, low in OLDEST.items() if name != "pyspark"}
-    too_old = [n for n, v in versions.items() if v is not None and n in checked and _release_numbers(v) < checked[n]]
-    too_new = [n for n, v in versions.items() if v is not None and n in TOO_NEW and _release_numbers(v) >= TOO_NEW[n]]
-    if missing or too_old:
-        requirements = " ".join(f"'{name}>={'.'.join(map(str, OLDEST[name]))}'" for name in (*missing, *too_old))
-        return broken("python", f"Python {version}, {packages}; missing or too old: {', '.join((*missing, *too_old))}",
+    packages_text = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
+    missing_packages = [name for name, number in versions.items() if number is None and name in OLDEST_VERSIONS]
+    # PySpark's version is not checked, because vendors add parts of newer versions to older versions; see
+    # ``no_data_sources_finding``.
+    checked_packages = {name: low for name, low in OLDEST_VERSIONS.items() if name != "pyspark"}
+    too_old_packages = [
+        n
+        for n, v in versions.items()
+        if v is not None and n in checked_packages and _release_numbers(v) < checked_packages[n]
+    ]
+    too_new_packages = [
+        n
+        for n, v in versions.items()
+        if v is not None and n in FIRST_TOO_NEW_VERSIONS and _release_numbers(v) >= FIRST_TOO_NEW_VERSIONS[n]
+    ]
+    if missing_packages or too_old_packages:
+        needed_packages = (*missing_packages, *too_old_packages)
+        requirements = " ".join(f"'{name}>={'.'.join(map(str, OLDEST_VERSIONS[name]))}'" for name in needed_packages)
+        return broken("python", f"Python {version}, {packages_text}; missing or too old: {', '.join(needed_packages)}",
                       f"pip install {requirements}")  # fmt: skip
-    if too_new:
-        name = too_new[0]
-        return advice("python", f"Python {version}, {packages}; PySpark does not support {name} {versions[name]} yet",
-                      f"pip install '{name}<{TOO_NEW[name][0]}'")  # fmt: skip
-    return ok("python", f"Python {version}, {packages}")
+    if too_new_packages:
+        name = too_new_packages[0]
+        return advice("python", f"Python {version}, {packages_text}; PySpark does not support {name} {versions[name]} yet",
+                      f"pip install '{name}<{FIRST_TOO_NEW_VERSIONS[name][0]}'")  # fmt: skip
+    return ok("python", f"Python {version}, {packages_text}")
 
 
-def no_data_sources(version: str) -> Finding:
+def no_data_sources_finding(version: str) -> Finding:
     """Advise what to use if PySpark does not support data sources in Python, such as ``format("rocketmq")``."""
     return advice(
         "pyspark",
@@ -169,8 +179,8 @@ def _worst_error(
 def _read_error(client: Client, route: TopicRoute, queue: MessageQueue, group: str) -> RocketMQError | None:
     """Return the error of the requests that a source makes: offsets, then a pull as the group.
 
-    The pull is for a queue that does not exist. In an existing one it could consume an operator's offset reset, which a broker
-    returns to the next pull of the group.
+    The pull is for a queue that does not exist. In an existing queue, the pull could consume an operator's offset reset, because
+    a broker returns the reset to the next pull of the group.
     """
     missing_queue = queue._replace(queue_id=max(data.read_queues for data in route.queues) + 1_000)
     request_deadline = deadline(client)
@@ -267,8 +277,8 @@ def _normalized_name(name: str) -> str:
 
 
 def _names_a_proxy(target: Target) -> bool:
-    given = {_normalized_name(name): value for name, value in target.given_options.items() if value}
-    return "proxyendpoint" in given or given.get("transport") == GRPC
+    given_options = {_normalized_name(name): value for name, value in target.given_options.items() if value}
+    return "proxyendpoint" in given_options or given_options.get("transport") == GRPC
 
 
 def broker_target(target: Target) -> Target | None:
@@ -312,7 +322,7 @@ def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
     for address in options.proxy_endpoint:
         # Only this address, so that no other Proxy answers.
         options_of_address = dataclasses.replace(options, proxy_endpoint=(address,))
-        # This topic need not exist. Any answer shows that a Proxy is there, also the answer that the topic is unknown.
+        # This topic need not exist, because any answer shows that a Proxy is there, also the answer that the topic is unknown.
         answer = _message_types(options_of_address, GROUP)
         finding = proxy_endpoint_finding(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
         yield finding

@@ -11,7 +11,7 @@ from typing import Any
 
 from rocketmq_spark.base.codes import CLEANUP_POLICY, QUEUE_TYPE, Perm
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
-from rocketmq_spark.cli.lag_view import duration, unfinished_batch_text, went_back
+from rocketmq_spark.cli.lag_view import duration, unfinished_batch_text, went_back_count
 from rocketmq_spark.client.topic_attributes import is_compacted
 from rocketmq_spark.consumer.group_health import POP, POP_REMEDY
 from rocketmq_spark.errors import (
@@ -35,7 +35,7 @@ COLD_PULL_MINIMUMS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytes
 # Used shares of a disk. Above ``DISK_ADVICE``, RocketMQ deletes messages before their retention ends. Above ``DISK_BROKEN``, it
 # rejects new messages.
 DISK_ADVICE, DISK_BROKEN = 0.85, 0.90
-# A broker reports its uptime in whole seconds, so the comparison of clocks is not exact.
+# The comparison of clocks is not exact, because a broker reports its uptime in whole seconds.
 CLOCK_TOLERANCE_MS = 5_000
 CHECK_PROXY = "Check that the Proxy and the broker run, and firewalls"
 _UPTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
@@ -54,10 +54,10 @@ def name_server_finding(address: str, error: RocketMQError | None, tls: bool) ->
     remedy = (
         kafka_port_remedy([address]) or error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
     )
-    return _unreachable(check, f"{address} cannot be used", error, tls, remedy)
+    return _unreachable_finding(check, f"{address} cannot be used", error, tls, remedy)
 
 
-def not_a_name_server(address: str) -> Finding:
+def not_a_name_server_finding(address: str) -> Finding:
     return broken(
         "name server",
         f"{address} is a broker's port: it answers as one, and knows no routes",
@@ -91,7 +91,7 @@ def broker_address_finding(
     if error is None:
         return ok(check, f"{shown_address} answers")
     port = address.rpartition(":")[2]
-    return _unreachable(
+    return _unreachable_finding(
         check,
         f"advertises {shown_address}, which cannot be reached from here",
         error,
@@ -111,11 +111,11 @@ def advertised_address_findings(address: str, errors: Mapping[str, RocketMQError
             yield failed(check, error, CHECK_PROXY, f"{address} does not reach broker {broker}: ")
             continue
         text = f"advertises {address}, which cannot be reached from here"
-        yield _unreachable(check, text, error, tls, error.remedy or CHECK_PROXY)
+        yield _unreachable_finding(check, text, error, tls, error.remedy or CHECK_PROXY)
         return  # the error is the same for the other brokers behind this address
 
 
-def unchecked_addresses(error: RocketMQError) -> Finding:
+def unchecked_addresses_finding(error: RocketMQError) -> Finding:
     """Advise to name a topic, because a Proxy reports the addresses that it advertises only in routes.
 
     Without a named topic, ``doctor`` requests the route of TBW102, which only brokers with autoCreateTopicEnable=true have.
@@ -125,12 +125,12 @@ def unchecked_addresses(error: RocketMQError) -> Finding:
     )
 
 
-def not_a_broker(name: str, error: RocketMQError) -> Finding:
+def not_a_broker_finding(name: str, error: RocketMQError) -> Finding:
     """Report that another server than a broker answers at the address of a broker: option 'addressMap' leads there."""
     return failed(f"broker {name}", error, "Check option 'addressMap'")
 
 
-def _unreachable(check: str, text: str, error: RocketMQError, tls: bool, remedy: str) -> Finding:
+def _unreachable_finding(check: str, text: str, error: RocketMQError, tls: bool, remedy: str) -> Finding:
     if isinstance(error, CertificateRefused):
         return failed(check, error, "Check option 'tlsCaFile'")
     hint = "; or it does not speak TLS, which option 'tls' asks for" if tls else ""
@@ -141,18 +141,19 @@ def settings_findings(name: str, config: Mapping[str, str], uses_sql: bool) -> I
     """Check settings of broker.conf. A setting that the broker does not report is not checked."""
     check = f"broker {name}"
     for limits, pull_kind in ((PULL_MINIMUMS, "a pull"), (COLD_PULL_MINIMUMS, "a pull of old messages")):
-        too_low = {
+        too_low_settings = {
             key: value
             for key, value in limits.items()
             if key in config and (number := bodies.config_number(config, key)) is not None and number < value
         }
-        if too_low:
+        if too_low_settings:
             max_count, max_bytes = (config.get(key, "?") for key in limits)
+            settings_text = ", ".join(f"{key}={value}" for key, value in too_low_settings.items())
             yield advice(
                 check,
                 f"{pull_kind} gives at most {max_count} messages or {max_bytes} bytes",
-                f"In broker.conf {', '.join(f'{key}={value}' for key, value in too_low.items())}: the broker then needs 60 % "
-                "less CPU for each small message (docs/performance.md)",
+                f"In broker.conf {settings_text}: the broker then needs 60 % less CPU for each small message "
+                "(docs/performance.md)",
             )
     if config.get("messageIndexEnable") == "false":
         yield advice(check, "messages are not indexed: none is found by its key or id", "Set messageIndexEnable=true")
@@ -162,7 +163,7 @@ def settings_findings(name: str, config: Mapping[str, str], uses_sql: bool) -> I
         yield broken(check, f"{text}, and option 'sql' is given", remedy) if uses_sql else advice(check, text, remedy)
 
 
-def unreadable_settings(name: str, error: RocketMQError) -> Finding:
+def unreadable_settings_finding(name: str, error: RocketMQError) -> Finding:
     """Report a broker that does not return its settings: only administrators may request them."""
     return advice(
         f"broker {name}",
@@ -171,7 +172,7 @@ def unreadable_settings(name: str, error: RocketMQError) -> Finding:
     )
 
 
-def unrequested_settings() -> Finding:
+def unrequested_settings_finding() -> Finding:
     """Report that the settings of some brokers are not requested, because the network could read the passwords in them."""
     return advice(
         "settings of brokers",
@@ -180,13 +181,13 @@ def unrequested_settings() -> Finding:
     )
 
 
-def unknown_user(name: str, error: AccessDenied) -> Finding:
+def unknown_user_finding(name: str, error: AccessDenied) -> Finding:
     """Report a broker that rejects a request which every known user may make."""
     return broken(f"broker {name}", f"does not know this user: {error.remark or error.message}",
                   "Check options 'accessKey' and 'secretKey'")  # fmt: skip
 
 
-def unreadable_state(name: str, error: RocketMQError) -> Finding:
+def unreadable_state_finding(name: str, error: RocketMQError) -> Finding:
     """Report a broker that does not return its state.
 
     RocketMQ 5.5.0 fails so in the first seconds after its start (docs/upstream.md).
@@ -244,9 +245,9 @@ def version_finding(name: str, runtime: Mapping[str, str]) -> Finding | None:
 
 
 _TYPE_ATTRIBUTE = "message.type"
-# A reader whose lag is more than this share of the retention is close to losing messages.
+# A reader is close to losing messages if its lag is more than this share of the retention.
 _RETENTION_SHARE = 0.5
-# If a batch is unfinished for longer, its query may have ended.
+# If a batch has been unfinished for longer than this, its query may have ended.
 LONG_BATCH_MS = 300_000
 _UNAVAILABLE_STATES = (
     (DriftState.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
@@ -289,8 +290,8 @@ def rights_findings(topic: str, user: str | None, answers: Mapping[str, RocketMQ
         if error is None:
             yield ok(check, f"{user_text} may {verb} {topic}")
         elif isinstance(error, AccessDenied):
-            where = f" (at {error.addr})" if error.addr else ""
-            text = f"{user_text} may not {verb} {topic}: {error.remark or error.message}{where}"
+            where_text = f" (at {error.addr})" if error.addr else ""
+            text = f"{user_text} may not {verb} {topic}: {error.remark or error.message}{where_text}"
             remedy = f"Grant {needed_rights[role]}, or give options 'accessKey' and 'secretKey'"
             yield (
                 broken(check, text, remedy)
@@ -301,7 +302,7 @@ def rights_findings(topic: str, user: str | None, answers: Mapping[str, RocketMQ
             yield failed(check, error, "Look at the broker's log")
 
 
-def unknown_members(group: str, error: NotSupported) -> Finding:
+def unknown_members_finding(group: str, error: NotSupported) -> Finding:
     """Report that the server, such as a Proxy, does not return what the members of a group subscribe to."""
     text = f"what its members subscribe to is unknown: {error.message}"
     return advice(f"group {group}", text, error.remedy or "Name another server")
@@ -374,7 +375,7 @@ def _subscription_text(filters: Mapping[str, Filter]) -> str:
 def retention_finding(reader: str, rows: Sequence[QueueLag], retention_ms: int | None, now_ms: int) -> Finding:
     """Compare the lag of a reader with the retention of messages, which is None if brokers do not report it."""
     totals = total(rows, now_ms)
-    if went_back_queues := went_back(rows):
+    if went_back_queues := went_back_count(rows):
         return broken(
             reader,
             f"{went_back_queues} of {len(rows)} queues end before its offsets: their topic was created again, or their broker "
@@ -416,7 +417,7 @@ def unfinished_batch_finding(reader: str, state: Mapping[str, Any]) -> Finding:
     )
 
 
-def reads_other_topics(reader: str, read_topics: Iterable[str], topics: Iterable[str]) -> Finding:
+def reads_other_topics_finding(reader: str, read_topics: Iterable[str], topics: Iterable[str]) -> Finding:
     """Advise if the query of a checkpoint reads none of the given topics."""
     topic_names = ", ".join(sorted(set(topics)))
     return advice(

@@ -41,8 +41,8 @@ def slices(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
     offsets[0] = 0
     offsets[1::2] = starts
     offsets[2::2] = ends
-    laid = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
-    return pc.take(laid, odd_numbers(count), boundscheck=False)
+    pieces = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
+    return pc.take(pieces, odd_numbers(count), boundscheck=False)
 
 
 def _with_narrow_offsets(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:

@@ -1,11 +1,11 @@
 """Fetched or polled answers to Arrow record batches, without a Python step per message.
 
 ``stored_messages`` finds the messages, ``inner`` the messages of inner batches, ``properties`` splits their property strings,
-``arrow`` copies values; this module assembles the columns. ``rows.ReferenceDecoder`` decodes
-messages in an unusual form: it makes the same batch from objects.
+``arrow`` copies values; this module assembles the columns. ``rows.ReferenceDecoder`` decodes messages in an unusual form, and
+makes the same batch from objects.
 
-Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes, and the size is not known
-before. So rows are decompressed one by one, and a portion ends when it is full.
+Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes. The decompressed size is not
+known before. So rows are decompressed one by one, and a portion ends when it is full.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def decompressed_bodies(
 ) -> Iterator[DecompressedBodies]:
     """The bodies of ``rows``, in parts that end as soon as they have ``portion_bytes``; at least one part."""
     starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
-    compressed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
+    is_compressed_row = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
     part, size, has_yielded = DecompressedBodies(rows.start), 0, False
-    stored = buffers.slices(messages.buffer, starts, ends).to_pylist()
-    for body, is_compressed, flag in zip(stored, compressed, flags.tolist(), strict=True):
+    stored_bodies = buffers.slices(messages.buffer, starts, ends).to_pylist()
+    for body, is_compressed, flag in zip(stored_bodies, is_compressed_row, flags.tolist(), strict=True):
         if is_compressed:
             try:
                 body = compression.decompress(body, flag)
@@ -135,14 +135,18 @@ class Decoder:
             yield from self._decode_separately(fetched, portion_bytes)
             return
         unwrapped = inner.unwrap(messages) if inner.has_inner_batches(messages) else None
-        contiguous = None if unwrapped is None else inner.contiguous_answers(messages, unwrapped)
-        usable = self._usable_count(messages, fetched.answers, contiguous)
-        if usable < len(fetched.answers):
-            part = FetchedAnswers(fetched.buffer, fetched.answers[:usable])
-            yield from replace(self, on_holes=None).batches(part, portion_bytes)
+        is_contiguous = None if unwrapped is None else inner.contiguous_answers(messages, unwrapped)
+        usable_count = self._usable_count(messages, fetched.answers, is_contiguous)
+        if usable_count < len(fetched.answers):
+            usable_part = FetchedAnswers(fetched.buffer, fetched.answers[:usable_count])
+            yield from replace(self, on_holes=None).batches(usable_part, portion_bytes)
             return
         if inner.has_inner_batches(messages):
-            if unwrapped is None or contiguous is None or inner.has_damaged_batch(messages, unwrapped, contiguous):
+            if (
+                unwrapped is None
+                or is_contiguous is None
+                or inner.has_damaged_batch(messages, unwrapped, is_contiguous)
+            ):
                 yield from self._reference_decoder.batches(self._with_correct_ends(fetched), portion_bytes)
                 return
             messages = _drop_before_start(messages, unwrapped)
@@ -155,23 +159,24 @@ class Decoder:
         )
 
     def _usable_count(
-        self, messages: StoredMessages, answers: Sequence[FetchedAnswer], contiguous: npt.NDArray[np.bool_] | None
+        self, messages: StoredMessages, answers: Sequence[FetchedAnswer], is_contiguous: npt.NDArray[np.bool_] | None
     ) -> int:
-        """How many of the answers are usable: none after a hole that may still be filled. Holes are not checked if the broker
-        filters."""
-        if self.on_holes is None or not (holes := stored_messages.holes(messages, contiguous)):
+        """The number of usable answers: those before the first hole that may still be filled. Without ``on_holes``, which is so
+        if the broker filters, all answers are usable.
+        """
+        if self.on_holes is None or not (holes := stored_messages.holes(messages, is_contiguous)):
             return len(answers)
         return self.on_holes(answers, holes)
 
     def _decode_separately(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """Decodes answers some of which cannot be located. The reference decoder decodes these."""
+        """Decodes answers if the messages of some answers cannot be located. The reference decoder decodes these answers."""
         checks = check_each_answer(fetched)
         holes = [hole for check in checks for hole in check.holes]
-        doubt = self.on_holes if holes else None
-        usable = doubt(fetched.answers, holes) if doubt else len(fetched.answers)
+        on_holes = self.on_holes if holes else None
+        usable_count = on_holes(fetched.answers, holes) if on_holes else len(fetched.answers)
         decoder = replace(self, on_holes=None)
-        for is_readable, run in groupby(range(usable), lambda i: checks[i].is_readable):
-            part = FetchedAnswers(fetched.buffer, [fetched.answers[i] for i in run])
+        for is_readable, answer_indexes in groupby(range(usable_count), lambda i: checks[i].is_readable):
+            part = FetchedAnswers(fetched.buffer, [fetched.answers[i] for i in answer_indexes])
             if is_readable:
                 yield from decoder.batches(part, portion_bytes)
             else:
@@ -180,12 +185,12 @@ class Decoder:
     def _with_correct_ends(self, fetched: FetchedAnswers) -> FetchedAnswers:
         if self.correct_ends is None:
             return fetched
-        beyond = [answer.next_offset > answer.limit for answer in fetched.answers]
-        return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, beyond, self.correct_ends))
+        exceeds_limit = [answer.next_offset > answer.limit for answer in fetched.answers]
+        return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, exceeds_limit, self.correct_ends))
 
-    def _decode_error(self, fetched: FetchedAnswers, e: Malformed) -> DecodeError:
-        answer = next(answer for answer in fetched.answers if answer.begin <= e.at < answer.end)
-        return undecodable_error(self.queues[answer.range_number], answer.start, e.why, "a message at or after")
+    def _decode_error(self, fetched: FetchedAnswers, malformed: Malformed) -> DecodeError:
+        answer = next(answer for answer in fetched.answers if answer.begin <= malformed.at < answer.end)
+        return undecodable_error(self.queues[answer.range_number], answer.start, malformed.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
@@ -199,9 +204,11 @@ class Decoder:
         arrays: list[pa.Array | None] = []
         for column in self.columns:
             if column.property is not None:
-                arrays.append(property_columns.cast(property_arrays.property_columns[column.property], column.arrow))
+                arrays.append(
+                    property_columns.cast(property_arrays.property_columns[column.property], column.arrow_type)
+                )
             else:
-                arrays.append(None if column.from_rows is None else column.from_rows(builder, column.arrow))
+                arrays.append(None if column.from_rows is None else column.from_rows(builder, column.arrow_type))
         body_bytes = int((messages.body_end - messages.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
         tag_matches = self._tag_matches(property_arrays)
@@ -226,19 +233,21 @@ class Decoder:
         """Batches of rows with compressed bodies, cut by the decompressed size. A bad body affects no other row."""
         for part in decompressed_bodies(messages, rows, portion_bytes):
             part_rows = slice(part.begin, part.begin + len(part.bodies))
-            keep = np.ones(len(part.bodies), bool) if tag_matches is None else buffers.true_mask(tag_matches[part_rows])
-            reasons = {row: why for row, why in part.reasons.items() if keep[row]}
+            is_kept = (
+                np.ones(len(part.bodies), bool) if tag_matches is None else buffers.true_mask(tag_matches[part_rows])
+            )
+            reasons = {row: why for row, why in part.reasons.items() if is_kept[row]}
             for row, why in reasons.items():
                 row_in_batch = part.begin + row
                 queue = self.queues[int(messages.answers[messages.answer_of_row[row_in_batch]][0])]
                 self.bad_messages.add(queue, int(messages.fixed_field("queueOffset")[row_in_batch]), why)
             if self.bad_messages.skips:
-                keep[list(reasons)] = False
+                is_kept[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[part_rows] for array in arrays]
             if reasons:
                 columns = with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
-            yield batch if keep.all() else batch.filter(pa.array(keep))
+            yield batch if is_kept.all() else batch.filter(pa.array(is_kept))
 
     def _count_impossible_times(
         self, messages: StoredMessages, arrays: Sequence[pa.Array | None], tag_matches: pa.Array | None
@@ -246,8 +255,10 @@ class Decoder:
         for column, array in zip(self.columns, arrays, strict=True):
             if not is_time(column) or array is None or not array.null_count:
                 continue
-            impossible = buffers.true_mask(array.is_null())
-            rows = np.flatnonzero(impossible if tag_matches is None else impossible & buffers.true_mask(tag_matches))
+            is_impossible = buffers.true_mask(array.is_null())
+            rows = np.flatnonzero(
+                is_impossible if tag_matches is None else is_impossible & buffers.true_mask(tag_matches)
+            )
             if len(rows):
                 queue = self.queues[int(messages.answers[messages.answer_of_row[rows[0]]][0])]
                 offset = int(messages.fixed_field("queueOffset")[rows[0]])
@@ -257,50 +268,56 @@ class Decoder:
         """Which rows have a requested tag, because brokers compare only hashes; None if all rows have one."""
         if not self.topic_filter or self.topic_filter.kind != "TAG":
             return None
-        mask = pc.is_in(
+        has_tag = pc.is_in(
             property_arrays.tags, pa.array(parse_subscription(self.topic_filter.expression).tags, pa.string())
         )
-        return None if pc.all(mask).as_py() else mask
+        return None if pc.all(has_tag).as_py() else has_tag
 
 
 def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
     """Splits ``rows`` rows of ``size`` bytes into equal parts; at least one, so that Spark gets a schema."""
-    parts = math.ceil(size / portion_bytes) if portion_bytes else 1
-    step = max(1, math.ceil(rows / max(1, parts)))
+    part_count = math.ceil(size / portion_bytes) if portion_bytes else 1
+    step = max(1, math.ceil(rows / max(1, part_count)))
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
 def _drop_before_start(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
-    """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Other
-    messages with an offset before the start are kept, because their index was shifted.
+    """Drops the messages of inner batches that are before the start of the answer: brokers return whole batches. Other messages
+    with an offset before the start are kept, because a damaged message shifted the index of their queue.
     """
     starts = stored_messages.answer_field(stored.answers, "start")
-    early = ((stored.sys_flags & _INNER) != 0) & (stored.fixed_field("queueOffset") < starts[stored.answer_of_row])
-    if not early.any():
+    may_start_early = ((stored.sys_flags & _INNER) != 0) & (
+        stored.fixed_field("queueOffset") < starts[stored.answer_of_row]
+    )
+    if not may_start_early.any():
         return messages
-    before = early[messages.record] & (messages.fixed_field("queueOffset") < starts[messages.answer_of_row])
-    return messages.keep(~before)
+    is_before_start = may_start_early[messages.record] & (
+        messages.fixed_field("queueOffset") < starts[messages.answer_of_row]
+    )
+    return messages.keep(~is_before_start)
 
 
 def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) -> StoredMessages:
     """Drops the messages after the requested end of an answer, because they belong to another pull.
 
-    This is done only if the broker's next offset is beyond that end: on a queue whose index was shifted by a damaged message, the
-    offset inside a message may reach the end although its position does not. ``correct_ends`` decides if both are beyond it.
+    Messages are dropped only if the broker's next offset is also after that end: if a damaged message shifted the index of the
+    queue, the offset inside a message may be after the end although its position is not. If both are after the end,
+    ``correct_ends`` decides.
     """
     limits = stored_messages.answer_field(messages.answers, "limit")
-    beyond = stored_messages.answer_field(messages.answers, "next_offset") > limits
-    if not beyond.any():
+    exceeds_limit = stored_messages.answer_field(messages.answers, "next_offset") > limits
+    if not exceeds_limit.any():
         return messages
-    limits = np.where(beyond, limits, 1 << 62)
-    inside = messages.fixed_field("queueOffset") < limits[messages.answer_of_row]
-    if correct_ends is not None and not inside.all():
-        odd = np.unique(messages.answer_of_row[~inside])
-        limits[odd] = [
-            answer.limit for answer in correct_ends([FetchedAnswer(*row) for row in messages.answers[odd].tolist()])
+    limits = np.where(exceeds_limit, limits, 1 << 62)
+    is_before_limit = messages.fixed_field("queueOffset") < limits[messages.answer_of_row]
+    if correct_ends is not None and not is_before_limit.all():
+        corrected_answers = np.unique(messages.answer_of_row[~is_before_limit])
+        limits[corrected_answers] = [
+            answer.limit
+            for answer in correct_ends([FetchedAnswer(*row) for row in messages.answers[corrected_answers].tolist()])
         ]
-        inside = messages.fixed_field("queueOffset") < limits[messages.answer_of_row]
-    return messages if inside.all() else messages.keep(inside)
+        is_before_limit = messages.fixed_field("queueOffset") < limits[messages.answer_of_row]
+    return messages if is_before_limit.all() else messages.keep(is_before_limit)
 
 
 def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
@@ -328,9 +345,9 @@ def batch_of_answers(
     remaining_bytes = messages.PORTION_BYTES
     for topic_filter, pulls, skip_count in _groups(parts, dict(skip_counts or {})):
         for batch in _batches(pulls, topic_filter):
-            skipped = min(skip_count, batch.num_rows)
-            skip_count -= skipped
-            batch = batch.slice(skipped)
+            skipped_count = min(skip_count, batch.num_rows)
+            skip_count -= skipped_count
+            batch = batch.slice(skipped_count)
             if not batch.num_rows:
                 continue
             if remaining_bytes <= 0:
@@ -369,15 +386,15 @@ def _groups(
 def _batches(parts: Iterable[AnsweredPull], topic_filter: Filter) -> Iterator[pa.RecordBatch]:
     queues: list[MessageQueue] = []
     answers: list[FetchedAnswer] = []
-    stored: list[bytes | memoryview] = []
+    received_parts: list[bytes | memoryview] = []
     end = 0
     for number, (queue, start, ends, received) in enumerate(parts):
         queues.append(queue)
-        stored.append(received)
+        received_parts.append(received)
         begin, base = end, end
         for next_offset, end_of_answer in ends:
             end = base + end_of_answer
             answers.append(FetchedAnswer(number, start, next_offset, next_offset, begin, end))
             start, begin = next_offset, end
-    buffer = np.frombuffer(b"".join([*stored, bytes(SLACK_BYTES)]), np.uint8)
+    buffer = np.frombuffer(b"".join([*received_parts, bytes(SLACK_BYTES)]), np.uint8)
     return Decoder(queues, topic_filter=topic_filter).batches(FetchedAnswers(buffer, answers), messages.PORTION_BYTES)

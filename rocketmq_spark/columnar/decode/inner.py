@@ -51,39 +51,39 @@ def _inner_batch_mask(messages: StoredMessages) -> npt.NDArray[np.bool_]:
 
 def unwrap(messages: StoredMessages) -> StoredMessages | None:
     """Replaces inner batches with their messages; None if a batch has an unusual form."""
-    is_outer = _inner_batch_mask(messages)
-    outer = np.flatnonzero(is_outer)
-    bodies = _decompressed_bodies(messages, outer)
+    is_batch = _inner_batch_mask(messages)
+    batch_rows = np.flatnonzero(is_batch)
+    bodies = _decompressed_bodies(messages, batch_rows)
     if bodies is None:
         return None
     buffer, begins, ends = bodies
-    broker_counts = [count for _, count in map(inner_base_and_count, property_texts(messages, outer))]
+    broker_counts = [count for _, count in map(inner_base_and_count, property_texts(messages, batch_rows))]
     items = _find_items(buffer, begins, ends, broker_counts)
     if items is None:
         return None
     counts = np.ones(len(messages), np.intp)
-    counts[outer] = items.counts
-    record = np.repeat(np.arange(len(messages)), counts)
-    item_rows = None if len(outer) == len(messages) else np.flatnonzero(is_outer[record])
+    counts[batch_rows] = items.counts
+    record_of_item = np.repeat(np.arange(len(messages)), counts)
+    item_rows = None if len(batch_rows) == len(messages) else np.flatnonzero(is_batch[record_of_item])
     sys_flags = messages.sys_flags.copy()
-    sys_flags[outer] &= ~_COMPRESSED
+    sys_flags[batch_rows] &= ~_COMPRESSED
     offsets = messages.fixed_field("queueOffset") - (np.cumsum(counts) - counts)
     return replace(
         messages,
         buffer=buffer,
-        starts=messages.starts[record],
-        answer_of_row=messages.answer_of_row[record],
-        record=record,
+        starts=messages.starts[record_of_item],
+        answer_of_row=messages.answer_of_row[record_of_item],
+        record=record_of_item,
         item_fields={
-            "queueOffset": np.arange(len(record)) + np.repeat(offsets, counts),
-            "flag": _with_items(messages.fixed_field("flag"), record, item_rows, items.flags),
+            "queueOffset": np.arange(len(record_of_item)) + np.repeat(offsets, counts),
+            "flag": _with_items(messages.fixed_field("flag"), record_of_item, item_rows, items.flags),
         },
-        sys_flags=sys_flags[record],
+        sys_flags=sys_flags[record_of_item],
         combined_flags=int(np.bitwise_or.reduce(sys_flags)),
-        body_start=_with_items(messages.body_start, record, item_rows, items.body_start),
-        body_end=_with_items(messages.body_end, record, item_rows, items.body_end),
-        properties_start=_with_items(messages.properties_start, record, item_rows, items.body_end + 2),
-        properties_end=_with_items(messages.properties_end, record, item_rows, items.properties_end),
+        body_start=_with_items(messages.body_start, record_of_item, item_rows, items.body_start),
+        body_end=_with_items(messages.body_end, record_of_item, item_rows, items.body_end),
+        properties_start=_with_items(messages.properties_start, record_of_item, item_rows, items.body_end + 2),
+        properties_end=_with_items(messages.properties_end, record_of_item, item_rows, items.properties_end),
     )
 
 
@@ -92,72 +92,81 @@ def contiguous_answers(messages: StoredMessages, unwrapped: StoredMessages) -> n
 
     ``unwrapped`` is the result of ``unwrap``.
     """
-    first, end = _offset_ranges(messages, unwrapped)
-    answer = messages.answer_of_row
-    follows = answer[1:] == answer[:-1]
-    begins, ends = np.append(True, ~follows), np.append(~follows, True)
-    wrong = begins & (
-        (first > answer_field(messages.answers, "start")[answer])
-        | (end <= answer_field(messages.answers, "start")[answer])
+    first_offsets, end_offsets = _offset_ranges(messages, unwrapped)
+    answer_of_row = messages.answer_of_row
+    has_same_answer = answer_of_row[1:] == answer_of_row[:-1]
+    is_first_of_answer, is_last_of_answer = np.append(True, ~has_same_answer), np.append(~has_same_answer, True)
+    is_wrong = is_first_of_answer & (
+        (first_offsets > answer_field(messages.answers, "start")[answer_of_row])
+        | (end_offsets <= answer_field(messages.answers, "start")[answer_of_row])
     )
-    wrong |= ends & (end != answer_field(messages.answers, "next_offset")[answer])
-    wrong[1:] |= follows & (first[1:] != end[:-1])
-    contiguous: npt.NDArray[np.bool_] = np.bincount(answer[wrong], minlength=len(messages.answers)) == 0
-    return contiguous
+    is_wrong |= is_last_of_answer & (end_offsets != answer_field(messages.answers, "next_offset")[answer_of_row])
+    is_wrong[1:] |= has_same_answer & (first_offsets[1:] != end_offsets[:-1])
+    is_contiguous: npt.NDArray[np.bool_] = np.bincount(answer_of_row[is_wrong], minlength=len(messages.answers)) == 0
+    return is_contiguous
 
 
 def _offset_ranges(messages: StoredMessages, unwrapped: StoredMessages) -> tuple[Ints, Ints]:
     """The first offset of each stored message, and the offset after its last one."""
     assert unwrapped.record is not None
-    first: Ints = messages.fixed_field("queueOffset").astype(np.int64)
-    return first, first + np.bincount(unwrapped.record, minlength=len(messages))
+    first_offsets: Ints = messages.fixed_field("queueOffset").astype(np.int64)
+    return first_offsets, first_offsets + np.bincount(unwrapped.record, minlength=len(messages))
 
 
-def has_damaged_batch(messages: StoredMessages, unwrapped: StoredMessages, contiguous: npt.NDArray[np.bool_]) -> bool:
-    """Whether a batch has another number of messages than its broker counted, or impossible offsets. Offsets are impossible
-    outside of the answer's request, or if the message and its properties differ. Offsets are right in answers that are
-    ``contiguous`` (``contiguous_answers``). ``unwrapped`` is the result of ``unwrap``.
+def has_damaged_batch(
+    messages: StoredMessages, unwrapped: StoredMessages, is_contiguous: npt.NDArray[np.bool_]
+) -> bool:
+    """Whether a batch has another number of messages than its broker counted, or impossible offsets. Offsets are impossible if
+    they are outside of the answer's request, or differ from those in the properties of the batch. ``is_contiguous`` is the
+    result of ``contiguous_answers``: in these answers, offsets are right. ``unwrapped`` is the result of ``unwrap``.
     """
-    outer = np.flatnonzero(_inner_batch_mask(messages))
-    first_offsets, end_offsets = (each[outer] for each in _offset_ranges(messages, unwrapped))
-    answers = messages.answers[messages.answer_of_row[outer]]
-    recorded = map(inner_base_and_count, property_texts(messages, outer))
-    compared = zip(recorded, first_offsets.tolist(), end_offsets.tolist(), strict=True)
-    wrong_bases, wrong_counts = zip(
-        *((base not in (None, at), count not in (None, end - at)) for (base, count), at, end in compared), strict=True
+    batch_rows = np.flatnonzero(_inner_batch_mask(messages))
+    first_offsets, end_offsets = (each[batch_rows] for each in _offset_ranges(messages, unwrapped))
+    answers = messages.answers[messages.answer_of_row[batch_rows]]
+    recorded_base_counts = map(inner_base_and_count, property_texts(messages, batch_rows))
+    recorded_and_found = zip(recorded_base_counts, first_offsets.tolist(), end_offsets.tolist(), strict=True)
+    has_wrong_base, has_wrong_count = zip(
+        *(
+            (base not in (None, first_offset), count not in (None, end_offset - first_offset))
+            for (base, count), first_offset, end_offset in recorded_and_found
+        ),
+        strict=True,
     )
-    outside = (
-        np.array(wrong_bases, bool)
+    is_outside = (
+        np.array(has_wrong_base, bool)
         | (end_offsets <= answer_field(answers, "start"))
         | (first_offsets >= answer_field(answers, "next_offset"))
     )
-    impossible = outside & (end_offsets != first_offsets) & ~contiguous[messages.answer_of_row[outer]]
-    return any(wrong_counts) or bool(impossible.any())
+    is_impossible = is_outside & (end_offsets != first_offsets) & ~is_contiguous[messages.answer_of_row[batch_rows]]
+    return any(has_wrong_count) or bool(is_impossible.any())
 
 
 def _with_items(
-    stored: npt.NDArray[Any], record: npt.NDArray[np.intp], at: npt.NDArray[np.intp] | None, items: npt.NDArray[Any]
+    stored_values: npt.NDArray[Any],
+    record_of_item: npt.NDArray[np.intp],
+    item_rows: npt.NDArray[np.intp] | None,
+    item_values: npt.NDArray[Any],
 ) -> npt.NDArray[Any]:
-    """The values of the stored messages, replaced by ``items`` in the rows ``at``, or in all rows."""
-    if at is None:
-        return items
-    rows = stored[record]
-    rows[at] = items
+    """The values of the stored messages, replaced by ``item_values`` in ``item_rows`` (None: in all rows)."""
+    if item_rows is None:
+        return item_values
+    rows = stored_values[record_of_item]
+    rows[item_rows] = item_values
     return rows
 
 
-def _decompressed_bodies(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
+def _decompressed_bodies(messages: StoredMessages, batch_rows: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
     """A buffer with the decompressed bodies of all batches, and their positions; None if a body cannot be decompressed here."""
-    begins, ends = messages.body_start[outer], messages.body_end[outer]
-    compressed = np.flatnonzero(((messages.sys_flags[outer] & _COMPRESSED) != 0) & (ends > begins))
-    if not len(compressed):
+    begins, ends = messages.body_start[batch_rows], messages.body_end[batch_rows]
+    compressed_indexes = np.flatnonzero(((messages.sys_flags[batch_rows] & _COMPRESSED) != 0) & (ends > begins))
+    if not len(compressed_indexes):
         return messages.buffer, begins, ends
     buffer, parts, buffer_end = messages.buffer, [messages.buffer], len(messages.buffer)
     remaining_bytes = _MAX_DECOMPRESSED_BYTES
-    for i in compressed.tolist():
-        stored = buffer[int(begins[i]) : int(ends[i])].tobytes()
+    for i in compressed_indexes.tolist():
+        stored_body = buffer[int(begins[i]) : int(ends[i])].tobytes()
         try:
-            body = compression.decompress(stored, int(messages.sys_flags[outer[i]]), remaining_bytes)
+            body = compression.decompress(stored_body, int(messages.sys_flags[batch_rows[i]]), remaining_bytes)
         except DecodeError:
             return None
         begins[i], ends[i] = buffer_end, buffer_end + len(body)
@@ -182,20 +191,20 @@ def _find_items(buffer: Bytes, begins: Ints, ends: Ints, broker_counts: Sequence
     """Finds the messages by their sizes and lengths; None if these are inconsistent or the messages do not fill their batches."""
     start_list, count_list = _item_starts(buffer.data, begins, ends, broker_counts)
     starts, counts = np.array(start_list, np.int64), np.array(count_list, np.intp)
-    non_empty = np.flatnonzero(counts)
+    non_empty_batches = np.flatnonzero(counts)
     if (begins != ends)[counts == 0].any():
         return None
-    stops = np.empty_like(starts)
-    stops[:-1] = starts[1:]
-    last = np.cumsum(counts)[non_empty] - 1
-    stops[last] = ends[non_empty]
+    item_ends = np.empty_like(starts)
+    item_ends[:-1] = starts[1:]
+    last_items = np.cumsum(counts)[non_empty_batches] - 1
+    item_ends[last_items] = ends[non_empty_batches]
     body_start = starts + _BODY_AT
     body_end = body_start + read_numbers(buffer, starts + _LENGTH_AT, ">i4")
-    if (body_end < body_start).any() or (body_end + 2 > stops).any():
+    if (body_end < body_start).any() or (body_end + 2 > item_ends).any():
         return None
     properties_end = body_end + 2 + read_numbers(buffer, body_end, ">u2")
     # The size of a batch's last message is not used: the message ends with the batch, as in the reference decoder.
-    if not np.array_equal(properties_end, stops):
+    if not np.array_equal(properties_end, item_ends):
         return None
     return _Items(counts, read_numbers(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
 
@@ -203,22 +212,23 @@ def _find_items(buffer: Bytes, begins: Ints, ends: Ints, broker_counts: Sequence
 def _item_starts(
     view: memoryview, begins: Ints, ends: Ints, broker_counts: Sequence[int | None]
 ) -> tuple[list[int], list[int]]:
-    """The positions of messages by their sizes, batch by batch, and how many each batch has; ``_find_items`` checks the sizes.
+    """The positions of messages, computed from their sizes, batch by batch, and the number of messages in each batch.
+    ``_find_items`` checks the sizes.
 
-    This is the only Python step per message. The number of steps is limited by the possible number of messages, so that it ends
-    even with sizes of 0 or less, and by ``broker_counts``, because a few kilobytes may become millions of messages.
+    This is the only Python step per message. The number of steps is limited by the possible number of messages, so that the loop
+    ends even with sizes of 0 or less, and by ``broker_counts``, because a few kilobytes may become millions of messages.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []
     counts = []
     append = starts.append
-    for at, end, broker_count in zip(begins.tolist(), ends.tolist(), broker_counts, strict=True):
-        before, last = len(starts), end - _MIN_ITEM_BYTES
-        possible = (end - at) // _MIN_ITEM_BYTES
-        for _ in range(possible if broker_count is None else min(possible, broker_count)):
-            if not 0 <= at <= last:
+    for position, end, broker_count in zip(begins.tolist(), ends.tolist(), broker_counts, strict=True):
+        count_before, last_start = len(starts), end - _MIN_ITEM_BYTES
+        max_count = (end - position) // _MIN_ITEM_BYTES
+        for _ in range(max_count if broker_count is None else min(max_count, broker_count)):
+            if not 0 <= position <= last_start:
                 break
-            append(at)
-            at += unpack(view, at)[0]
-        counts.append(len(starts) - before)
+            append(position)
+            position += unpack(view, position)[0]
+        counts.append(len(starts) - count_before)
     return starts, counts

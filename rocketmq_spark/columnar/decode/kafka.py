@@ -22,7 +22,7 @@ from rocketmq_spark.columnar.decode.schema import BASIC, HEADERS, KAFKA, READ_QU
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
-# Names with a leading space, so that they cannot be names of a user's property columns.
+# These names have a leading space, so that they differ from all names of users' property columns.
 _SHARDING_KEY = Column(" sharding key", "string", pa.string(), Property.SHARDING_KEY)
 _DELETED = Column(" deleted", "string", pa.string(), DELETED)
 _SOURCE_COLUMNS = {column.name: column for column in (*BASIC, READ_QUEUE_ID)}
@@ -45,11 +45,16 @@ def columns_to_decode(columns: Sequence[Column]) -> tuple[Column, ...]:
     kafka_columns = [column for column in columns if column.property is None]
     names = dict.fromkeys(part for column in kafka_columns for part in _DECODED_FROM[_KAFKA_NAMES[column.name.lower()]])
     of_properties = [column for column in columns if column.property is not None]
-    names_read = {column.name.lower() for column in kafka_columns}
-    keyed = [_SHARDING_KEY] if "key" in names_read else []
-    deleted = [_DELETED] if names_read & {"value", "headers"} else []
+    kafka_names = {column.name.lower() for column in kafka_columns}
+    key_columns = [_SHARDING_KEY] if "key" in kafka_names else []
+    deleted_columns = [_DELETED] if kafka_names & {"value", "headers"} else []
     # Without any column, Spark still counts the rows.
-    return (*(_SOURCE_COLUMNS[name] for name in names or ("queueOffset",)), *keyed, *deleted, *of_properties)
+    return (
+        *(_SOURCE_COLUMNS[name] for name in names or ("queueOffset",)),
+        *key_columns,
+        *deleted_columns,
+        *of_properties,
+    )
 
 
 def kafka_batch(
@@ -65,11 +70,13 @@ def kafka_batch(
         else _kafka_column(batch, column, broker_name, partition_numbers)
         for column in columns
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([pa.field(c.name, c.arrow) for c in columns]))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([pa.field(c.name, c.arrow_type) for c in columns]))
 
 
 def _property(values: pa.Array) -> pa.Array:
-    """The values of a property column. A string marked as base64 is decoded if its bytes are UTF-8, and else stays as it is."""
+    """The values of a property column. A string marked as base64 is decoded if the decoded bytes are UTF-8; otherwise, it stays
+    unchanged.
+    """
     if not pa.types.is_string(values.type) or not pc.any(pc.starts_with(values, BASE64_MARK)).as_py():
         return values
     texts = values.to_pylist()
@@ -99,16 +106,16 @@ def _kafka_column(
 
 def _keys(batch: pa.RecordBatch) -> pa.Array:
     keys = batch.column("keys")
-    keys_read = batch.column(_SHARDING_KEY.name)
-    if keys_read.null_count and keys.null_count < len(keys):
+    key_texts = batch.column(_SHARDING_KEY.name)
+    if key_texts.null_count and keys.null_count < len(keys):
         joined = pc.binary_join(keys, " ")
-        keys_read = pc.coalesce(keys_read, pc.if_else(pc.equal(joined, ""), None, joined))
-    return _decoded(keys_read)
+        key_texts = pc.coalesce(key_texts, pc.if_else(pc.equal(joined, ""), None, joined))
+    return _decoded(key_texts)
 
 
 def _partitions(batch: pa.RecordBatch, broker_name: str, partition_numbers: Mapping[MessageQueue, int]) -> pa.Array:
-    """The partition number of each row's queue. Looks up each pair of a topic and an id in the batch; pairs without a queue occur
-    in no row.
+    """The partition number of each row's queue. Every topic of the batch is looked up with every queue id. Pairs that are not a
+    queue occur in no row.
     """
     topics = arrow.combined(batch.column("topic")).dictionary_encode()
     ids = batch.column(READ_QUEUE_ID.name).dictionary_encode()
@@ -117,38 +124,40 @@ def _partitions(batch: pa.RecordBatch, broker_name: str, partition_numbers: Mapp
         for topic in topics.dictionary.to_pylist()
         for queue_id in ids.dictionary.to_pylist()
     ]
-    places = topics.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
-    return pa.array([partition_numbers.get(queue) for queue in queues], pa.int32()).take(pa.array(places))
+    pair_index_of_row = topics.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
+    return pa.array([partition_numbers.get(queue) for queue in queues], pa.int32()).take(pa.array(pair_index_of_row))
 
 
 def _values(batch: pa.RecordBatch) -> pa.Array:
-    stand_ins = _stand_ins(batch)
-    if stand_ins is None:
+    is_stand_in = _stand_ins(batch)
+    if is_stand_in is None:
         return batch.column("body")
-    values = pc.if_else(stand_ins, pa.scalar(b"", pa.binary()), batch.column("body"))
-    null = pc.and_(stand_ins, pc.fill_null(pc.equal(batch.column(_DELETED.name), NULL_BODY), False))
-    return pc.if_else(null, None, values)
+    values = pc.if_else(is_stand_in, pa.scalar(b"", pa.binary()), batch.column("body"))
+    is_null = pc.and_(is_stand_in, pc.fill_null(pc.equal(batch.column(_DELETED.name), NULL_BODY), False))
+    return pc.if_else(is_null, None, values)
 
 
 def _stand_ins(batch: pa.RecordBatch) -> pa.Array | None:
-    """Which messages replace an empty body (both property and body match); None if there are none."""
+    """Which messages stand for a row without a body: both property and body are those of ``emptyBodies=mark``. None if there is
+    no such message.
+    """
     marks = batch.column(_DELETED.name)
     if marks.null_count == len(marks):
         return None
-    marked = pc.and_(
+    is_marked = pc.and_(
         pc.is_in(marks, pa.array([NULL_BODY, EMPTY_BODY])), pc.equal(batch.column("body"), pa.scalar(STAND_IN_BODY))
     )
-    stand_ins = pc.fill_null(marked, False)
-    return stand_ins if pc.any(stand_ins).as_py() else None
+    is_stand_in = pc.fill_null(is_marked, False)
+    return is_stand_in if pc.any(is_stand_in).as_py() else None
 
 
 def _headers(batch: pa.RecordBatch) -> pa.Array:
     """The entries of each map; null for an empty map, as in Spark's Kafka source."""
     properties = batch.column("properties")
-    stand_ins = _stand_ins(batch)
-    if stand_ins is not None:
+    is_stand_in = _stand_ins(batch)
+    if is_stand_in is not None:
         rows = properties.to_pylist()
-        for row in np.flatnonzero(arrow.to_mask(stand_ins)).tolist():
+        for row in np.flatnonzero(arrow.to_mask(is_stand_in)).tolist():
             rows[row] = [entry for entry in rows[row] if entry[0] != DELETED]
         properties = pa.array(rows, properties.type)
     bounds = properties.offsets.to_numpy()
@@ -159,11 +168,11 @@ def _headers(batch: pa.RecordBatch) -> pa.Array:
 
 def _decoded(texts: pa.Array) -> pa.Array:
     """Strings as bytes. Those marked as base64 are decoded; marked strings that are not valid base64 stay as they are."""
-    marked = pc.fill_null(pc.starts_with(texts, BASE64_MARK), False)
-    if not pc.any(marked).as_py():
+    is_marked = pc.fill_null(pc.starts_with(texts, BASE64_MARK), False)
+    if not pc.any(is_marked).as_py():
         return texts.cast(pa.binary())
     values = texts.cast(pa.binary()).to_pylist()
-    for row in np.flatnonzero(arrow.to_mask(marked)).tolist():
+    for row in np.flatnonzero(arrow.to_mask(is_marked)).tolist():
         try:
             values[row] = base64.b64decode(values[row][len(BASE64_MARK) :], validate=True)
         except binascii.Error:  # marked, but not base64: written by another client

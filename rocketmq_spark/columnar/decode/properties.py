@@ -1,9 +1,9 @@
-"""Property strings of many messages as columns: tags, keys, message id and the user's map.
+"""Property strings of many messages as columns: tags, keys, message id, and the map of all user properties.
 
-A string is ``name 0x01 value 0x02`` repeated. All strings are copied into one blob, one comparison finds every separator,
-and the positions between them are the names and values. If all messages have the same names in the same
-order, as those of one producer do, names are decoded once; otherwise each is classified by its signature.
-Strings whose separators do not alternate are decoded one by one, with Java's rules.
+A string is ``name 0x01 value 0x02`` repeated. All strings are copied into one blob. One comparison finds every separator; names
+and values are between the separators. If all messages have the same names in the same order, as messages of one producer usually
+do, each name is decoded once; otherwise each name is classified by its signature. Strings whose separators do not alternate are
+decoded one by one, with Java's rules.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 def _concatenate(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
     """The concatenated strings, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
     # A string may lack its last separator: its copy is one byte longer, for the separator.
-    open_ended = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
-    any_open = bool(open_ended.any())
-    upto = ends + open_ended if any_open else ends
-    last = int(upto[-1]) if len(upto) else 0
-    laid = buffers.slices(buffer, np.append(starts, last), np.append(upto, last + _PAD))
-    blob, offsets = arrow.array_and_offsets(laid)
-    positions = offsets[:-1].astype(np.int64)
-    if any_open:
+    lacks_end = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
+    any_lacks_end = bool(lacks_end.any())
+    string_ends = ends + lacks_end if any_lacks_end else ends
+    last_end = int(string_ends[-1]) if len(string_ends) else 0
+    strings = buffers.slices(buffer, np.append(starts, last_end), np.append(string_ends, last_end + _PAD))
+    blob, offsets = arrow.array_and_offsets(strings)
+    row_starts = offsets[:-1].astype(np.int64)
+    if any_lacks_end:
         blob = blob.copy()
-        blob[positions[1:][open_ended] - 1] = _VALUE_END
-    return blob, positions
+        blob[row_starts[1:][lacks_end] - 1] = _VALUE_END
+    return blob, row_starts
 
 
 def _split(blob: Bytes, offsets: Ints) -> Pairs | None:
@@ -98,9 +98,9 @@ def _first_pairs(offsets: Ints, value_end: Ints) -> Ints:
     """The number of each row's first pair."""
     rows, pairs = len(offsets) - 1, len(value_end)
     if rows and pairs % rows == 0:
-        each = pairs // rows
-        if each and np.array_equal(value_end[each - 1 :: each], offsets[1:] - 1):
-            return np.arange(rows + 1) * each
+        pairs_per_row = pairs // rows
+        if pairs_per_row and np.array_equal(value_end[pairs_per_row - 1 :: pairs_per_row], offsets[1:] - 1):
+            return np.arange(rows + 1) * pairs_per_row
     return np.searchsorted(value_end, offsets).astype(np.int64)
 
 
@@ -114,13 +114,13 @@ def _locate_one_by_one(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
         counts.append(len(pairs))
     bounds = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=bounds[1:])
-    first = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=first[1:])
+    first_pairs = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=first_pairs[1:])
     blob = np.frombuffer(b"".join(parts) + bytes(_PAD), np.uint8)
     ascii_only = int(blob.max()) < 0x80
-    row_starts = bounds[2 * first]
+    row_starts = bounds[2 * first_pairs]
     lengths = np.diff(bounds)
-    return Pairs(blob, row_starts, first, bounds[:-1:2], lengths[0::2], bounds[1:-1:2], bounds[2::2], ascii_only)
+    return Pairs(blob, row_starts, first_pairs, bounds[:-1:2], lengths[0::2], bounds[1:-1:2], bounds[2::2], ascii_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,21 @@ class PropertyColumns:
     property_columns: dict[str, pa.Array] = field(default_factory=dict)
 
 
-def build_columns(pairs: Pairs, wanted: PropertySelection) -> PropertyColumns:
+def build_columns(pairs: Pairs, selection: PropertySelection) -> PropertyColumns:
     """Build the selected columns."""
     layout = _common_layout(pairs)
-    source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)
-    made = PropertyColumns()
-    if wanted.tags:
-        made.tags = source.column(Property.TAGS)
-    if wanted.keys:
-        made.keys = _split_keys(source.column(Property.KEYS))
-    if wanted.msg_id:
-        made.msg_id = source.column(Property.UNIQ_KEY)
-    if wanted.properties != "none":
-        made.properties = source.map(all_names=wanted.properties == "all")
-    made.property_columns = {name: source.column(name) for name in wanted.property_columns}
-    return made
+    column_source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)
+    columns = PropertyColumns()
+    if selection.tags:
+        columns.tags = column_source.column(Property.TAGS)
+    if selection.keys:
+        columns.keys = _split_keys(column_source.column(Property.KEYS))
+    if selection.msg_id:
+        columns.msg_id = column_source.column(Property.UNIQ_KEY)
+    if selection.properties != "none":
+        columns.properties = column_source.map(all_names=selection.properties == "all")
+    columns.property_columns = {name: column_source.column(name) for name in selection.property_columns}
+    return columns
 
 
 def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
@@ -171,33 +171,33 @@ def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
     rows = pairs.rows
     if rows == 0 or len(pairs.name_start) % rows:
         return None
-    each = len(pairs.name_start) // rows
-    if not np.array_equal(pairs.first, np.arange(rows + 1) * each):
+    names_per_row = len(pairs.name_start) // rows
+    if not np.array_equal(pairs.first, np.arange(rows + 1) * names_per_row):
         return None
-    starts = pairs.name_start.reshape(rows, each)
-    lengths = pairs.name_length.reshape(rows, each)
+    starts = pairs.name_start.reshape(rows, names_per_row)
+    lengths = pairs.name_length.reshape(rows, names_per_row)
     if not (lengths == lengths[0]).all():
         return None
     names = []
-    for j in range(each):
+    for j in range(names_per_row):
         length = int(lengths[0, j])
-        raw = bytes(pairs.blob[starts[0, j] : starts[0, j] + length])
-        if not _same_text(pairs.blob, starts[:, j], raw):
+        name = bytes(pairs.blob[starts[0, j] : starts[0, j] + length])
+        if not _same_text(pairs.blob, starts[:, j], name):
             return None
-        names.append(raw.decode("utf-8", "replace"))
-    return tuple(names) if len(set(names)) == each else None
+        names.append(name.decode("utf-8", "replace"))
+    return tuple(names) if len(set(names)) == names_per_row else None
 
 
 def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
     """Whether ``text`` stands at every position, compared eight bytes at a time."""
     words = property_names.words(blob)
-    at = 0
-    while at < len(text):
-        part = text[at : at + 8]
+    position = 0
+    while position < len(text):
+        part = text[position : position + 8]
         mask = np.uint64((1 << (8 * len(part))) - 1)
-        if not ((words[starts + at] & mask) == np.uint64(int.from_bytes(part, "little"))).all():
+        if not ((words[starts + position] & mask) == np.uint64(int.from_bytes(part, "little"))).all():
             return False
-        at += 8
+        position += 8
     return True
 
 
@@ -213,17 +213,21 @@ class _Uniform:
     def column(self, name: str) -> pa.Array:
         if name not in self._names:
             return arrow.null_column(pa.string(), self._pairs.rows)
-        j = self._names.index(name)
-        taken = buffers.slices(self._pairs.blob, self._value_start[:, j], self._value_end[:, j])
-        return arrow.to_strings(taken, None, self._pairs.ascii_only)
+        name_index = self._names.index(name)
+        values = buffers.slices(self._pairs.blob, self._value_start[:, name_index], self._value_end[:, name_index])
+        return arrow.to_strings(values, None, self._pairs.ascii_only)
 
     def map(self, all_names: bool) -> pa.Array:
-        chosen = [j for j, name in enumerate(self._names) if all_names or not property_names.is_system(name)]
+        chosen_indexes = [j for j, name in enumerate(self._names) if all_names or not property_names.is_system(name)]
         rows = self._pairs.rows
-        start, end = self._value_start[:, chosen].ravel(), self._value_end[:, chosen].ravel()
+        start, end = self._value_start[:, chosen_indexes].ravel(), self._value_end[:, chosen_indexes].ravel()
         values = arrow.to_strings(buffers.slices(self._pairs.blob, start, end), None, self._pairs.ascii_only)
-        names = arrow.tiled(tuple(self._names[j] for j in chosen), rows) if chosen else pa.nulls(0, pa.string())
-        return _map(np.arange(rows + 1, dtype=np.int32) * len(chosen), names, values)
+        names = (
+            arrow.tiled(tuple(self._names[j] for j in chosen_indexes), rows)
+            if chosen_indexes
+            else pa.nulls(0, pa.string())
+        )
+        return _map(np.arange(rows + 1, dtype=np.int32) * len(chosen_indexes), names, values)
 
 
 class _Mixed:
@@ -237,55 +241,55 @@ class _Mixed:
 
     def column(self, name: str) -> pa.Array:
         pairs = self._pairs
-        mine = np.flatnonzero(self._named(name))
-        rows = self._rows[mine]
+        pairs_with_name = np.flatnonzero(self._named(name))
+        rows = self._rows[pairs_with_name]
         # Rows without the property get an empty slice at their beginning, so that positions never decrease.
         start = pairs.row_starts[:-1].copy()
         end = start.copy()
-        start[rows] = pairs.value_start[mine]  # the last value of a repeated name counts
-        end[rows] = pairs.value_end[mine]
-        present = np.zeros(pairs.rows, bool)
-        present[rows] = True
-        taken = buffers.slices(pairs.blob, start, end)
-        return arrow.to_strings(taken, None if present.all() else present, pairs.ascii_only)
+        start[rows] = pairs.value_start[pairs_with_name]  # the last value of a repeated name counts
+        end[rows] = pairs.value_end[pairs_with_name]
+        has_property = np.zeros(pairs.rows, bool)
+        has_property[rows] = True
+        values = buffers.slices(pairs.blob, start, end)
+        return arrow.to_strings(values, None if has_property.all() else has_property, pairs.ascii_only)
 
     def _named(self, name: str) -> npt.NDArray[np.bool_]:
         if name in property_names.IDS:
             return np.asarray(self._ids == property_names.IDS[name])
-        raw = name.encode()
-        probe = np.frombuffer(raw + bytes(8), np.uint8)
-        signature = property_names.signatures(probe, np.array([0]), np.array([len(raw)]))[0]
-        mine = self._signature == signature
-        if len(raw) > 16:
-            for i in np.flatnonzero(mine).tolist():
+        name_bytes = name.encode()
+        padded_name = np.frombuffer(name_bytes + bytes(8), np.uint8)
+        signature = property_names.signatures(padded_name, np.array([0]), np.array([len(name_bytes)]))[0]
+        has_name = self._signature == signature
+        if len(name_bytes) > 16:
+            for i in np.flatnonzero(has_name).tolist():
                 start = self._pairs.name_start[i]
-                mine[i] = bytes(self._pairs.blob[start : start + self._pairs.name_length[i]]) == raw
-        return np.asarray(mine)
+                has_name[i] = bytes(self._pairs.blob[start : start + self._pairs.name_length[i]]) == name_bytes
+        return np.asarray(has_name)
 
     def map(self, all_names: bool) -> pa.Array:
         pairs = self._pairs
-        chosen = np.flatnonzero(self._ids == property_names.USER) if not all_names else np.arange(len(self._ids))
-        chosen = self._without_repeats(chosen)
+        chosen_pairs = np.flatnonzero(self._ids == property_names.USER) if not all_names else np.arange(len(self._ids))
+        chosen_pairs = self._without_repeats(chosen_pairs)
         offsets = np.zeros(pairs.rows + 1, np.int32)
-        np.cumsum(np.bincount(self._rows[chosen], minlength=pairs.rows), out=offsets[1:])
-        start, length = pairs.name_start[chosen], pairs.name_length[chosen]
+        np.cumsum(np.bincount(self._rows[chosen_pairs], minlength=pairs.rows), out=offsets[1:])
+        start, length = pairs.name_start[chosen_pairs], pairs.name_length[chosen_pairs]
         names = arrow.to_strings(buffers.slices(pairs.blob, start, start + length), None, pairs.ascii_only)
-        taken = buffers.slices(pairs.blob, pairs.value_start[chosen], pairs.value_end[chosen])
-        return _map(offsets, names, arrow.to_strings(taken, None, pairs.ascii_only))
+        values = buffers.slices(pairs.blob, pairs.value_start[chosen_pairs], pairs.value_end[chosen_pairs])
+        return _map(offsets, names, arrow.to_strings(values, None, pairs.ascii_only))
 
-    def _without_repeats(self, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Keeps only the last one of repeated names in a message, as Java's map does."""
-        rows = self._rows[chosen]
+    def _without_repeats(self, chosen_pairs: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Without the earlier pairs of names that are repeated in a message, as in Java's map."""
+        rows = self._rows[chosen_pairs]
         with np.errstate(over="ignore"):
-            key = self._signature[chosen] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        if len(np.unique(key)) == len(key):
-            return chosen
-        last: dict[tuple[int, bytes], int] = {}
+            name_and_row_hashes = self._signature[chosen_pairs] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        if len(np.unique(name_and_row_hashes)) == len(name_and_row_hashes):
+            return chosen_pairs
+        last_pairs: dict[tuple[int, bytes], int] = {}
         pairs = self._pairs
-        for i, row in zip(chosen.tolist(), rows.tolist(), strict=True):
+        for i, row in zip(chosen_pairs.tolist(), rows.tolist(), strict=True):
             start = pairs.name_start[i]
-            last[row, bytes(pairs.blob[start : start + pairs.name_length[i]])] = i
-        return np.array(sorted(last.values()), np.intp)
+            last_pairs[row, bytes(pairs.blob[start : start + pairs.name_length[i]])] = i
+        return np.array(sorted(last_pairs.values()), np.intp)
 
 
 def _map(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Array:
@@ -302,12 +306,12 @@ def _split_keys(column: pa.Array) -> pa.Array:
         else np.empty(0, np.uint8)
     )
     if not (content == ord(" ")).any():
-        present = arrow.valid_mask(column)
+        is_present = arrow.valid_mask(column)
         offsets = np.zeros(len(column) + 1, np.int32)
-        np.cumsum(present, out=offsets[1:])
-        bitmap = None if present.all() else arrow.validity_bitmap(present)
+        np.cumsum(is_present, out=offsets[1:])
+        bitmap = None if is_present.all() else arrow.validity_bitmap(is_present)
         return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
-    split = pc.split_pattern(column, " ")
-    if pc.min(pc.binary_length(split.values)).as_py():  # otherwise a key is empty
-        return split.cast(KEYS)
-    return pa.array([None if row is None else [key for key in row if key] for row in split.to_pylist()], KEYS)
+    key_lists = pc.split_pattern(column, " ")
+    if pc.min(pc.binary_length(key_lists.values)).as_py():  # otherwise a key is empty
+        return key_lists.cast(KEYS)
+    return pa.array([None if row is None else [key for key in row if key] for row in key_lists.to_pylist()], KEYS)

@@ -42,8 +42,8 @@ def cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         return texts.cast(pa.binary())
     if kind == pa.float32():  # on both paths, because rounding twice can differ from rounding once
         return cast(texts, pa.float64()).cast(kind, safe=False)
-    plain = _ARROW_PATTERNS.get(kind)
-    if plain is not None and pc.all(pc.match_substring_regex(texts, plain)).as_py() is not False:
+    plain_pattern = _ARROW_PATTERNS.get(kind)
+    if plain_pattern is not None and pc.all(pc.match_substring_regex(texts, plain_pattern)).as_py() is not False:
         return pc.cast(texts, kind)
     parse = _PARSERS[kind]
     return pa.array([None if text is None else parse(text.strip(_BLANKS)) for text in texts.to_pylist()], kind)
@@ -79,8 +79,8 @@ def _time(text: str) -> int | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    time_since_epoch = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    micros = (time_since_epoch.days * 86_400 + time_since_epoch.seconds) * 1_000_000 + time_since_epoch.microseconds
     return micros if EARLIEST_MS <= micros // 1000 <= LATEST_MS else None
 
 

@@ -19,7 +19,7 @@ USER = 0
 TAGS, KEYS, UNIQ_KEY = 1, 2, 3
 _SPECIAL = (codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY)
 _PREFIX = codes.TRANSIENT_PROPERTY_PREFIX
-# Names with the prefix are recognised by it.
+# Names with the prefix are not listed, because the prefix identifies them.
 _OTHER_NAMES = sorted(name for name in codes.RESERVED_PROPERTIES - set(_SPECIAL) if not name.startswith(_PREFIX))
 NAMES: tuple[str, ...] = ("", *_SPECIAL, *_OTHER_NAMES)
 IDS = {name: i for i, name in enumerate(NAMES) if i}
@@ -40,14 +40,14 @@ def words(content: Bytes) -> Words:
 
 def signatures(content: Bytes, starts: Ints, lengths: Ints) -> Words:
     """A number for each name. Names with another length, or other first or last eight bytes, have other numbers."""
-    at = words(content)
-    first = at[starts] & _MASKS[np.minimum(lengths, 8)]
-    tail = np.where(lengths > 8, at[np.maximum(starts + lengths - 8, 0)], np.uint64(0))
+    word_at_position = words(content)
+    first = word_at_position[starts] & _MASKS[np.minimum(lengths, 8)]
+    tail = np.where(lengths > 8, word_at_position[np.maximum(starts + lengths - 8, 0)], np.uint64(0))
     with np.errstate(over="ignore"):
-        mixed: Words = (first ^ (tail * _ROTATE) ^ (tail >> np.uint64(29))) + lengths.astype(np.uint64) * np.uint64(
-            0xC2B2AE3D27D4EB4F
-        )
-    return mixed
+        mixed_words: Words = (first ^ (tail * _ROTATE) ^ (tail >> np.uint64(29))) + lengths.astype(
+            np.uint64
+        ) * np.uint64(0xC2B2AE3D27D4EB4F)
+    return mixed_words
 
 
 def _signature_of(name: str) -> int:
@@ -76,16 +76,18 @@ _MULTIPLIER, _IDS_BY_SLOT, _SIGNATURES = _hash_table()
 _LONG = np.array([len(name.encode()) > 16 for name in NAMES])
 
 
-def classify(content: Bytes, starts: Ints, lengths: Ints, signature: Words) -> npt.NDArray[np.uint8]:
-    """The id of each name (an index into ``NAMES``), 0 for the user's own."""
+def classify(content: Bytes, starts: Ints, lengths: Ints, name_signatures: Words) -> npt.NDArray[np.uint8]:
+    """The id of each name: an index into ``NAMES``, 0 for a user's name, ``len(NAMES)`` for a name with the prefix."""
     with np.errstate(over="ignore"):
-        candidate = _IDS_BY_SLOT[((signature * _MULTIPLIER) >> _BITS).astype(np.intp)]
-    ids = np.where(_SIGNATURES[candidate] == signature, candidate, np.uint8(0))
+        candidate_ids = _IDS_BY_SLOT[((name_signatures * _MULTIPLIER) >> _BITS).astype(np.intp)]
+    ids = np.where(_SIGNATURES[candidate_ids] == name_signatures, candidate_ids, np.uint8(0))
     for i in np.flatnonzero(_LONG[ids]).tolist():
         if bytes(content[starts[i] : starts[i] + lengths[i]]).decode("utf-8", "replace") != NAMES[ids[i]]:
             ids[i] = 0
-    at = words(content)
-    long = np.flatnonzero(lengths >= len(_PREFIX))
-    transient = (at[starts[long]] == _PREFIX_WORDS[0]) & (at[starts[long] + 8] == _PREFIX_WORDS[1])
-    ids[long[transient]] = len(NAMES)
+    word_at_position = words(content)
+    long_names = np.flatnonzero(lengths >= len(_PREFIX))
+    has_prefix = (word_at_position[starts[long_names]] == _PREFIX_WORDS[0]) & (
+        word_at_position[starts[long_names] + 8] == _PREFIX_WORDS[1]
+    )
+    ids[long_names[has_prefix]] = len(NAMES)
     return ids

@@ -51,30 +51,32 @@ def numbers(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array
 def timestamps(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
     """A column of milliseconds as microseconds; null for times outside the years 1 to 9999."""
     ms = messages.fixed_field(field).astype(np.int64)
-    impossible = (ms < EARLIEST_MS) | (ms > LATEST_MS)
-    if not impossible.any():
+    is_impossible = (ms < EARLIEST_MS) | (ms > LATEST_MS)
+    if not is_impossible.any():
         return arrow.integers(ms * 1000, kind)
-    return pa.array(np.where(impossible, 0, ms) * 1000, pa.int64(), mask=impossible).cast(kind)
+    return pa.array(np.where(is_impossible, 0, ms) * 1000, pa.int64(), mask=is_impossible).cast(kind)
 
 
 def system_flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
     """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep this
     flag.
     """
-    packed = codes.SysFlag.COMPRESSED * (messages.body_end > messages.body_start)
-    return messages.sys_flags & ~packed.astype(np.int32)
+    compressed_flags = codes.SysFlag.COMPRESSED * (messages.body_end > messages.body_start)
+    return messages.sys_flags & ~compressed_flags.astype(np.int32)
 
 
 def hosts(messages: StoredMessages, field: str) -> pa.Array:
     """``address:port`` texts; each host is formatted once."""
-    different, which = np.unique(np.frombuffer(messages.fixed_field(field).tobytes(), ">u8"), return_inverse=True)
-    texts = [_host_text(host.tobytes()) for host in different.reshape(-1, 1)]
-    column = pa.array(texts, pa.string()).take(pa.array(which))
-    long = np.flatnonzero((messages.sys_flags & _HOST_FLAGS[field]) != 0)
-    if not len(long):
+    distinct_hosts, host_index_of_row = np.unique(
+        np.frombuffer(messages.fixed_field(field).tobytes(), ">u8"), return_inverse=True
+    )
+    texts = [_host_text(host.tobytes()) for host in distinct_hosts.reshape(-1, 1)]
+    column = pa.array(texts, pa.string()).take(pa.array(host_index_of_row))
+    ipv6_rows = np.flatnonzero((messages.sys_flags & _HOST_FLAGS[field]) != 0)
+    if not len(ipv6_rows):
         return column
     values = column.to_pylist()
-    for row in long.tolist():
+    for row in ipv6_rows.tolist():
         values[row] = _host_text(_ipv6_host(messages, row, field == "storeHost"))
     return pa.array(values, pa.string())
 
@@ -83,12 +85,12 @@ def _host_text(host: bytes) -> str:
     return host_text(host[:-4], int.from_bytes(host[-4:], "big", signed=True))
 
 
-def _ipv6_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
+def _ipv6_host(messages: StoredMessages, row: int, is_store_host: bool) -> bytes:
     """The bytes of an IPv6 host: sixteen of the address and four of the port."""
-    at = int(messages.starts[row]) + 48
-    if stored:
-        at += 16 + (12 if messages.sys_flags[row] & codes.SysFlag.BORNHOST_V6 else 0)
-    return messages.buffer[at : at + 20].tobytes()
+    position = int(messages.starts[row]) + 48
+    if is_store_host:
+        position += 16 + (12 if messages.sys_flags[row] & codes.SysFlag.BORNHOST_V6 else 0)
+    return messages.buffer[position : position + 20].tobytes()
 
 
 def offset_message_ids(messages: StoredMessages) -> pa.Array:
@@ -97,14 +99,14 @@ def offset_message_ids(messages: StoredMessages) -> pa.Array:
     rows = np.empty((len(messages), 16), np.uint8)
     rows[:, :8] = _as_byte_rows(host)
     rows[:, 8:] = _as_byte_rows(messages.fixed_field("commitLogOffset"))
-    short = buffers.hexadecimal(rows)
-    long = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
-    if not len(long):
-        return short
-    values = short.to_pylist()
-    for row in long.tolist():
+    ids = buffers.hexadecimal(rows)
+    ipv6_rows = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
+    if not len(ipv6_rows):
+        return ids
+    values = ids.to_pylist()
+    for row in ipv6_rows.tolist():
         offset = messages.fixed_field("commitLogOffset")[row : row + 1].tobytes()
-        values[row] = (_ipv6_host(messages, row, stored=True) + offset).hex().upper()
+        values[row] = (_ipv6_host(messages, row, is_store_host=True) + offset).hex().upper()
     return pa.array(values, pa.string())
 
 
@@ -122,12 +124,12 @@ class ColumnBuilder:
     property_columns: props.PropertyColumns
     queues: Sequence[MessageQueue]
 
-    def of_queue(self, field: str) -> pa.Array:
+    def queue_text(self, field: str) -> pa.Array:
         """A text that depends only on the queue, and so is mostly the same in every row."""
-        names = [getattr(queue, field) for queue in self.queues]
-        if len(set(names)) == 1:
-            return arrow.repeated(names[0], len(self.messages))
-        return pa.array(names, pa.string()).take(self._queue_index_of_row())
+        texts = [getattr(queue, field) for queue in self.queues]
+        if len(set(texts)) == 1:
+            return arrow.repeated(texts[0], len(self.messages))
+        return pa.array(texts, pa.string()).take(self._queue_index_of_row())
 
     def queue_id(self, kind: pa.DataType) -> pa.Array:
         """The id of the queue that was read, which may differ from the id in the message (static topics)."""
@@ -156,27 +158,27 @@ class ColumnBuilder:
         return self.property_columns.keys
 
     def properties(self) -> pa.Array:
-        made = self.property_columns.properties
-        return made if made is not None else arrow.null_column(PROPERTIES, len(self.messages))
+        maps = self.property_columns.properties
+        return maps if maps is not None else arrow.null_column(PROPERTIES, len(self.messages))
 
     def offset_message_id(self) -> pa.Array:
         return offset_message_ids(self.messages)
 
     def message_id(self) -> pa.Array:
         """The client's message id, or the offset message id if there is none, as in Java consumers."""
-        unique = self.property_columns.msg_id
-        assert unique is not None
-        if not unique.null_count:
-            return unique
-        return pc.coalesce(unique, offset_message_ids(self.messages))
+        ids = self.property_columns.msg_id
+        assert ids is not None
+        if not ids.null_count:
+            return ids
+        return pc.coalesce(ids, offset_message_ids(self.messages))
 
     def null(self, kind: pa.DataType) -> pa.Array:
         return arrow.null_column(kind, len(self.messages))
 
 
-# Returns how many answers may be used, given the offsets that they skip.
+# Gets answers and the offsets that they skip, and returns how many of the answers may be used.
 OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
-# Returns answers whose next offset is beyond their limit with corrected limits, by the offsets inside of messages.
+# Gets answers whose next offset is beyond their limit, and returns them with limits that match the offsets inside of messages.
 CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
@@ -193,18 +195,18 @@ def check_each_answer(fetched: FetchedAnswers) -> list[AnswerCheck]:
     """Checks the answers one by one."""
     checks = []
     for i, answer in enumerate(fetched.answers):
-        beyond = answer.next_offset > answer.limit
+        ends_after_limit = answer.next_offset > answer.limit
         try:
             messages = stored_messages.locate(fetched.buffer, [answer])
         except Malformed:
-            checks.append(AnswerCheck(False, beyond, []))
+            checks.append(AnswerCheck(False, ends_after_limit, []))
             continue
         holes = [hole._replace(answer_index=i) for hole in stored_messages.holes(messages)]
         # The offset in an inner batch's head is only that of its first message.
-        last = (
+        reaches_limit = (
             messages.combined_flags & SysFlag.INNER_BATCH or (messages.fixed_field("queueOffset") >= answer.limit).any()
         )
-        checks.append(AnswerCheck(True, beyond and bool(last), holes))
+        checks.append(AnswerCheck(True, ends_after_limit and bool(reaches_limit), holes))
     return checks
 
 
@@ -216,54 +218,54 @@ def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: Cor
 
 
 def with_correct_ends(
-    answers: Sequence[FetchedAnswer], beyond: Sequence[bool], correct_ends: CorrectEnds
+    answers: Sequence[FetchedAnswer], exceeds_limit: Sequence[bool], correct_ends: CorrectEnds
 ) -> list[FetchedAnswer]:
-    """The answers; those that are ``beyond`` their limits have corrected limits."""
-    odd = [answer for answer, is_odd in zip(answers, beyond, strict=True) if is_odd]
-    meant = dict(zip(odd, correct_ends(odd), strict=True)) if odd else {}
-    return [meant.get(answer, answer) for answer in answers]
+    """The answers. Those for which ``exceeds_limit`` is true have corrected limits."""
+    long_answers = [answer for answer, is_long in zip(answers, exceeds_limit, strict=True) if is_long]
+    corrected_answers = dict(zip(long_answers, correct_ends(long_answers), strict=True)) if long_answers else {}
+    return [corrected_answers.get(answer, answer) for answer in answers]
 
 
 def messages_in_range(
-    messages: Iterable[ReceivedMessage], answer: FetchedAnswer, dense: bool = True
+    messages: Iterable[ReceivedMessage], answer: FetchedAnswer, is_dense: bool = True
 ) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
     A message that could not be decoded and has no known offset gets the missing offsets between its neighbours: one row per
-    offset if every offset has a message (``dense``).
+    offset if every offset has a message (``is_dense``).
     """
     end = min(answer.limit, answer.next_offset)
-    at, lost = answer.start, None
+    next_offset, lost_message = answer.start, None
     for message in messages:
         if message.queue_offset < 0 and message.decode_error is not None:
-            lost = lost or message
+            lost_message = lost_message or message
             continue
-        if lost is not None:
-            yield from _placeholder_rows(lost, at, min(message.queue_offset, end), dense)
-            lost = None
-        # A pull inside an inner batch returns the whole batch. Only there can offsets before the start be trusted;
-        # offsets after the end only if the broker's next offset is beyond it.
-        before = message.queue_offset < answer.start and message.sys_flag & SysFlag.INNER_BATCH
-        if not before and (answer.next_offset <= answer.limit or message.queue_offset < answer.limit):
+        if lost_message is not None:
+            yield from _placeholder_rows(lost_message, next_offset, min(message.queue_offset, end), is_dense)
+            lost_message = None
+        # A pull inside an inner batch returns the whole batch. Offsets before the start are right only in such a batch. Offsets
+        # after the end are right only if the broker's next offset is also after the end.
+        is_before_start = message.queue_offset < answer.start and message.sys_flag & SysFlag.INNER_BATCH
+        if not is_before_start and (answer.next_offset <= answer.limit or message.queue_offset < answer.limit):
             yield message
-        at = max(at, message.queue_offset + 1)
-    if lost is not None:
-        yield from _placeholder_rows(lost, at, end, dense)
+        next_offset = max(next_offset, message.queue_offset + 1)
+    if lost_message is not None:
+        yield from _placeholder_rows(lost_message, next_offset, end, is_dense)
 
 
-def _placeholder_rows(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
+def _placeholder_rows(message: ReceivedMessage, start: int, end: int, is_dense: bool) -> Iterator[ReceivedMessage]:
     # At least one row, because no offset may seem to be missing if the neighbours are damaged or shifted, too.
-    for offset in range(start, max(end if dense else 0, start + 1)):
+    for offset in range(start, max(end if is_dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 
 
 Row = tuple[MessageQueue, ReceivedMessage]
-# Size of a message of a batch in addition to its body and its properties.
+# The size of a message in a batch, without its body and its properties.
 _ITEM_OVERHEAD_BYTES = 256
 
 
 class ReferenceDecoder:
-    """Decodes fetched answers into batches of ``columns``. The answer numbers of answers are indexes of ``queues``."""
+    """Decodes fetched answers into batches of ``columns``. ``range_number`` of an answer is an index of ``queues``."""
 
     def __init__(
         self,
@@ -279,7 +281,7 @@ class ReferenceDecoder:
         self._topic_filter = topic_filter
         self._tags = set(topic_filter.expression.split(" || ")) if topic_filter and topic_filter.kind == "TAG" else None
         self._bad_messages = bad_messages or BadMessages()
-        self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
+        self._decodes_bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
     def __call__(self, fetched: FetchedAnswers) -> pa.RecordBatch:
         """All messages as one batch."""
@@ -289,14 +291,14 @@ class ReferenceDecoder:
     def batches(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """All messages in batches of about ``portion_bytes``, at least one batch."""
         rows: list[Row] = []
-        size, made = 0, False
+        size, has_yielded = 0, False
         for row in self._rows(fetched):
             rows.append(row)
             size += _size(row[1])
             if portion_bytes and size >= portion_bytes:
                 yield self._batch(rows)
-                rows, size, made = [], 0, True
-        if rows or not made:
+                rows, size, has_yielded = [], 0, True
+        if rows or not has_yielded:
             yield self._batch(rows)
 
     def _rows(self, fetched: FetchedAnswers) -> Iterator[Row]:
@@ -308,7 +310,7 @@ class ReferenceDecoder:
                 self._without_error_of_unselected_body,
                 self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)),
             )
-            for message in messages_in_range(messages, answer, dense=not self._topic_filter):
+            for message in messages_in_range(messages, answer, is_dense=not self._topic_filter):
                 if message.decode_error is not None:
                     self._bad_messages.add(queue, message.queue_offset, message.decode_error)
                     if self._bad_messages.skips:
@@ -318,16 +320,22 @@ class ReferenceDecoder:
 
     def _decoded(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
         """All messages, one by one. A body that is not selected stays compressed, unless it is that of a batch."""
-        packed = settings._replace(max_body_bytes=None)
-        for one in find_messages(data):
-            *_, batch = one
-            for message in decode_one(data, one, settings if self._bodies or batch else packed):
-                plain = self._bodies or message.decode_error is not None or _is_batch(message)
-                yield message if plain else replace(message, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
+        compressed_settings = settings._replace(max_body_bytes=None)
+        for location in find_messages(data):
+            *_, inner_batch = location
+            for message in decode_one(
+                data, location, settings if self._decodes_bodies or inner_batch else compressed_settings
+            ):
+                stays_unchanged = self._decodes_bodies or message.decode_error is not None or _is_batch(message)
+                yield (
+                    message
+                    if stays_unchanged
+                    else replace(message, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
+                )
 
     def _without_error_of_unselected_body(self, message: ReceivedMessage) -> ReceivedMessage:
         """Removes the error of a message whose body is unreadable but not selected."""
-        if message.decode_error is None or self._bodies or _is_unreadable(message) or _is_batch(message):
+        if message.decode_error is None or self._decodes_bodies or _is_unreadable(message) or _is_batch(message):
             return message
         return replace(message, decode_error=None, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
 
@@ -338,20 +346,21 @@ class ReferenceDecoder:
     def _column(self, rows: list[Row], column: Column) -> pa.Array:
         if column.property is not None:
             texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
-            return property_columns.cast(texts, column.arrow)
-        value, known, include = column.from_message, column.of_queue, self._include
-        assert value is not None
-        values = [value(q, m, include) if known or not _is_unreadable(m) else None for q, m in rows]
+            return property_columns.cast(texts, column.arrow_type)
+        value_of_message, is_of_queue, include = column.from_message, column.is_of_queue, self._include
+        assert value_of_message is not None
+        values = [value_of_message(q, m, include) if is_of_queue or not _is_unreadable(m) else None for q, m in rows]
         if is_time(column):
             for (queue, message), time in zip(rows, values, strict=True):
                 if time is None and not _is_unreadable(message):
                     self._bad_messages.add_impossible_times(column.name, queue, message.queue_offset, 1)
-        return pa.array(values, column.arrow)
+        return pa.array(values, column.arrow_type)
 
 
 def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:
-    """Received messages as rows. As in the messages, the topic of a retried message is the topic it was sent to. A message that
-    cannot be decoded has no body."""
+    """Received messages as rows. The topic of a retried message is the topic that it was sent to, as in the message. A message
+    that cannot be decoded has no body.
+    """
     rows = [(m.queue._replace(topic=m.topic or m.queue.topic), m) for m in messages]
     return ReferenceDecoder((), columns, "user")._batch(rows)
 
@@ -366,7 +375,7 @@ def _size(message: ReceivedMessage) -> int:
 
 
 def _is_unreadable(message: ReceivedMessage) -> bool:
-    """Whether more than the body is unreadable: then the message has no topic."""
+    """Whether more than the body of a message is unreadable. Such a message has no topic."""
     return message.decode_error is not None and not message.topic
 
 

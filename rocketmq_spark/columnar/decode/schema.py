@@ -38,7 +38,7 @@ PROPERTIES = pa.map_(pa.string(), pa.string())
 class MessageRows(Protocol):
     """Located messages, implemented by ``rows.ColumnBuilder``."""
 
-    def of_queue(self, field: str) -> pa.Array: ...
+    def queue_text(self, field: str) -> pa.Array: ...
     def queue_id(self, kind: pa.DataType) -> pa.Array: ...
     def number(self, field: str, kind: pa.DataType) -> pa.Array: ...
     def timestamp(self, field: str, kind: pa.DataType) -> pa.Array: ...
@@ -59,19 +59,20 @@ FromMessage = Callable[[MessageQueue, ReceivedMessage, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's name, its type in Spark's DDL and in Arrow; ``property`` is the name of a property column's property.
+    """A column's name, and its types in Spark's DDL and in Arrow. For a column of a property, ``property`` is the name of the
+    property.
 
-    If ``from_rows`` is None, the column is copied portion by portion. If a message cannot be decoded, only its
-    ``of_queue`` columns have values.
+    If ``from_rows`` is None, the column is copied portion by portion. A message that cannot be decoded has values only in
+    columns with ``is_of_queue``.
     """
 
     name: str
     ddl: str
-    arrow: pa.DataType
+    arrow_type: pa.DataType
     property: str | None = None
     from_rows: FromRows | None = field(default=None, compare=False, repr=False)
     from_message: FromMessage | None = field(default=None, compare=False, repr=False)
-    of_queue: bool = field(default=False, compare=False, repr=False)
+    is_of_queue: bool = field(default=False, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles only the column's name, because tasks have the same table."""
@@ -80,7 +81,7 @@ class Column:
 
 def is_time(column: Column) -> bool:
     """Whether a column is a timestamp of the message, and not one of its properties."""
-    return column.property is None and column.arrow == TIMESTAMP
+    return column.property is None and column.arrow_type == TIMESTAMP
 
 
 def _column_by_name(name: str, ddl: str, of_property: str | None) -> Column:
@@ -91,13 +92,15 @@ def _column_by_name(name: str, ddl: str, of_property: str | None) -> Column:
 
 
 def _message_column(
-    name: str, ddl: str, arrow: pa.DataType, from_rows: FromRows | None, from_message: FromMessage
+    name: str, ddl: str, arrow_type: pa.DataType, from_rows: FromRows | None, from_message: FromMessage
 ) -> Column:
-    return Column(name, ddl, arrow, None, from_rows, from_message)
+    return Column(name, ddl, arrow_type, None, from_rows, from_message)
 
 
-def _queue_column(name: str, ddl: str, arrow: pa.DataType, from_rows: FromRows, from_message: FromMessage) -> Column:
-    return Column(name, ddl, arrow, None, from_rows, from_message, True)
+def _queue_column(
+    name: str, ddl: str, arrow_type: pa.DataType, from_rows: FromRows, from_message: FromMessage
+) -> Column:
+    return Column(name, ddl, arrow_type, None, from_rows, from_message, True)
 
 
 def _microseconds(ms: int) -> int | None:
@@ -117,9 +120,9 @@ def _properties(properties: Mapping[str, str], include: str) -> list[tuple[str, 
 # fmt: off
 BASIC: tuple[Column, ...] = (
     _queue_column("topic", "string", pa.string(),
-              lambda rows, kind: rows.of_queue("topic"), lambda queue, m, _: queue.topic),
+              lambda rows, kind: rows.queue_text("topic"), lambda queue, m, _: queue.topic),
     _queue_column("brokerName", "string", pa.string(),
-              lambda rows, kind: rows.of_queue("broker_name"), lambda queue, m, _: queue.broker_name),
+              lambda rows, kind: rows.queue_text("broker_name"), lambda queue, m, _: queue.broker_name),
     _queue_column("queueId", "int", pa.int32(),
               lambda rows, kind: rows.number("queueId", kind),
               lambda queue, m, _: queue.queue_id if m.decode_error and m.queue_id < 0 else m.queue_id),
@@ -163,7 +166,8 @@ FULL: tuple[Column, ...] = (
 DECODE_ERROR = _queue_column("decodeError", "string", pa.string(),
                          lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
 
-# The queue id for ``partition``. With a leading space, the name cannot be that of a user's column.
+# The queue id from which ``partition`` is made. The name has a leading space, so that it differs from all names of users'
+# columns.
 READ_QUEUE_ID = _queue_column(" read queue id", "int", pa.int32(),
                           lambda rows, kind: rows.queue_id(kind), lambda queue, m, _: queue.queue_id)
 # fmt: on
@@ -196,15 +200,15 @@ _PROPERTY_TYPES = {
 
 def columns_of(options: Options) -> tuple[Column, ...]:
     """The columns that the options select, in schema order. Raises ``OptionError``."""
-    basic: tuple[Column, ...] = BASIC
+    basic_columns: tuple[Column, ...] = BASIC
     if options.kafka_columns:
-        basic = (*KAFKA, HEADERS) if options.include_headers else KAFKA
-    known = {column.name.lower() for column in (*BASIC, *FULL, DECODE_ERROR, *basic)}
+        basic_columns = (*KAFKA, HEADERS) if options.include_headers else KAFKA
+    known_names = {column.name.lower() for column in (*BASIC, *FULL, DECODE_ERROR, *basic_columns)}
     of_properties = tuple(Column(name, kind, _PROPERTY_TYPES[kind], name) for name, kind in options.property_columns)
     problems = [
         f"option 'propertyColumns' names {column.name!r}, which is a column already"
         for column in of_properties
-        if column.name.lower() in known
+        if column.name.lower() in known_names
     ]
     if options.kafka_columns and options.metadata == "full":
         problems.append("option 'metadata' is 'full', whose columns 'kafkaColumns' does not have: give one of the two")
@@ -214,40 +218,46 @@ def columns_of(options: Options) -> tuple[Column, ...]:
         problems.append(
             "option 'includeProperties' is 'none', and 'includeHeaders' needs the properties: give one of the two"
         )
-    full = () if options.kafka_columns else FULL
-    errors = (DECODE_ERROR,) if full and options.bad_message == "null" else ()
+    full_columns = () if options.kafka_columns else FULL
+    error_columns = (DECODE_ERROR,) if full_columns and options.bad_message == "null" else ()
     if not options.columns:
-        wanted = (*basic, *full, *of_properties, *errors) if options.metadata == "full" else (*basic, *of_properties)
+        selected = (
+            (*basic_columns, *full_columns, *of_properties, *error_columns)
+            if options.metadata == "full"
+            else (*basic_columns, *of_properties)
+        )
     else:
-        by_name = {column.name.lower(): column for column in (*basic, *full, *of_properties, *errors)}
+        by_name = {
+            column.name.lower(): column for column in (*basic_columns, *full_columns, *of_properties, *error_columns)
+        }
         problems += [
             f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
             f"{kafka_column_hint(name)}"
             for name in options.columns
             if name.lower() not in by_name
         ]
-        chosen = {name.lower() for name in options.columns}
-        wanted = tuple(column for lower, column in by_name.items() if lower in chosen)
+        chosen_names = {name.lower() for name in options.columns}
+        selected = tuple(column for lower, column in by_name.items() if lower in chosen_names)
     if problems:
         raise OptionError.of(problems)
-    return wanted
+    return selected
 
 
 def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
     """The columns that a schema given to ``.schema(…)`` selects, in its order. Raises ``OptionError``."""
     by_name = {column.name.lower(): column for column in columns}
     problems, selected = [], []
-    for wanted in schema.fields:
-        column = by_name.get(wanted.name.lower())
-        kind = wanted.dataType.simpleString()
+    for schema_field in schema.fields:
+        column = by_name.get(schema_field.name.lower())
+        spark_type = schema_field.dataType.simpleString()
         if column is None:
             problems.append(
-                f"the schema names {wanted.name!r}; the columns are {ddl(columns)}{kafka_column_hint(wanted.name)}"
+                f"the schema names {schema_field.name!r}; the columns are {ddl(columns)}{kafka_column_hint(schema_field.name)}"
             )
-        elif kind != column.ddl:
-            problems.append(f"the schema has {wanted.name!r} as {kind}; it is {column.ddl}")
+        elif spark_type != column.ddl:
+            problems.append(f"the schema has {schema_field.name!r} as {spark_type}; it is {column.ddl}")
         else:
-            selected.append(replace(column, name=wanted.name))
+            selected.append(replace(column, name=schema_field.name))
     if problems:
         raise OptionError.of(problems)
     return tuple(selected)
@@ -263,7 +273,7 @@ def ddl(columns: tuple[Column, ...] = BASIC) -> str:
 @functools.lru_cache(maxsize=32)
 def arrow_schema(columns: tuple[Column, ...] = BASIC) -> pa.Schema:
     """The schema of every record batch of these columns; all fields are nullable, as Spark expects."""
-    return pa.schema([pa.field(column.name, column.arrow) for column in columns])
+    return pa.schema([pa.field(column.name, column.arrow_type) for column in columns])
 
 
 _MAX_LOGGED = 10
@@ -283,9 +293,10 @@ def undecodable_error(queue: MessageQueue, offset: int, why: str, which: str = "
 
 
 class BadMessages:
-    """Handles a task's bad messages as ``badMessage`` says, and counts them. Logs the first ones, and finally the number.
+    """Handles a task's bad messages as option ``badMessage`` says, and counts them. Logs the first bad messages, and finally the
+    number of all.
 
-    Also counts times outside the years 1 to 9999: they are null, whatever ``badMessage`` says.
+    Also counts times outside the years 1 to 9999. Such times are null, whatever ``badMessage`` says.
     """
 
     def __init__(self, policy: str = "fail") -> None:
@@ -307,15 +318,15 @@ class BadMessages:
             raise undecodable_error(queue, offset, why)
         self.count += 1
         if self.count <= _MAX_LOGGED:
-            done = "left out" if self.skips else "a row without its body"
-            logger.warning("%s: the message at offset %d cannot be decoded, %s: %s", queue, offset, done, why)
+            row_text = "left out" if self.skips else "a row without its body"
+            logger.warning("%s: the message at offset %d cannot be decoded, %s: %s", queue, offset, row_text, why)
 
     def add_impossible_times(self, column: str, queue: MessageQueue, offset: int, count: int) -> None:
         """Counts messages whose time in ``column`` is null. The first of these messages is at ``offset``."""
-        first_queue, first_offset, before = self._impossible_times.get(column, (queue, offset, 0))
-        self._impossible_times[column] = first_queue, first_offset, before + count
+        first_queue, first_offset, previous_count = self._impossible_times.get(column, (queue, offset, 0))
+        self._impossible_times[column] = first_queue, first_offset, previous_count + count
 
-    def summary(self) -> None:
+    def log_summary(self) -> None:
         """Logs the numbers of bad messages and of impossible times; call it at the end of a task."""
         if self.count > _MAX_LOGGED:
             logger.warning("%d messages in all cannot be decoded; badMessage=%s", self.count, self.policy)

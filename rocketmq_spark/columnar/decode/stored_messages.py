@@ -86,11 +86,12 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessages:
-    """Fetched messages. Positions are byte indexes into the buffer; ``answers`` has a row per answer
-    and a column per field of ``FetchedAnswer``, ``counts`` the number of messages of each answer.
+    """Fetched messages. Positions are byte indexes into the buffer. ``answers`` has a row per answer and a column per field of
+    ``FetchedAnswer``; ``counts`` has the number of messages of each answer.
 
     ``head`` has the fixed fields as stored, one record per message. With inner batches, several messages share a record:
-    ``record`` has the record's number of each message, and ``item_fields`` the fields that differ within a batch."""
+    ``record`` has the number of each message's record, and ``item_fields`` has the fields that differ within a batch.
+    """
 
     buffer: Bytes
     answers: Ints
@@ -136,11 +137,11 @@ class StoredMessages:
         if name in self.item_fields:
             return self.item_fields[name]
         if name in _FIELDS_AFTER_BORN_HOST and self.combined_flags & _IPV6_FLAGS:
-            late = _shifted_fields(self.buffer, self.starts, self.sys_flags, self.combined_flags, self.head)
-            moved: npt.NDArray[Any] = late[name]
-            return moved
-        part: npt.NDArray[Any] = self.head[name]
-        return part if self.record is None else part.copy()[self.record]
+            shifted_fields = _shifted_fields(self.buffer, self.starts, self.sys_flags, self.combined_flags, self.head)
+            shifted_values: npt.NDArray[Any] = shifted_fields[name]
+            return shifted_values
+        values: npt.NDArray[Any] = self.head[name]
+        return values if self.record is None else values.copy()[self.record]
 
 
 def answer_field(answers: Ints, name: str) -> Ints:
@@ -155,21 +156,21 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
     head = _records(buffer, starts)
     sys_flags = head["sysFlag"].astype(np.int32)
     combined_flags = int(np.bitwise_or.reduce(sys_flags)) if len(starts) else 0
-    late = _shifted_fields(buffer, starts, sys_flags, combined_flags, head)
+    shifted_fields = _shifted_fields(buffer, starts, sys_flags, combined_flags, head)
     body_start = starts + 88
     if combined_flags & _IPV6_FLAGS:
         body_start += _host_shift(sys_flags)
-    body_end = body_start + late["bodyLength"]
-    stops = starts + head["size"]
+    body_end = body_start + shifted_fields["bodyLength"]
+    message_ends = starts + head["size"]
     _check_limits(starts, body_start, body_end, "the body has a negative length")
-    _check_limits(starts, body_end, stops - 3, "the body leaves the message")
+    _check_limits(starts, body_end, message_ends - 3, "the body leaves the message")
     topic_end = _topic_end(buffer, starts, head["magic"], body_end)
-    _check_limits(starts, topic_end, stops - 2, "the topic leaves the message")
+    _check_limits(starts, topic_end, message_ends - 2, "the topic leaves the message")
     properties_start = topic_end + 2
     properties_end = properties_start + read_numbers(buffer, topic_end, ">u2")
-    wrong = np.flatnonzero(properties_end != stops)
-    if len(wrong):
-        raise Malformed(int(starts[wrong[0]]), "the properties do not end where the message does")
+    wrong_rows = np.flatnonzero(properties_end != message_ends)
+    if len(wrong_rows):
+        raise Malformed(int(starts[wrong_rows[0]]), "the properties do not end where the message does")
     answer_of_row = np.repeat(np.arange(len(answers)), counts)
     return StoredMessages(
         buffer,
@@ -189,21 +190,23 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
     )
 
 
-def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
+def holes(messages: StoredMessages, is_dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
     """The offsets that answers skipped, in queues in which every offset has a message. Holes are found by the number of messages,
-    because the offsets inside them may be wrong. Without holes it costs one comparison. ``dense`` answers have no holes."""
-    going = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
-    odd = messages.counts != going if dense is None else ~dense
-    return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of_answer(messages, i)]
+    because the offsets inside them may be wrong. Without holes, this is one comparison. Answers for which ``is_dense`` is true
+    have no holes.
+    """
+    expected_counts = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
+    has_holes = messages.counts != expected_counts if is_dense is None else ~is_dense
+    return [hole for i in np.flatnonzero(has_holes).tolist() for hole in _holes_of_answer(messages, i)]
 
 
 def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
     _, start, limit, next_offset, _, _ = messages.answers[i].tolist()
-    end, mine = min(limit, next_offset), messages.answer_of_row == i
-    offsets = messages.fixed_field("queueOffset")[mine].tolist()
-    if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
-        texts = property_texts(messages, np.flatnonzero(mine))
-        entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
+    end, is_of_answer = min(limit, next_offset), messages.answer_of_row == i
+    offsets = messages.fixed_field("queueOffset")[is_of_answer].tolist()
+    if offsets and (messages.sys_flags[is_of_answer] & codes.SysFlag.INNER_BATCH).any():
+        texts = property_texts(messages, np.flatnonzero(is_of_answer))
+        entries = zip(offsets, messages.sys_flags[is_of_answer].tolist(), texts, strict=True)
         ranges = fetched.index_ranges(entries, start, next_offset)
         # Batches without ``INNER_BASE``: brokers remove messages only from the front, and an offset after the end is
         # damaged.
@@ -212,12 +215,12 @@ def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
         return []
     else:
         ranges = [(offset, offset + 1) for offset in sorted(offsets)]
-    made, at = [], start
-    for first, behind in [*ranges, (end, end)]:
-        if first > at:
-            made.append(Hole(i, at, min(first, end)))
-        at = max(at, behind)
-    return [hole for hole in made if hole.start < hole.end]
+    found_holes, next_expected = [], start
+    for first, range_end in [*ranges, (end, end)]:
+        if first > next_expected:
+            found_holes.append(Hole(i, next_expected, min(first, end)))
+        next_expected = max(next_expected, range_end)
+    return [hole for hole in found_holes if hole.start < hole.end]
 
 
 def property_texts(messages: StoredMessages, rows: npt.NDArray[np.intp]) -> list[bytes]:
@@ -232,51 +235,53 @@ _IPV6_FLAGS = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
 
 def _host_shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
     """The number of bytes by which IPv6 hosts shift the body, for each row."""
-    born = (sys_flags & codes.SysFlag.BORNHOST_V6) > 0
-    stored = (sys_flags & codes.SysFlag.STOREHOST_V6) > 0
-    return _IPV6_EXTRA_BYTES * (born.astype(np.int64) + stored)
+    is_born_host_v6 = (sys_flags & codes.SysFlag.BORNHOST_V6) > 0
+    is_store_host_v6 = (sys_flags & codes.SysFlag.STOREHOST_V6) > 0
+    return _IPV6_EXTRA_BYTES * (is_born_host_v6.astype(np.int64) + is_store_host_v6)
 
 
 def _shifted_fields(
     buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], combined_flags: int, head: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """The fields after a host. If IPv6 addresses shift them, the record is read again at the shifted position."""
+    """The fixed fields, of which those after a host are right: if IPv6 addresses shift them, they are read at the shifted
+    position.
+    """
     if not combined_flags & _IPV6_FLAGS:
         return head
     limit = len(buffer) - _FIXED_FIELDS.itemsize
     born_host_shift = _IPV6_EXTRA_BYTES * ((sys_flags & codes.SysFlag.BORNHOST_V6) > 0).astype(np.int64)
-    late = _records(buffer, np.minimum(starts + born_host_shift, limit))
-    behind_store = _records(buffer, np.minimum(starts + _host_shift(sys_flags), limit))
+    shifted_fields = _records(buffer, np.minimum(starts + born_host_shift, limit))
+    fields_after_store_host = _records(buffer, np.minimum(starts + _host_shift(sys_flags), limit))
     for name in ("reconsumeTimes", "preparedOffset", "bodyLength"):
-        late[name] = behind_store[name]
-    return late
+        shifted_fields[name] = fields_after_store_host[name]
+    return shifted_fields
 
 
 def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
     """A copy of the fixed fields at every start, as plain bytes, because numpy would swap each field of each record."""
     if not len(starts):  # the buffer may be too short for a single record
         return np.empty(0, _FIXED_FIELDS)
-    anywhere = np.ndarray(
+    record_at_position = np.ndarray(
         (len(buffer) - _FIXED_FIELDS.itemsize + 1,), f"V{_FIXED_FIELDS.itemsize}", buffer, strides=(1,)
     )
-    records: npt.NDArray[Any] = anywhere[starts].view(_FIXED_FIELDS)
+    records: npt.NDArray[Any] = record_at_position[starts].view(_FIXED_FIELDS)
     return records
 
 
 def _topic_end(buffer: Bytes, starts: Ints, magic: npt.NDArray[Any], body_end: Ints) -> Ints:
     if (magic == codes.MESSAGE_MAGIC_V1).all():
         return body_end + 1 + buffer[body_end]
-    second = magic == codes.MESSAGE_MAGIC_V2
-    unknown = np.flatnonzero(~second & (magic != codes.MESSAGE_MAGIC_V1))
-    if len(unknown):
-        raise Malformed(int(starts[unknown[0]]), "unknown magic number")
-    return np.where(second, body_end + 2 + read_numbers(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
+    is_version_2 = magic == codes.MESSAGE_MAGIC_V2
+    unknown_rows = np.flatnonzero(~is_version_2 & (magic != codes.MESSAGE_MAGIC_V1))
+    if len(unknown_rows):
+        raise Malformed(int(starts[unknown_rows[0]]), "unknown magic number")
+    return np.where(is_version_2, body_end + 2 + read_numbers(buffer, body_end, ">u2"), body_end + 1 + buffer[body_end])
 
 
 def _check_limits(starts: Ints, positions: Ints, limits: Ints, why: str) -> None:
-    outside = np.flatnonzero(positions > limits)
-    if len(outside):
-        raise Malformed(int(starts[outside[0]]), why)
+    rows_outside = np.flatnonzero(positions > limits)
+    if len(rows_outside):
+        raise Malformed(int(starts[rows_outside[0]]), why)
 
 
 def read_numbers(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
@@ -299,7 +304,8 @@ def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArr
 
 
 def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-    """The answers, with long ones cut where a message seems to begin, and the number of each answer's first part.
+    """The parts of answers (their begins and ends), and the number of each answer's first part. Long answers are cut into parts
+    where a message seems to begin.
 
     A cut is right if the messages before it end exactly at the cut.
     """
@@ -327,42 +333,46 @@ def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDAr
     starts: list[int] = []
     counts = []
     append = starts.append
-    for at, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        before = len(starts)
-        while at < end:
-            append(at)
-            (size,) = unpack(view, at)
+    for position, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        count_before = len(starts)
+        while position < end:
+            append(position)
+            (size,) = unpack(view, position)
             if size < MIN_MESSAGE_BYTES:
-                raise Malformed(at, f"a message of {size} bytes")
-            at += size
-        if at != end:
+                raise Malformed(position, f"a message of {size} bytes")
+            position += size
+        if position != end:
             raise Malformed(starts[-1], "the last message of the answer is cut off")
-        counts.append(len(starts) - before)
+        counts.append(len(starts) - count_before)
     return np.array(starts, np.int64), np.array(counts, np.intp)
 
 
 def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Finds messages by their sizes. Answers are independent, so each has a cursor, and all cursors advance together."""
-    sizes_at = np.ndarray((len(buffer) - 3,), ">i4", buffer, strides=(1,))
+    size_at_position = np.ndarray((len(buffer) - 3,), ">i4", buffer, strides=(1,))
     steps: list[Ints] = []
-    active = np.flatnonzero(begins < ends)
-    cursors, stops = begins[active], ends[active]
+    active_answers = np.flatnonzero(begins < ends)
+    cursors, stops = begins[active_answers], ends[active_answers]
     rows_of: list[npt.NDArray[np.intp]] = []
-    while len(active):
+    while len(active_answers):
         steps.append(cursors)
-        rows_of.append(active)
-        sizes = sizes_at[cursors]
+        rows_of.append(active_answers)
+        sizes = size_at_position[cursors]
         if sizes.min() < MIN_MESSAGE_BYTES:
             raise Malformed(int(cursors[sizes.argmin()]), f"a message of {sizes.min()} bytes")
-        following = cursors + sizes
-        going_on = following < stops
-        if going_on.all():
-            cursors = following
+        next_cursors = cursors + sizes
+        is_unfinished = next_cursors < stops
+        if is_unfinished.all():
+            cursors = next_cursors
             continue
-        past = following > stops
-        if past.any():
-            raise Malformed(int(cursors[past.argmax()]), "the last message of the answer is cut off")
-        cursors, active, stops = following[going_on], active[going_on], stops[going_on]
+        is_past_stop = next_cursors > stops
+        if is_past_stop.any():
+            raise Malformed(int(cursors[is_past_stop.argmax()]), "the last message of the answer is cut off")
+        cursors, active_answers, stops = (
+            next_cursors[is_unfinished],
+            active_answers[is_unfinished],
+            stops[is_unfinished],
+        )
     if not steps:
         return np.empty(0, np.int64), np.zeros(len(begins), np.intp)
     rows = np.concatenate(rows_of)

@@ -25,10 +25,10 @@ def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.N
     """Which rows of a batch have no key; ``columns`` as for the encoder. Brokers treat a key of whitespace as no key."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
-    filled = arrow.non_empty_mask(
+    has_key = arrow.non_empty_mask(
         arrow.as_bytes(pc.utf8_trim_whitespace(_as_java_reads(keys_of(batch.column(columns["keys"])))))
     )
-    return np.zeros(len(batch), bool) if filled is None else ~filled
+    return np.zeros(len(batch), bool) if has_key is None else ~has_key
 
 
 def _as_java_reads(texts: pa.Array) -> pa.Array:
@@ -38,8 +38,8 @@ def _as_java_reads(texts: pa.Array) -> pa.Array:
     )
 
 
-# A batch with more different keys gets no keys: each key costs a broker as much as the key of a single message, and finds only
-# the whole batch.
+# A batch with more different keys is stored without keys: each key costs a broker as much as the key of a single message, but a
+# search for it finds only the whole batch.
 MAX_BATCH_KEYS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()
 
@@ -64,64 +64,64 @@ class BatchTagKeys:
         """The rows of each tag, in their order. Rows without a tag are one group."""
         if self._codes is None:
             return [rows]
-        mine = self._codes[rows]
-        narrow = mine.astype(np.int16) if len(self._names) < 1 << 15 else mine  # sorted by digits, which is quick
-        order = np.argsort(narrow, kind="stable")
-        ends = np.flatnonzero(np.diff(mine[order])) + 1
+        row_codes = self._codes[rows]
+        narrow_codes = (
+            row_codes.astype(np.int16) if len(self._names) < 1 << 15 else row_codes
+        )  # sorted by digits, which is quick
+        order = np.argsort(narrow_codes, kind="stable")
+        ends = np.flatnonzero(np.diff(row_codes[order])) + 1
         return np.split(rows[order], ends)
 
     def properties(self, rows: Rows) -> dict[str, str] | None:
-        """The properties of a batch of these rows; None if the tag is too long: then the batch must not be stored as
-        one message.
-        """
+        """The properties of a batch of these rows. None if the tag is too long: such rows must not be stored as a batch."""
         tag = self._tag(rows)
-        room = self._max_bytes - len(tag.encode())
-        if room < 0:
+        max_key_bytes = self._max_bytes - len(tag.encode())
+        if max_key_bytes < 0:
             return None
-        said = {codes.Property.TAGS: tag} if tag else {}
-        words = self._keys.words(rows, room) if self._keys is not None else ""
-        return {**said, codes.Property.KEYS: words} if words else said
+        tag_property = {codes.Property.TAGS: tag} if tag else {}
+        words = self._keys.words(rows, max_key_bytes) if self._keys is not None else ""
+        return {**tag_property, codes.Property.KEYS: words} if words else tag_property
 
     def _encode(self, tags: Any) -> None:
-        made = pc.dictionary_encode(tags)
-        names = _as_java_reads(made.dictionary).to_pylist()
-        self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
+        encoded_tags = pc.dictionary_encode(tags)
+        names = _as_java_reads(encoded_tags.dictionary).to_pylist()
+        self._codes = pc.fill_null(encoded_tags.indices, -1).to_numpy().astype(np.int32)
         if "" in names:  # an empty text counts as no value
-            empty = names.index("")
-            self._codes[self._codes == empty] = -1
-            self._codes[self._codes > empty] -= 1
-            del names[empty]
+            empty_code = names.index("")
+            self._codes[self._codes == empty_code] = -1
+            self._codes[self._codes > empty_code] -= 1
+            del names[empty_code]
         self._names = names
 
     def _tag(self, rows: Rows) -> str:
         if self._codes is None or not len(rows):
             return ""
-        mine = self._codes[rows]
-        return self._names[mine[0]] if mine[0] >= 0 and bool((mine == mine[0]).all()) else ""
+        row_codes = self._codes[rows]
+        return self._names[row_codes[0]] if row_codes[0] >= 0 and bool((row_codes == row_codes[0]).all()) else ""
 
 
 class _Keys:
     """The different keys of an Arrow batch."""
 
     def __init__(self, keys: pa.Array) -> None:
-        made = pc.dictionary_encode(keys)
-        self._distinct = made.dictionary
-        empty = arrow.lengths(made.dictionary) == 0
-        self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
-        self._codes[np.append(empty, False)[self._codes]] = -1  # an empty text counts as no value
-        self._are_single_words = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
+        encoded_keys = pc.dictionary_encode(keys)
+        self._distinct = encoded_keys.dictionary
+        is_empty = arrow.lengths(encoded_keys.dictionary) == 0
+        self._codes = pc.fill_null(encoded_keys.indices, -1).to_numpy().astype(np.int32)
+        self._codes[np.append(is_empty, False)[self._codes]] = -1  # an empty text counts as no value
+        self._are_single_words = not len(arrow.rows_with(encoded_keys.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:
         """The different words of the rows' keys, in the order of the Arrow batch; empty if there are too many."""
-        mine = self._codes[rows]
-        there = np.zeros(len(self._distinct), np.bool_)
-        there[mine[mine >= 0]] = True
-        found = np.flatnonzero(there)
-        if not len(found) or (self._are_single_words and len(found) > MAX_BATCH_KEYS):
+        row_codes = self._codes[rows]
+        is_used = np.zeros(len(self._distinct), np.bool_)
+        is_used[row_codes[row_codes >= 0]] = True
+        used_codes = np.flatnonzero(is_used)
+        if not len(used_codes) or (self._are_single_words and len(used_codes) > MAX_BATCH_KEYS):
             return ""
-        keys = self._distinct.take(pa.array(found))
-        joined = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
-        text: str = joined.decode("utf-8", "replace")
+        keys = self._distinct.take(pa.array(used_codes))
+        joined_keys = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
+        text: str = joined_keys.decode("utf-8", "replace")
         if not self._are_single_words:  # a word may stand in several keys
             words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
             text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_BATCH_KEYS else ""

@@ -1,7 +1,7 @@
 """Encoded bytes of rows, joined from columns and constants. Pure.
 
-``Pieces`` and ``joined`` join parts row by row. A join costs a few nanoseconds per piece and row whatever its size, so
-pieces of equal width are made by numpy, and adjacent constants are merged.
+``Pieces`` and ``joined`` join pieces row by row. A join costs a few nanoseconds per piece and row, whatever the size of the
+pieces. So numpy makes the pieces of equal width, and adjacent constants are merged.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, data_and_offsets, l
 
 
 def copied(data: memoryview) -> memoryview:
-    """A copy of the bytes in Arrow's memory, which reuses its pages, while a large ``bytes`` gets new pages each time."""
-    own = pa.allocate_buffer(len(data))
-    np.frombuffer(own, np.uint8)[:] = np.frombuffer(data, np.uint8)
-    return memoryview(own)
+    """A copy of the bytes in memory of Arrow. Arrow reuses its pages, but each large ``bytes`` would get new pages."""
+    buffer = pa.allocate_buffer(len(data))
+    np.frombuffer(buffer, np.uint8)[:] = np.frombuffer(data, np.uint8)
+    return memoryview(buffer)
 
 
 def fixed_width(rows: npt.NDArray[np.uint8]) -> pa.Array:
@@ -47,9 +47,9 @@ class Pieces:
         self.lengths += lengths(values)
         self._pieces.append(values)
 
-    def extend(self, other: Pieces) -> None:
+    def extend(self, pieces: Pieces) -> None:
         """Add all pieces of another ``Pieces`` with the same number of rows."""
-        for piece in other._pieces:
+        for piece in pieces._pieces:
             if isinstance(piece, bytes):
                 self.add_constant(piece)
             else:
@@ -61,8 +61,8 @@ class Pieces:
 
     def split(self) -> tuple[bytes, list[pa.Array | bytes]]:
         """The constant that every row starts with, and the pieces after it."""
-        first = self._pieces[0] if self._pieces else None
-        return (first, self._pieces[1:]) if isinstance(first, bytes) else (b"", self._pieces[:])
+        first_piece = self._pieces[0] if self._pieces else None
+        return (first_piece, self._pieces[1:]) if isinstance(first_piece, bytes) else (b"", self._pieces[:])
 
 
 def joined(*parts: pa.Array | bytes) -> pa.Array:
@@ -73,9 +73,9 @@ def joined(*parts: pa.Array | bytes) -> pa.Array:
 
 
 def regrouped(parts: pa.Array, bounds: npt.NDArray[np.integer]) -> pa.Array:
-    """Merges the parts between two consecutive ``bounds`` into one value. Their bytes are adjacent, so only the offsets are
-    new.
+    """Merges the parts between two consecutive ``bounds`` into one value. The bytes of these parts are adjacent, so only the
+    offsets are new.
     """
     data, ends = data_and_offsets(parts)
-    whole = np.ascontiguousarray(ends[bounds] if len(parts) else np.zeros(len(bounds)), np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(whole), pa.py_buffer(data)])
+    value_offsets = np.ascontiguousarray(ends[bounds] if len(parts) else np.zeros(len(bounds)), np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(value_offsets), pa.py_buffer(data)])

@@ -71,7 +71,7 @@ _ACCEPTED_KINDS: dict[str, tuple[str, ...]] = {
 
 
 class RowColumn(NamedTuple):
-    """A column with its name and type as the user sees them; a ``kind`` that is not in ``KINDS`` is never permitted."""
+    """The name and type of a column. ``shown`` is the type for errors. A ``kind`` that is not in ``KINDS`` is never permitted."""
 
     name: str
     kind: str
@@ -87,19 +87,18 @@ class RowColumn(NamedTuple):
 def check_columns(
     columns: Sequence[RowColumn], topic: str | None, selector: object = None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """The columns by role, including that of the row id, and the problems with them.
-
-    ``selector`` is None if the user set none.
+    """The columns by role, including the column of the row id, and the problems with the columns. ``selector`` is None if the
+    user set no selector.
     """
     by_role, problems = _columns_by_role(columns, row_id)
     if row_id is not None:
         problems += _row_id_problems(columns, row_id, by_role)
-    named = {column.name.lower() for column in columns}
-    if not named & {"body", "value"}:
+    column_names = {column.name.lower() for column in columns}
+    if not column_names & {"body", "value"}:
         problems.append("column 'body' (or 'value') is missing; it becomes the message's body")
-    if "topic" not in named and topic is None:
+    if "topic" not in column_names and topic is None:
         problems.append("there is neither option 'topic' nor a column 'topic'")
-    return by_role, problems + _selector_problems(by_role, named, selector)
+    return by_role, problems + _selector_problems(by_role, column_names, selector)
 
 
 def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> list[str]:
@@ -115,11 +114,15 @@ def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> l
 
 
 def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[dict[str, str], list[str]]:
-    taken = _NAMES.keys() if row_id is None else {*_NAMES, row_id.lower()}
-    unknown = [column.name for column in columns if column.name.lower() not in taken]
+    known_names = _NAMES.keys() if row_id is None else {*_NAMES, row_id.lower()}
+    unknown_names = [column.name for column in columns if column.name.lower() not in known_names]
     problems = (
-        [_unknown_columns_problem(unknown, [column.name for column in columns if column.name.lower() in taken])]
-        if unknown
+        [
+            _unknown_columns_problem(
+                unknown_names, [column.name for column in columns if column.name.lower() in known_names]
+            )
+        ]
+        if unknown_names
         else []
     )
     by_role: dict[str, str] = {}
@@ -136,24 +139,24 @@ def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[
     return by_role, problems
 
 
-def _unknown_columns_problem(names: Sequence[str], others: Sequence[str]) -> str:
-    which = f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
-    hints = "".join(kafka_column_hint(name, sink=True) for name in names)
-    if {"body", "value"} & {name.lower() for name in others}:
-        remedy = f"select only columns of the sink: select({[*others]})"
+def _unknown_columns_problem(names: Sequence[str], known_names: Sequence[str]) -> str:
+    subject = f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
+    hints = "".join(kafka_column_hint(name, for_sink=True) for name in names)
+    if {"body", "value"} & {name.lower() for name in known_names}:
+        remedy = f"select only columns of the sink: select({[*known_names]})"
     else:
         remedy = "name the column of the body, and omit the others: selectExpr('… AS body')"
-    return f"{which} unknown; the sink takes {', '.join(COLUMNS)}{hints}; {remedy}"
+    return f"{subject} unknown; the sink takes {', '.join(COLUMNS)}{hints}; {remedy}"
 
 
 def _row_id_problems(columns: Sequence[RowColumn], row_id: str, by_role: dict[str, str]) -> list[str]:
-    found = [column for column in columns if column.name.lower() == row_id.lower()]
-    if len(found) != 1:
-        many = "several columns of the DataFrame have" if found else "no column of the DataFrame has"
-        return [f"option 'messageId' is {row_id!r}, but {many} that name"]
-    if not found[0].fits(MESSAGE_ID):
-        return [found[0].type_problem("string or bigint, since option 'messageId' names it")]
-    by_role[MESSAGE_ID] = found[0].name
+    id_columns = [column for column in columns if column.name.lower() == row_id.lower()]
+    if len(id_columns) != 1:
+        columns_text = "several columns of the DataFrame have" if id_columns else "no column of the DataFrame has"
+        return [f"option 'messageId' is {row_id!r}, but {columns_text} that name"]
+    if not id_columns[0].fits(MESSAGE_ID):
+        return [id_columns[0].type_problem("string or bigint, since option 'messageId' names it")]
+    by_role[MESSAGE_ID] = id_columns[0].name
     return []
 
 
@@ -198,8 +201,8 @@ _KINDS_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], .
 )
 
 
-# Kinds of columns whose Arrow type may be ``null``: the body, so that errors name the rows; and columns in which null means any
-# queue.
+# The kinds of columns whose Arrow type may be ``null``: a column of bodies, so that errors name its rows, and columns in which
+# null means any queue.
 _KINDS_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
 
 
@@ -262,11 +265,11 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
     if column.type == target:
         return column
     # Nanoseconds are truncated to microseconds.
-    safe = not (pa.types.is_timestamp(kind) and kind.unit == "ns")
+    is_exact = not (pa.types.is_timestamp(kind) and kind.unit == "ns")
     try:
         if pa.types.is_dictionary(column.type):
-            return column.dictionary.cast(target, safe=safe).take(column.indices)
-        return column.cast(target, safe=safe)
+            return column.dictionary.cast(target, safe=is_exact).take(column.indices)
+        return column.cast(target, safe=is_exact)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
         raise MessageRefused(f"column {name!r} is {column.type}, which cannot be read as {target}: {e}") from e
 
@@ -285,12 +288,12 @@ ShardingKeyOf = Callable[[Message], object]
 def message_batch(
     messages: Sequence[Message], bad_rows: BadRows, queue: MessageQueue | None = None, key: ShardingKeyOf | None = None
 ) -> pa.RecordBatch:
-    """The columns of ``messages`` by role; only columns that some message needs. Raises for values that fit in no column.
+    """The columns of ``messages`` by role, without columns that no message needs. Raises an error if a value fits in no column.
 
     ``queue`` is the queue of all messages. ``key`` returns the sharding key of a message, or None for any queue.
     """
     try:
-        found = _columns(messages, bad_rows, key)
+        arrays = _columns(messages, bad_rows, key)
     except Exception:
         for number, message in enumerate(messages):
             problem = message_problem(message)
@@ -301,49 +304,49 @@ def message_batch(
         bad_rows.raise_if_any()
         raise
     if queue is not None:
-        found["queueid"] = arrow.integers(np.full(len(messages), queue.queue_id, np.int64), pa.int64())
-        found["brokername"] = arrow.repeated(queue.broker_name, len(messages))
-    return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+        arrays["queueid"] = arrow.integers(np.full(len(messages), queue.queue_id, np.int64), pa.int64())
+        arrays["brokername"] = arrow.repeated(queue.broker_name, len(messages))
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
 def _columns(messages: Sequence[Message], bad_rows: BadRows, key: ShardingKeyOf | None) -> dict[str, pa.Array]:
-    found = {"body": _bodies([each.body for each in messages]), "topic": _topics([each.topic for each in messages])}
+    arrays = {"body": _bodies([each.body for each in messages]), "topic": _topics([each.topic for each in messages])}
     if any(tags := [each.tags for each in messages]):
-        found["tags"] = _texts(["" if tag is None else tag for tag in tags])
+        arrays["tags"] = _texts(["" if tag is None else tag for tag in tags])
     if any(keys := [each.keys for each in messages]):
-        found["keys"] = _keys(keys, bad_rows)
-    if any(own := [each.properties for each in messages]):
-        found["properties"] = _maps(own)
+        arrays["keys"] = _keys(keys, bad_rows)
+    if any(property_maps := [each.properties for each in messages]):
+        arrays["properties"] = _maps(property_maps)
     if any(flags := [each.flag for each in messages]):
-        found["flag"] = _numbers(flags)
+        arrays["flag"] = _numbers(flags)
     priorities = [each.priority for each in messages]
-    if (without := priorities.count(None)) < len(messages):
-        found["priority"] = _numbers([each or 0 for each in priorities])
-        if without:
+    if (count_without_priority := priorities.count(None)) < len(messages):
+        arrays["priority"] = _numbers([each or 0 for each in priorities])
+        if count_without_priority:
             bad_rows.add(_none_mask(priorities), "it has no priority, and others have one: send it with another call")
-    if not {*map(type, waits := [each.wait_store_ok for each in messages])} <= {bool}:
+    if not {*map(type, waits_for_store := [each.wait_store_ok for each in messages])} <= {bool}:
         raise TypeError("wait_store_ok must be True or False")
-    if not all(waits):
-        bad_rows.add(~np.array(waits, np.bool_), "its wait_store_ok is False: send it with send")
+    if not all(waits_for_store):
+        bad_rows.add(~np.array(waits_for_store, np.bool_), "its wait_store_ok is False: send it with send")
     if key is not None:
         groups = [key(message) for message in messages]
         texts = _texts(["" if group is None else str(group) for group in groups])
-        found["shardingkey"] = pc.if_else(pa.array(_none_mask(groups)), None, texts) if None in groups else texts
+        arrays["shardingkey"] = pc.if_else(pa.array(_none_mask(groups)), None, texts) if None in groups else texts
         if not {*map(type, groups)} <= {str, type(None)}:
-            found[KEY_HASH] = _hashes(groups, bad_rows)
-    return found
+            arrays[KEY_HASH] = _hashes(groups, bad_rows)
+    return arrays
 
 
 def _hashes(groups: Sequence[object], bad_rows: BadRows) -> pa.Array:
-    found = np.zeros(len(groups), np.int64)
+    hashes = np.zeros(len(groups), np.int64)
     for row, group in enumerate(groups):
         if group is None:
             continue
         try:
-            found[row] = java_hash(group)
+            hashes[row] = java_hash(group)
         except OptionError as e:
             bad_rows.add_rows(np.array([row]), f"its key: {e.message}")
-    return arrow.integers(found, pa.int64())
+    return arrow.integers(hashes, pa.int64())
 
 
 def _none_mask(values: Sequence[object]) -> Any:
@@ -360,8 +363,8 @@ def _bodies(bodies: list[Any]) -> pa.Array:
 
 
 def _topics(topics: list[str]) -> pa.Array:
-    same = topics.count(topics[0]) == len(topics) and isinstance(topics[0], str)
-    return arrow.repeated(topics[0], len(topics)) if same else _texts(topics)
+    all_same = topics.count(topics[0]) == len(topics) and isinstance(topics[0], str)
+    return arrow.repeated(topics[0], len(topics)) if all_same else _texts(topics)
 
 
 def _texts(texts: Sequence[str]) -> pa.Array:
@@ -392,13 +395,13 @@ def _keys(keys: Sequence[Sequence[str]], bad_rows: BadRows) -> pa.Array:
     if _SEPARATOR in "".join(texts):
         for row, (text, each) in enumerate(zip(texts, keys, strict=True)):
             if each and text.count(_SEPARATOR) >= len(each):
-                split = next(key for key in each if _SEPARATOR in key)
-                bad_rows.add_rows(np.array([row]), f"key {split!r} has a blank, and RocketMQ splits keys at blanks")
+                bad_key = next(key for key in each if _SEPARATOR in key)
+                bad_rows.add_rows(np.array([row]), f"key {bad_key!r} has a blank, and RocketMQ splits keys at blanks")
     return _texts(texts)
 
 
-def _maps(own: Sequence[Any]) -> pa.Array:
-    maps = [each or _NO_PROPERTIES for each in own]
+def _maps(property_maps: Sequence[Any]) -> pa.Array:
+    maps = [each or _NO_PROPERTIES for each in property_maps]
     values = [value for each in maps for value in each.values()]
     if None in values:  # omitted, as in Java
         maps = [{name: value for name, value in each.items() if value is not None} for each in maps]

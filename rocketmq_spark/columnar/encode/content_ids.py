@@ -1,7 +1,7 @@
 """Message ids computed from content: a row of a batch has the same id at every attempt and in any order.
 
-An id has 28 bytes, as Java's ids on hosts with IPv6: 7 for the batch, 3 for the partition, 12 for the row, then the time (where
-Java's tools expect it) and a counter. The first 22 are compared; the last 6 make each id of an attempt unique.
+An id has 28 bytes, as Java's ids on hosts with IPv6: 7 for the batch, 3 for the partition, 12 for the row, 4 for the time (where
+Java's tools expect it), and 2 for a counter. The first 22 bytes are compared. The last 6 bytes make each id of an attempt unique.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
 _LOW = 1 << 16
 _QUEUE_COLUMNS = ("brokername", "queueid")
-# Only rows with this column have it in their hash. Other rows keep the hashes of earlier releases.
+# This column is part of a row's hash only if there is such a column. Rows without it keep the hashes of earlier releases.
 _PARTITION = "partition"
 
 
@@ -50,10 +50,10 @@ class BatchName(NamedTuple):
 
     def digest(self) -> bytes:
         """The bytes that all ids of the batch begin with."""
-        made = hashlib.blake2b(digest_size=BATCH_BYTES)
+        digest = hashlib.blake2b(digest_size=BATCH_BYTES)
         for part in (self.query.encode(), b"%d %d" % (self.epoch, self.number), self.offsets, self.write_name.encode()):
-            made.update(len(part).to_bytes(8, "big") + part)
-        return made.digest()
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.digest()
 
     def scope(self, partition: int) -> bytes:
         """The bytes that the ids of one task begin with."""
@@ -65,8 +65,8 @@ class BatchName(NamedTuple):
 class RowHash:
     """Hashes of rows under a key: 12 bytes each, equal only for equal content, and independent of the other rows.
 
-    The hash covers the item that is sent, with an empty space for its id, and its destination: two sums of
-    XXH3's 128 bits. With a column of row ids, it covers only the row id and the topic.
+    The hash is the sum of two XXH3 digests of 128 bits: of the item that is sent, with an empty space for its id, and of the
+    row's destination. With a column of row ids, the two digests are of the row id and of the topic.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -82,30 +82,34 @@ class RowHash:
 
     def __call__(self, items: pa.Array, batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None) -> Hashes:
         """The hash of every row of ``batch``; ``columns`` and ``items`` are those of the encoder."""
-        by_id = MESSAGE_ID in columns
-        content, place = self._seeds
-        total = self._digests(_as_text(batch.column(columns[MESSAGE_ID])) if by_id else items, content)
-        total = total + self._digests(_destinations(batch, columns, topic, () if by_id else _QUEUE_COLUMNS), place)
-        return np.ascontiguousarray(total.view(np.uint8)[:, :ROW_BYTES])
+        has_row_id = MESSAGE_ID in columns
+        content_seed, destination_seed = self._seeds
+        sums = self._digests(_as_text(batch.column(columns[MESSAGE_ID])) if has_row_id else items, content_seed)
+        sums = sums + self._digests(
+            _destinations(batch, columns, topic, () if has_row_id else _QUEUE_COLUMNS), destination_seed
+        )
+        return np.ascontiguousarray(sums.view(np.uint8)[:, :ROW_BYTES])
 
     def _digests(self, values: pa.Array, seed: int) -> npt.NDArray[np.uint64]:
         content, ends = arrow.data_and_offsets(values)
         digest = self._digest
-        made = [digest(content[start:end], seed) for start, end in itertools.pairwise(ends.tolist())]
-        return np.frombuffer(b"".join(made), "<u8").reshape(-1, 2)
+        digests = [digest(content[start:end], seed) for start, end in itertools.pairwise(ends.tolist())]
+        return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
 
 
 def _destinations(
-    batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, others: Sequence[str]
+    batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, queue_columns: Sequence[str]
 ) -> pa.Array:
-    """The destination of each row, if the batch contains it; one value if it is the same for all rows."""
+    """The destination of each row, as far as the batch contains it: topic, queue and partition. One value if all rows have the
+    same destination.
+    """
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
-    for name in others:
+    for name in queue_columns:
         parts += [b"\0", _text_of(name, batch, columns) if name in columns else b""]
-    by_partition = bool(others) and _PARTITION in columns
-    if by_partition:
+    has_partition = bool(queue_columns) and _PARTITION in columns
+    if has_partition:
         parts += [b"\0", _text_of(_PARTITION, batch, columns)]
-    if topic is not None and not by_partition and not columns.keys() & set(others):
+    if topic is not None and not has_partition and not columns.keys() & set(queue_columns):
         return pa.array([b"".join(part for part in parts if isinstance(part, bytes))], pa.binary())
     return buffers.joined(*parts)
 
@@ -115,8 +119,8 @@ def _text_of(name: str, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa
 
 
 def _as_text(column: Any) -> pa.Array:
-    plain = arrow.combined(column)
-    return arrow.as_bytes(plain if pa.types.is_string(plain.type) else plain.cast(pa.string()))
+    array = arrow.combined(column)
+    return arrow.as_bytes(array if pa.types.is_string(array.type) else array.cast(pa.string()))
 
 
 class ContentIds:
@@ -135,26 +139,28 @@ class ContentIds:
     def fill(self, target: Hashes, hashes: Hashes) -> None:
         """Write the id of each row hash into the row of ``target``, which is 56 bytes wide."""
         target[:, :20] = self._scope
-        words = np.ascontiguousarray(hashes).view(">u2").astype(np.uint16)
-        target[:, 20:44] = HEX[words].view(np.uint8).reshape(len(target), 24)
+        hash_words = np.ascontiguousarray(hashes).view(">u2").astype(np.uint16)
+        target[:, 20:44] = HEX[hash_words].view(np.uint8).reshape(len(target), 24)
         self._advance_time()
-        done = 0
-        while done < len(target):  # as long as the counter does not overflow, only four characters differ
-            count = min(len(target) - done, _LOW - self._count)
-            rows = target[done : done + count]
+        filled_count = 0
+        while filled_count < len(target):  # as long as the counter does not overflow, only four characters differ
+            count = min(len(target) - filled_count, _LOW - self._count)
+            rows = target[filled_count : filled_count + count]
             rows[:, 44:52] = np.frombuffer(f"{self._time & 0xFFFFFFFF:08X}".encode(), np.uint8)
             rows[:, 52:] = HEX[self._count : self._count + count].view(np.uint8).reshape(count, 4)
-            done += count
+            filled_count += count
             self._time, self._count = self._time + (self._count + count) // _LOW, (self._count + count) % _LOW
 
     def _advance_time(self) -> None:
-        """Advance the counter, or at its end the time, which may then be ahead of the clock."""
+        """Set the time to that of the clock, and the counter to 0. Both stay if the time is ahead of the clock, because the
+        counter has overflowed.
+        """
         now_ms = self._now_ms()
-        turned = not self._month[0] <= now_ms < self._month[1]
-        if turned:
+        is_other_month = not self._month[0] <= now_ms < self._month[1]
+        if is_other_month:
             self._month = month_of(now_ms)
         month_ms = now_ms - self._month[0]
-        if turned or month_ms > self._time:
+        if is_other_month or month_ms > self._time:
             self._time, self._count = month_ms, 0
 
 
@@ -163,8 +169,8 @@ class StoredRows:
 
     def __init__(self, hashes: Hashes) -> None:
         """``hashes`` are 12 bytes wide, one for every stored message, in any order."""
-        flat = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
-        self._hashes, counts = np.unique(flat, return_counts=True)
+        row_hashes = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
+        self._hashes, counts = np.unique(row_hashes, return_counts=True)
         self._unmatched = counts.astype(np.int64)
         self.exceeded = False  # whether there were more equal rows than stored messages
 
@@ -174,18 +180,18 @@ class StoredRows:
         return int(self._unmatched.sum())
 
     def missing(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Which rows are not stored. Each stored message matches one row; among equal rows, the first ones."""
+        """Which rows are not stored. Each stored message matches one row. Of equal rows, the first ones are matched."""
         rows = np.ascontiguousarray(hashes).view(f"S{ROW_BYTES}").reshape(-1)
-        missing = np.ones(len(rows), bool)
+        is_missing = np.ones(len(rows), bool)
         if not len(self._hashes):
-            return missing
+            return is_missing
         places = np.minimum(np.searchsorted(self._hashes, rows), len(self._hashes) - 1)
-        found = np.flatnonzero(self._hashes[places] == rows)
-        order = found[np.argsort(places[found], kind="stable")]
-        of_row = places[order]
-        firsts = np.searchsorted(of_row, of_row, side="left")
-        taken = np.arange(len(of_row)) - firsts < self._unmatched[of_row]
-        missing[order[taken]] = False
-        self.exceeded = self.exceeded or not bool(taken.all())
-        np.subtract.at(self._unmatched, of_row[taken], 1)
-        return missing
+        found_rows = np.flatnonzero(self._hashes[places] == rows)
+        ordered_rows = found_rows[np.argsort(places[found_rows], kind="stable")]
+        ordered_places = places[ordered_rows]
+        firsts = np.searchsorted(ordered_places, ordered_places, side="left")
+        is_matched = np.arange(len(ordered_places)) - firsts < self._unmatched[ordered_places]
+        is_missing[ordered_rows[is_matched]] = False
+        self.exceeded = self.exceeded or not bool(is_matched.all())
+        np.subtract.at(self._unmatched, ordered_places[is_matched], 1)
+        return is_missing

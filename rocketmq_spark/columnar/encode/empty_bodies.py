@@ -20,33 +20,33 @@ _MAP = pa.map_(pa.string(), pa.string())
 def with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -> pa.RecordBatch:
     """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED`` in rows whose body is null or empty.
 
-    ``names`` has the columns of the roles ``body`` and ``properties``; the latter is added if ``batch`` lacks it. A row without
-    a body is bad if it already has this property, or if the column of its body is also that of ``messageId``.
+    ``names`` has the names of the columns for ``body`` and ``properties``. A column for ``properties`` is added if ``batch`` has
+    none. A row without a body is bad if it already has the property, or if option ``messageId`` names the column of the body.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
-    empty = arrow.to_mask(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
+    is_empty = arrow.to_mask(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
     columns = {each: batch.column(at) for at, each in enumerate(batch.schema.names)}
     properties = columns.setdefault(names["properties"], arrow.null_column(_MAP, len(batch)))
-    if empty.any():
+    if is_empty.any():
         entries = _MapEntries.of(properties)
         bad_rows.add(
-            empty & entries.rows_with(DELETED.encode()),
+            is_empty & entries.rows_with(DELETED.encode()),
             f"its {names['body']} is null or empty, and its {names['properties']} have {DELETED!r}, which option "
             "'emptyBodies' sets: rename it",
         )
         if names.get(MESSAGE_ID) == names["body"]:
             bad_rows.add(
-                empty,
+                is_empty,
                 f"its {names['body']} is null or empty, and option 'messageId' names this column, so the row has no id: name "
                 "another column",
             )
-        columns[names["body"]] = pc.if_else(pa.array(empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
-        columns[names["properties"]] = entries.with_marks(empty, arrow.to_mask(body.is_valid()))
+        columns[names["body"]] = pc.if_else(pa.array(is_empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
+        columns[names["properties"]] = entries.with_marks(is_empty, arrow.to_mask(body.is_valid()))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 class _MapEntries(NamedTuple):
-    """The entries of a column of maps as bytes, because Spark does not check that texts are UTF-8. Row ``i`` has those from
+    """The entries of a column of maps as bytes, because Spark does not check that texts are UTF-8. Row ``i`` has the entries from
     ``bounds[i]`` to ``bounds[i + 1]``.
     """
 
@@ -66,19 +66,21 @@ class _MapEntries(NamedTuple):
     def rows_with(self, name: bytes) -> npt.NDArray[np.bool_]:
         """Which rows have an entry of this name."""
         entries = np.flatnonzero(arrow.to_mask(pc.equal(self.names, pa.scalar(name, pa.binary()))))
-        rows = np.zeros(len(self.bounds) - 1, np.bool_)
-        rows[np.searchsorted(self.bounds, entries, side="right") - 1] = True
-        return rows
+        has_entry = np.zeros(len(self.bounds) - 1, np.bool_)
+        has_entry[np.searchsorted(self.bounds, entries, side="right") - 1] = True
+        return has_entry
 
-    def with_marks(self, empty: npt.NDArray[np.bool_], has_body: npt.NDArray[np.bool_]) -> pa.Array:
-        """The maps; those of ``empty`` rows have one more entry, which says whether the body is empty or null."""
-        count, before = len(self.names), np.concatenate(([0], np.cumsum(empty)))
-        bounds = self.bounds + before
-        places = np.empty(bounds[-1], np.int64)
-        places[np.arange(count) + np.repeat(before[:-1], np.diff(self.bounds))] = np.arange(count)
-        places[bounds[1:][empty] - 1] = count + has_body[empty]
+    def with_marks(self, is_empty: npt.NDArray[np.bool_], has_body: npt.NDArray[np.bool_]) -> pa.Array:
+        """The maps. Rows where ``is_empty`` is true have one more entry, which says whether the body is empty or null."""
+        count, mark_counts_before = len(self.names), np.concatenate(([0], np.cumsum(is_empty)))
+        bounds = self.bounds + mark_counts_before
+        entry_indexes = np.empty(bounds[-1], np.int64)
+        entry_indexes[np.arange(count) + np.repeat(mark_counts_before[:-1], np.diff(self.bounds))] = np.arange(count)
+        entry_indexes[bounds[1:][is_empty] - 1] = count + has_body[is_empty]
         marks = [NULL_BODY.encode(), EMPTY_BODY.encode()]
-        names = pa.concat_arrays([self.names, pa.array([DELETED.encode()] * 2, pa.binary())]).take(pa.array(places))
-        values = pa.concat_arrays([self.values, pa.array(marks, pa.binary())]).take(pa.array(places))
+        names = pa.concat_arrays([self.names, pa.array([DELETED.encode()] * 2, pa.binary())]).take(
+            pa.array(entry_indexes)
+        )
+        values = pa.concat_arrays([self.values, pa.array(marks, pa.binary())]).take(pa.array(entry_indexes))
         offsets = arrow.integers(bounds.astype(np.int32), pa.int32())
         return pa.MapArray.from_arrays(offsets, names.view(pa.string()), values.view(pa.string()))

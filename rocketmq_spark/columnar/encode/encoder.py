@@ -41,7 +41,7 @@ _NO_GROWTH = Growth()
 
 
 class Chunk(NamedTuple):
-    """One batch on the wire and its number of rows: a memoryview of items, or the batch of another transport's encoder."""
+    """One batch to be sent, and its number of rows. ``body`` has the items, or is the batch of another transport's encoder."""
 
     body: memoryview | Batch
     rows: int
@@ -81,12 +81,14 @@ class Encoded:
         """
         ends = self._ends()
         start, rows = 0, len(ends) - 1
-        stored = self._stored_ends() + growth.item_bytes * np.arange(rows + 1) if growth.item_bytes else None
+        stored_ends = self._stored_ends() + growth.item_bytes * np.arange(rows + 1) if growth.item_bytes else None
         while start < rows:
             limit = int(ends[start]) + max_bytes
             end = int(np.searchsorted(ends, limit, side="right")) - 1
-            if stored is not None:
-                end = min(end, int(np.searchsorted(stored, stored[start] + growth.max_bytes, side="right")) - 1)
+            if stored_ends is not None:
+                end = min(
+                    end, int(np.searchsorted(stored_ends, stored_ends[start] + growth.max_bytes, side="right")) - 1
+                )
             end = max(start + 1, end)
             end = end if max_rows is None else min(end, start + max_rows)
             yield Chunk(self._body(start, end), end - start)
@@ -97,7 +99,7 @@ class Encoded:
         raise NotImplementedError
 
     def _stored_ends(self) -> Ints:
-        """Like ``_ends``, for the items as brokers store them. Brokers limit the size of these."""
+        """Like ``_ends``, for the items as brokers store them. Brokers limit the size of stored items."""
         return self._ends()
 
     def _body(self, start: int, end: int) -> memoryview | Batch:
@@ -108,7 +110,7 @@ class Encoded:
 _MIN_JOINED_ROWS = 64
 
 
-# Completes joined items in place; the number is that of the first item.
+# Gets joined items and the number of the first one, and completes the items in place.
 CompleteItems = Callable[[pa.Array, int], None]
 
 
@@ -129,11 +131,11 @@ class ItemParts:
             self._items = self._joined(self._columns, 0)
         return self._items
 
-    def complete(self, how: CompleteItems) -> None:
+    def complete(self, complete_items: CompleteItems) -> None:
         """Complete the items now if they are joined, otherwise right after their join, while the processor's cache has them."""
-        self._complete = how
+        self._complete = complete_items
         if self._items is not None:
-            how(self._items, 0)
+            complete_items(self._items, 0)
 
     def _joined(self, columns: Sequence[pa.Array | bytes], first: int) -> pa.Array:
         items = buffers.joined(*columns)
@@ -144,7 +146,7 @@ class ItemParts:
     def slice(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
         if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
-            self._is_split = True  # otherwise a short last part would join all items again
+            self._is_split = True  # otherwise a short last slice would join all items again
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.data_and_offsets(self._joined(columns, start))[0]
         data, ends = arrow.data_and_offsets(self.items)
@@ -173,8 +175,8 @@ class EncodedItems(Encoded):
         return items.slice(self.first, self.last - self.first) if self.rows is None else items.take(pa.array(self.rows))
 
     def take(self, rows: npt.NDArray[np.intp]) -> EncodedItems:
-        mine = rows + self.first if self.rows is None else self.rows[rows]
-        return EncodedItems(self.parts, 0, len(mine), mine)
+        taken_rows = rows + self.first if self.rows is None else self.rows[rows]
+        return EncodedItems(self.parts, 0, len(taken_rows), taken_rows)
 
     def slice(self, start: int, end: int) -> EncodedItems:
         if self.rows is not None:
@@ -204,9 +206,9 @@ class CheckedRows:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the DataFrame).
+    """Encodes Arrow batches. ``columns`` has the DataFrame's name of each column of the sink's table.
 
-    Items of more than ``single_above_bytes`` bytes are sent alone; then the broker adds to the properties.
+    Items of more than ``single_above_bytes`` bytes are sent alone. The broker adds properties to a message that is sent alone.
     """
 
     columns: Mapping[str, str]
@@ -231,7 +233,7 @@ class Encoder:
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
         pieces = self._new_pieces(batch, bad_rows)
-        properties.add_properties(pieces, batch, self.columns, bad_rows, by_name=isinstance(self.ids, ContentIds))
+        properties.add_properties(pieces, batch, self.columns, bad_rows, is_sorted=isinstance(self.ids, ContentIds))
         delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
         flags = None
@@ -254,21 +256,28 @@ class Encoder:
         if checked.flags is not None:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
-        start, pieces = checked.pieces.split()
-        middle = buffers.fixed_width(self._middle(lengths, start))
-        columns = (buffers.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
+        first_constant, pieces = checked.pieces.split()
+        middle_part = buffers.fixed_width(self._middle(lengths, first_constant))
+        columns = (
+            buffers.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)),
+            checked.body,
+            middle_part,
+            *pieces,
+        )
         return EncodedItems(ItemParts(columns, body_lengths + lengths + ITEM_OVERHEAD_BYTES), 0, rows)
 
-    def _middle(self, lengths: Ints, after: bytes) -> Any:
-        """Properties length, message id, and the constant at the start of the other properties: equal widths in all rows."""
+    def _middle(self, lengths: Ints, next_constant: bytes) -> Any:
+        """The part of each item between the body and the other properties, with the same width in all rows: the length of the
+        properties, the message id, and ``next_constant``, with which the other properties begin.
+        """
         start = 2 + len(_ID_START)
         end = start + self.ids.width
-        middle = np.empty((len(lengths), end + 1 + len(after)), np.uint8)
+        middle = np.empty((len(lengths), end + 1 + len(next_constant)), np.uint8)
         middle[:, 0] = lengths >> 8
         middle[:, 1] = lengths & 0xFF
         middle[:, 2:start] = np.frombuffer(_ID_START, np.uint8)
         self._fill_ids(middle[:, start:end])
-        middle[:, end:] = np.frombuffer(b"\x02" + after, np.uint8)
+        middle[:, end:] = np.frombuffer(b"\x02" + next_constant, np.uint8)
         return middle
 
     def _fill_ids(self, target: npt.NDArray[np.uint8]) -> None:
@@ -279,19 +288,19 @@ class Encoder:
             self.ids.fill(target)
 
     def identify(self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
-        """Add content ids to the items that ``join`` has made of ``checked``; call it before items are used. ``hashes`` returns
-        the hashes of consecutive items, from the given number on.
+        """Add content ids to the items that ``join`` has made of ``checked``. Call this before the items are used. ``hashes``
+        gets consecutive items and the number of the first one, and returns the hash of each item.
         """
         ids, lengths = self.ids, arrow.lengths(checked.body)
         assert isinstance(ids, ContentIds)
 
         def complete(items: pa.Array, first: int) -> None:
             data, ends = arrow.array_and_offsets(items)
-            made = np.empty((len(items), ids.width), np.uint8)
-            ids.fill(made, hashes(items, first))
-            spaces = np.ndarray((len(data) - ids.width + 1,), f"V{ids.width}", data, strides=(1,))
-            places = ends[:-1] + lengths[first : first + len(items)] + _HEAD_BYTES + 2 + len(_ID_START)
-            spaces[places] = made.view(spaces.dtype)[:, 0]
+            new_ids = np.empty((len(items), ids.width), np.uint8)
+            ids.fill(new_ids, hashes(items, first))
+            id_at_position = np.ndarray((len(data) - ids.width + 1,), f"V{ids.width}", data, strides=(1,))
+            id_positions = ends[:-1] + lengths[first : first + len(items)] + _HEAD_BYTES + 2 + len(_ID_START)
+            id_at_position[id_positions] = new_ids.view(id_at_position.dtype)[:, 0]
 
         encoded.parts.complete(complete)
 
@@ -309,14 +318,16 @@ class Encoder:
             lengths > max_bytes, lambda i: f"{name} of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
         )
 
-    def _check_lengths(self, body: Ints, lengths: Ints, delayed: Mask | None, bad_rows: BadRows) -> None:
-        max_bytes, single = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES_BYTES
+    def _check_lengths(self, body_lengths: Ints, lengths: Ints, delayed: Mask | None, bad_rows: BadRows) -> None:
+        max_bytes, max_single_bytes = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES_BYTES
         bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
-        if bool((lengths > single).any()):
-            alone = body + lengths + ITEM_OVERHEAD_BYTES > self.single_above_bytes
+        if bool((lengths > max_single_bytes).any()):
+            is_alone = body_lengths + lengths + ITEM_OVERHEAD_BYTES > self.single_above_bytes
             if delayed is not None:
-                alone |= delayed
+                is_alone |= delayed
             bad_rows.add(
-                alone & (lengths > single),
-                lambda i: f"properties of {lengths[i]} bytes, {single} at most in a message that travels alone",
+                is_alone & (lengths > max_single_bytes),
+                lambda i: (
+                    f"properties of {lengths[i]} bytes, {max_single_bytes} at most in a message that travels alone"
+                ),
             )

@@ -33,15 +33,15 @@ class UniqueIds:
 
     def fill(self, target: npt.NDArray[np.uint8]) -> None:
         """Write one id into every row of ``target``, which is 32 bytes wide."""
-        done, month_ms = 0, self._month_ms()
-        while done < len(target):  # as long as the upper half of the counter stays, only four characters differ
+        filled_count, month_ms = 0, self._month_ms()
+        while filled_count < len(target):  # as long as the upper half of the counter stays, only four characters differ
             upper, low = divmod(self._next, _LOW)
-            count = min(len(target) - done, _LOW - low)
-            rows = target[done : done + count]
+            count = min(len(target) - filled_count, _LOW - low)
+            rows = target[filled_count : filled_count + count]
             rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{month_ms:08X}".encode(), np.uint8)
             rows[:, 28:] = HEX[low : low + count].view(np.uint8).reshape(count, 4)
             self._next += count
-            done += count
+            filled_count += count
 
     def _month_ms(self) -> int:
         now_ms = self._now_ms()

@@ -41,7 +41,7 @@ _ROLES = {
     "partition": {PARTITION: "partition"},
     "headers": {"properties": "headers"},
 }
-# Longer keys are not copied to the keys: all properties together may have 32,767 bytes.
+# A longer key is only the sharding key, and not also in the message's keys: all properties together may have 32,767 bytes.
 _MAX_KEY_BYTES = 8192
 
 
@@ -87,7 +87,7 @@ def check_columns(
 
 
 def _id_name(row_id: str) -> str:
-    """The name of the id column in the converted batch: not ``row_id`` itself if another converted column has that name."""
+    """The name of the id column in the converted batch. It differs from ``row_id`` if another converted column has that name."""
     taken = {name.lower() for sink_names in _ROLES.values() for name in sink_names.values()}
     return f"{row_id} (messageId)" if row_id.lower() in taken else row_id
 
@@ -117,51 +117,51 @@ class KafkaRows:
         return pa.RecordBatch.from_arrays(list(sink_arrays.values()), names=list(sink_arrays))
 
     def _properties(self, headers: pa.Array, bodies: pa.Array) -> pa.Array:
-        first = arrow.offsets(headers)
-        counts = np.diff(first)
+        header_offsets = arrow.offsets(headers)
+        counts = np.diff(header_offsets)
         if headers.null_count:
             counts = np.where(arrow.to_mask(headers.is_valid()), counts, 0)
         entries = headers.flatten()  # without those of null rows
         names, values = entries.field(0), entries.field(1)  # "KEY" is accepted, too
         if entries.null_count:
-            valid = entries.is_valid()
-            names, values = pc.if_else(valid, names, None), pc.if_else(valid, values, None)
+            is_valid = entries.is_valid()
+            names, values = pc.if_else(is_valid, names, None), pc.if_else(is_valid, values, None)
         bounds = np.concatenate(([0], np.cumsum(counts)))
-        keep = self._kept(names, values, bounds)
-        if keep is not None:
-            before = self.left_out
-            self.left_out += int((~keep).sum())
-            if not before:
+        is_kept = self._kept(names, values, bounds)
+        if is_kept is not None:
+            count_before = self.left_out
+            self.left_out += int((~is_kept).sum())
+            if not count_before:
                 logger.info(
                     "a task leaves out headers that cannot be stored; the first one is %r",
-                    _name(names, int(np.flatnonzero(~keep)[0])),
+                    _name(names, int(np.flatnonzero(~is_kept)[0])),
                 )
-            names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
-            bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
+            names, values = names.filter(pa.array(is_kept)), values.filter(pa.array(is_kept))
+            bounds = np.concatenate(([0], np.cumsum(is_kept)))[bounds]
         values = arrow.as_bytes(values)
-        texts = as_property_texts(values, _mark_like_headers(arrow.as_bytes(names), values, bounds, bodies))
+        texts = as_property_texts(values, _headers_like_mark(arrow.as_bytes(names), values, bounds, bodies))
         return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, texts)
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Which headers are stored; None if all are."""
-        encoded = arrow.as_bytes(names).dictionary_encode()
-        distinct_names = encoded.dictionary.to_pylist()
-        codes_of = pc.fill_null(encoded.indices.cast(pa.int64()), len(distinct_names)).to_numpy()
-        legal = np.array([*(_legal(name, self._reserved) for name in distinct_names), False])
-        keep: npt.NDArray[np.bool_] = legal[codes_of] & arrow.to_mask(values.is_valid())
+        encoded_names = arrow.as_bytes(names).dictionary_encode()
+        distinct_names = encoded_names.dictionary.to_pylist()
+        name_codes = pc.fill_null(encoded_names.indices.cast(pa.int64()), len(distinct_names)).to_numpy()
+        is_legal_name = np.array([*(_legal(name, self._reserved) for name in distinct_names), False])
+        is_kept: npt.NDArray[np.bool_] = is_legal_name[name_codes] & arrow.to_mask(values.is_valid())
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        places = rows * (len(distinct_names) + 1) + codes_of
-        backwards = np.flatnonzero(keep)[::-1]
-        _, last = np.unique(places[backwards], return_index=True)
-        if len(last) < len(backwards):
-            keep = np.zeros(len(keep), np.bool_)
-            keep[backwards[last]] = True
-        return None if keep.all() else keep
+        row_and_name_codes = rows * (len(distinct_names) + 1) + name_codes
+        kept_backwards = np.flatnonzero(is_kept)[::-1]
+        _, last_indexes = np.unique(row_and_name_codes[kept_backwards], return_index=True)
+        if len(last_indexes) < len(kept_backwards):
+            is_kept = np.zeros(len(is_kept), np.bool_)
+            is_kept[kept_backwards[last_indexes]] = True
+        return None if is_kept.all() else is_kept
 
 
-def _name(names: pa.Array, at: int) -> str | None:
+def _name(names: pa.Array, header_number: int) -> str | None:
     """The name of a header for a log line."""
-    name = arrow.as_bytes(names)[at].as_py()
+    name = arrow.as_bytes(names)[header_number].as_py()
     return None if name is None else str(name, "utf-8", "replace")
 
 
@@ -174,16 +174,16 @@ def _legal(name: bytes, reserved: Sequence[str]) -> bool:
 
 def _legal_keys(texts: pa.Array) -> pa.Array:
     """The texts that can be a message's key; null for others."""
-    other = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, BASE64_MARK))
-    other = pc.or_(other, pc.greater(pc.binary_length(texts), _MAX_KEY_BYTES))
-    return pc.if_else(pc.fill_null(other, True), None, texts)
+    cannot_be_key = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, BASE64_MARK))
+    cannot_be_key = pc.or_(cannot_be_key, pc.greater(pc.binary_length(texts), _MAX_KEY_BYTES))
+    return pc.if_else(pc.fill_null(cannot_be_key, True), None, texts)
 
 
-def _mark_like_headers(
+def _headers_like_mark(
     names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64], bodies: pa.Array
 ) -> npt.NDArray[np.intp]:
-    """The headers that look like the mark of an empty body, in rows whose body equals ``STAND_IN_BODY``. Readers would return
-    such a message without a value.
+    """The numbers of headers that look like the mark of an empty body, in rows whose body equals ``STAND_IN_BODY``. Readers would
+    return a message with such a header without a value.
     """
     rows = np.flatnonzero(arrow.to_mask(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
     if not len(rows):
@@ -194,13 +194,13 @@ def _mark_like_headers(
     return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
 
 
-def as_property_texts(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
-    """Bytes as texts. Bytes that a property cannot hold, and those in rows ``more``, become base64."""
+def as_property_texts(values: pa.Array, base64_rows: Iterable[int] = ()) -> pa.Array:
+    """Bytes as texts. Bytes that a property cannot hold become base64, and so do those in ``base64_rows``."""
     needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
         *np.flatnonzero(arrow.to_mask(pc.fill_null(needs_base64, False))).tolist(),
         *rows_with_controls(values).tolist(),
-        *map(int, more),
+        *map(int, base64_rows),
     }
     try:
         texts = values.cast(pa.string())

@@ -4,8 +4,8 @@
 properties. The result depends on the transport: ``TextPieces`` makes property strings for brokers. ``BadRows`` collects the
 problems of all checks of an Arrow batch and raises them as one error.
 
-In most DataFrames the maps have the same names in the same order in every row. One comparison of memory detects that; then
-the names are constants, only the values are columns, and the names are checked once.
+In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this. Then each
+name is a constant that is checked once, and only the values are columns.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class BadRows:
         self._remedies: dict[str, None] = {}
 
     def add_remedy(self, remedy: str) -> None:
-        """Add an option of the sink that would accept bad rows, to be named once after their reasons."""
+        """Add an option of the sink that would accept bad rows. The error names this option once, after the reasons."""
         if self.of_sink:
             self._remedies[remedy] = None
 
-    def add(self, bad: npt.NDArray[np.bool_], reason: Reason) -> None:
-        """Add the rows that are true in ``bad``. A row keeps its first reason."""
-        if bad.any():
-            self.add_rows(np.flatnonzero(bad), reason)
+    def add(self, is_bad: npt.NDArray[np.bool_], reason: Reason) -> None:
+        """Add the rows that are true in ``is_bad``. A row keeps its first reason."""
+        if is_bad.any():
+            self.add_rows(np.flatnonzero(is_bad), reason)
 
     def add_rows(self, rows: npt.NDArray[np.intp], reason: Reason) -> None:
         """Add rows by their numbers in the batch."""
@@ -71,10 +71,10 @@ class BadRows:
         faults = self.found()
         noun = self.noun
         shown = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:MAX_SHOWN])
-        more = f"; and {len(faults) - MAX_SHOWN} more" if len(faults) > MAX_SHOWN else ""
-        where = "" if partition is None else f" of partition {partition}"
+        more_text = f"; and {len(faults) - MAX_SHOWN} more" if len(faults) > MAX_SHOWN else ""
+        partition_text = "" if partition is None else f" of partition {partition}"
         raise MessageRefused(
-            f"{len(faults)} {noun}s{where} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more}",
+            f"{len(faults)} {noun}s{partition_text} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more_text}",
             remedy=". ".join([self.counted, *self._remedies]),
         )
 
@@ -99,53 +99,60 @@ def has_controls(data: bytes) -> bool:
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 _SEPARATORS = _NAME_END + _VALUE_END
-_MAX_CONSTANT_NAMES = 16
+# Only rows with up to this many properties are compared, to find out whether all rows share their names.
+_MAX_SHARED_NAMES = 16
 
 
 class PropertyPieces(Protocol):
-    """Collects the properties of all rows, name by name. ``lengths`` are those of the property strings, which brokers limit."""
+    """Collects the properties of all rows, name by name. ``lengths`` are the lengths of the property strings, which brokers
+    limit.
+    """
 
     lengths: Ints
 
-    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
-        """Add a property to each row, or to the ``filled`` ones; none of these values is null or empty."""
+    def add_property(self, name: bytes, values: pa.Array, is_filled: Mask | None = None) -> None:
+        """Add a property to each row, or to the ``is_filled`` ones; none of these values is null or empty."""
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         """Add the properties between two consecutive ``bounds`` to each row."""
 
 
 class TextPieces(Pieces):
-    """Property strings: ``name 0x01 value 0x02``. There is no escaping: a separator inside a value would split it."""
+    """Property strings: ``name 0x01 value 0x02``. There is no escaping: a separator inside a value would split the value."""
 
-    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
+    def add_property(self, name: bytes, values: pa.Array, is_filled: Mask | None = None) -> None:
         start = name + _NAME_END
-        if filled is None:
+        if is_filled is None:
             self.add_constant(start)
             self.add_column(values)
             self.add_constant(_VALUE_END)
         else:
-            self.add_column(pc.if_else(pa.array(filled), buffers.joined(start, values, _VALUE_END), EMPTY_BYTES))
+            self.add_column(pc.if_else(pa.array(is_filled), buffers.joined(start, values, _VALUE_END), EMPTY_BYTES))
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         self.add_column(buffers.regrouped(buffers.joined(names, _NAME_END, values, _VALUE_END), bounds))
 
 
-def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:
-    """Add the user's map of every row, with ``by_name`` sorted by names; null values are omitted, as in Java."""
+def add_map(
+    pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, is_sorted: bool = False
+) -> None:
+    """Add the entries of each row's map of properties. With ``is_sorted``, the entries of a row are sorted by name. Null values
+    are omitted, as in Java.
+    """
     column = arrow.combined(column)
     if column.null_count:  # a null map may have hidden entries
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
-    first = arrow.offsets(column)
-    lo, hi = int(first[0]), int(first[-1])
+    entry_offsets = arrow.offsets(column)
+    lo, hi = int(entry_offsets[0]), int(entry_offsets[-1])
     if lo == hi:
         return
     names, values = arrow.as_bytes(column.keys[lo:hi]), arrow.as_bytes(column.items[lo:hi])
-    bounds = (first - lo).astype(np.int64)
+    bounds = (entry_offsets - lo).astype(np.int64)
     width = _constant_width(names, bounds) if not values.null_count else 0
     if width:
-        _add_constant(pieces, names[:width], values, bad_rows, reserved, by_name)
+        _add_constant(pieces, names[:width], values, bad_rows, reserved, is_sorted)
         return
-    if by_name and (order := _order_by_name(names, bounds)) is not None:
+    if is_sorted and (order := _order_by_name(names, bounds)) is not None:
         names, values = names.take(order), values.take(order)
     _add_entries(pieces, names, values, bounds, bad_rows, reserved)
 
@@ -154,28 +161,32 @@ def _constant_width(names: pa.Array, bounds: Ints) -> int:
     """The number of entries of every row, if all rows have the same names in the same order; otherwise 0."""
     rows = len(bounds) - 1
     width = int(bounds[1])
-    if not 0 < width <= _MAX_CONSTANT_NAMES or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
+    if not 0 < width <= _MAX_SHARED_NAMES or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
         return 0
     data, ends = arrow.data_and_offsets(names)
     start, size = int(ends[0]), int(ends[width] - ends[0])
     sizes = np.diff(ends).reshape(rows, width)
-    same = len(data) >= start + size * rows and bool((sizes == sizes[0]).all())
-    return width if same and bytes(data[start : start + size * rows]) == bytes(data[start : start + size]) * rows else 0
+    has_same_sizes = len(data) >= start + size * rows and bool((sizes == sizes[0]).all())
+    return (
+        width
+        if has_same_sizes and bytes(data[start : start + size * rows]) == bytes(data[start : start + size]) * rows
+        else 0
+    )
 
 
 def _add_constant(
-    pieces: PropertyPieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array, by_name: bool
+    pieces: PropertyPieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array, is_sorted: bool
 ) -> None:
     width, rows = len(names), len(values) // len(names)
-    everywhere, faults = np.arange(rows), _name_faults(names, reserved)
+    all_rows, faults = np.arange(rows), _name_faults(names, reserved)
     for reason in faults.values():
-        bad_rows.add_rows(everywhere, reason)
-    bad = arrow.rows_with(values, _SEPARATORS)
-    bad_rows.add_rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
+        bad_rows.add_rows(all_rows, reason)
+    bad_entries = arrow.rows_with(values, _SEPARATORS)
+    bad_rows.add_rows(bad_entries // width, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
         bad_rows.add_rows(np.array([entry // width]), _empty_value_reason(names[int(entry) % width]))
-    named = [(i, name) for i, name in enumerate(names.to_pylist()) if i not in faults]
-    for i, name in sorted(named, key=lambda each: each[1]) if by_name else named:
+    legal_names = [(i, name) for i, name in enumerate(names.to_pylist()) if i not in faults]
+    for i, name in sorted(legal_names, key=lambda each: each[1]) if is_sorted else legal_names:
         pieces.add_property(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
 
 
@@ -183,9 +194,9 @@ def _add_entries(
     pieces: PropertyPieces, names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array
 ) -> None:
     if values.null_count:
-        keep = arrow.to_mask(values.is_valid())
-        bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
-        names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
+        is_present = arrow.to_mask(values.is_valid())
+        bounds = np.concatenate(([0], np.cumsum(is_present)))[bounds]
+        names, values = names.filter(pa.array(is_present)), values.filter(pa.array(is_present))
     faults = _name_faults(names, reserved)
     for entry in arrow.rows_with(values, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's value contains the separator 0x01 or 0x02")
@@ -199,13 +210,17 @@ def _add_entries(
 
 def _order_by_name(names: pa.Array, bounds: Ints) -> pa.Array | None:
     """The order of each row's entries by name; None if they are in order."""
-    coded = names.dictionary_encode()
-    different = coded.dictionary.to_pylist()
-    ranks = np.empty(len(different), np.int64)
-    ranks[sorted(range(len(different)), key=different.__getitem__)] = np.arange(len(different))
+    encoded_names = names.dictionary_encode()
+    distinct_names = encoded_names.dictionary.to_pylist()
+    ranks = np.empty(len(distinct_names), np.int64)
+    ranks[sorted(range(len(distinct_names)), key=distinct_names.__getitem__)] = np.arange(len(distinct_names))
     rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    places = rows * len(different) + ranks[coded.indices.to_numpy()]
-    return None if bool((np.diff(places) >= 0).all()) else pa.array(np.argsort(places, kind="stable"))
+    row_and_name_ranks = rows * len(distinct_names) + ranks[encoded_names.indices.to_numpy()]
+    return (
+        None
+        if bool((np.diff(row_and_name_ranks) >= 0).all())
+        else pa.array(np.argsort(row_and_name_ranks, kind="stable"))
+    )
 
 
 def _empty_value_reason(name: pa.Scalar) -> str:
@@ -218,8 +233,8 @@ def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
     faults = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
-    taken = pc.or_(pc.is_in(names, reserved), pc.starts_with(names, TRANSIENT_PROPERTY_PREFIX))
-    for entry in np.flatnonzero(arrow.to_mask(taken)).tolist():
+    is_reserved = pc.or_(pc.is_in(names, reserved), pc.starts_with(names, TRANSIENT_PROPERTY_PREFIX))
+    for entry in np.flatnonzero(arrow.to_mask(is_reserved)).tolist():
         name = names[entry].as_py().decode("utf-8", "replace")
         faults.setdefault(entry, f"a property has a name that is RocketMQ's own, such as {name}")
     return faults
@@ -236,9 +251,13 @@ _TEXT_PROPERTIES = (
 
 
 def add_properties(
-    pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows, by_name: bool = False
+    pieces: PropertyPieces,
+    batch: pa.RecordBatch,
+    columns: Mapping[str, str],
+    bad_rows: BadRows,
+    is_sorted: bool = False,
 ) -> None:
-    """Add all properties except message ids and delays; with ``by_name``, equal maps result in equal strings."""
+    """Add all properties except message ids and delays. With ``is_sorted``, equal maps become equal strings."""
     for column, name in _TEXT_PROPERTIES:
         if column in columns:
             _add_filled(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
@@ -250,30 +269,30 @@ def add_properties(
     if MESSAGE_ID in columns:
         _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
     if "properties" in columns:
-        own = (ROW_ID,) if MESSAGE_ID in columns else ()
-        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(own), by_name)
+        added_names = (ROW_ID,) if MESSAGE_ID in columns else ()
+        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(added_names), is_sorted)
 
 
 def add_delays(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
 ) -> Mask | None:
     """Add the delay property of each delayed row. Returns which rows these are, or None if there is none."""
-    numbers = _delay_values(batch, columns)
-    if not numbers:
+    values_by_column = _delay_values(batch, columns)
+    if not values_by_column:
         return None
-    delayed = np.zeros(len(batch), np.int64)
-    for name, values in numbers.items():
+    delay_counts = np.zeros(len(batch), np.int64)
+    for name, values in values_by_column.items():
         bad_rows.add(values < 0, f"{columns[name]} is negative")
         bad_rows.add(values > codes.LONGEST_DELAY_MS, f"{columns[name]} is more than {codes.LONGEST_DELAY_MS}")
-        delayed += values != 0
-    bad_rows.add(delayed > 1, f"more than one of {', '.join(columns[n] for n in numbers)} delays the row")
-    if not delayed.any():
+        delay_counts += values != 0
+    bad_rows.add(delay_counts > 1, f"more than one of {', '.join(columns[n] for n in values_by_column)} delays the row")
+    if not delay_counts.any():
         return None
-    for name, values in numbers.items():
+    for name, values in values_by_column.items():
         pieces.add_property(
             _DELAY_NAMES[name].encode(), pa.array(values).cast(pa.string()).view(pa.binary()), values > 0
         )
-    has_delay: Mask = delayed > 0
+    has_delay: Mask = delay_counts > 0
     return has_delay
 
 
@@ -320,24 +339,28 @@ def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name
 def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
     ids = arrow.combined(column)
     values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
-    filled = arrow.non_empty_mask(values)
-    if filled is not None:
-        bad_rows.add(~filled, f"{name} is null or empty, which identifies no row")
+    is_filled = arrow.non_empty_mask(values)
+    if is_filled is not None:
+        bad_rows.add(~is_filled, f"{name} is null or empty, which identifies no row")
     for row in arrow.non_utf8_rows(values):
         bad_rows.add_rows(np.array([row]), f"{name} is not UTF-8, and readers could not tell it from other ids")
     _add_filled(pieces, ROW_ID, values, bad_rows, name)
 
 
 def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
-    """Reject keys with blanks: brokers, tools and readers split the stored text at blanks, so such a key would become several."""
+    """Reject keys with blanks: brokers, tools and readers split the stored text at blanks, so a key with a blank would become
+    several keys.
+    """
     column = arrow.combined(column)
     if not pa.types.is_list(column.type):
         return
     keys = arrow.as_bytes(column.flatten())
-    split = arrow.rows_with(keys, _KEY_SEPARATOR)
-    if len(split):
+    keys_with_blanks = arrow.rows_with(keys, _KEY_SEPARATOR)
+    if len(keys_with_blanks):
         ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
-        for entry, row in zip(split.tolist(), np.searchsorted(ends, split, side="right"), strict=True):
+        for entry, row in zip(
+            keys_with_blanks.tolist(), np.searchsorted(ends, keys_with_blanks, side="right"), strict=True
+        ):
             key = keys[entry].as_py().decode("utf-8", "replace")
             bad_rows.add_rows(np.array([row]), f"{name} has the key {key!r}, and RocketMQ splits keys at blanks")
 
@@ -358,5 +381,5 @@ def keys_of(column: Any) -> pa.Array:
 
 
 @functools.cache
-def _reserved(more: tuple[str, ...]) -> pa.Array:
-    return pa.array(sorted(name.encode() for name in (*codes.RESERVED_PROPERTIES, *more)), pa.binary())
+def _reserved(added_names: tuple[str, ...]) -> pa.Array:
+    return pa.array(sorted(name.encode() for name in (*codes.RESERVED_PROPERTIES, *added_names)), pa.binary())

@@ -1,7 +1,7 @@
 """Arrow columns to messages of requests to a Proxy, without a Python step per row: the counterpart of ``encoder`` for gRPC.
 
-A message is a field of its request. So a request is a sequence of fields, which may be cut between any two messages. Fields may
-be in any order, so the fields that all rows share are joined into one constant if possible.
+A message is a field of its request. So a request is a sequence of fields, which may be cut between any two messages. The fields
+of a message may be in any order, so the fields that all rows share are joined into one constant if possible.
 
 Delayed rows are sent alone, and many of them in envelopes. So an Arrow batch with delayed rows is encoded as items (``Encoder``),
 each of which becomes a message separately.
@@ -55,17 +55,19 @@ _CONTROL = f"has a control character, {_REJECTED}"
 
 
 class _ProxyCheck:
-    """Finds texts that are not UTF-8, which protobuf rejects (encoding as items would replace characters), and values that a
-    Proxy rejects. ``rows_by_type`` are the properties that make messages of another type than NORMAL, with their rows.
+    """Finds texts that are not UTF-8, and values that a Proxy rejects. Protobuf rejects texts that are not UTF-8, and encoding as
+    items would replace characters. ``rows_by_type`` has the rows of each message type other than NORMAL.
     """
 
     def __init__(self, bad_rows: BadRows) -> None:
         self.rows_by_type: dict[str, Mask] = {}
         self._bad_rows = bad_rows
 
-    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None) -> None:
+    def add_property(self, name: bytes, values: pa.Array, is_filled: Mask | None) -> None:
         if name in _TYPES_BY_PROPERTY:
-            self.rows_by_type[_TYPES_BY_PROPERTY[name]] = np.ones(len(values), np.bool_) if filled is None else filled
+            self.rows_by_type[_TYPES_BY_PROPERTY[name]] = (
+                np.ones(len(values), np.bool_) if is_filled is None else is_filled
+            )
         name_text = name.decode("utf-8", "replace")
         if not arrow.is_utf8(name):
             self._bad_rows.add_rows(np.arange(len(values)), _NOT_UTF8)
@@ -80,8 +82,10 @@ class _ProxyCheck:
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         for entry in (*arrow.non_utf8_rows(names), *arrow.non_utf8_rows(values)):
             self._bad_rows.add_rows(np.searchsorted(bounds, [entry], side="right") - 1, _NOT_UTF8)
-        found = np.concatenate((rows_with_controls(names), rows_with_controls(values)))
-        self._bad_rows.add_rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
+        entries_with_controls = np.concatenate((rows_with_controls(names), rows_with_controls(values)))
+        self._bad_rows.add_rows(
+            np.searchsorted(bounds, entries_with_controls, side="right") - 1, f"a property {_CONTROL}"
+        )
 
 
 class _CheckedPieces(TextPieces):
@@ -91,9 +95,9 @@ class _CheckedPieces(TextPieces):
         super().__init__(rows)
         self.check = _ProxyCheck(bad_rows)
 
-    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
-        self.check.add_property(name, values, filled)
-        super().add_property(name, values, filled)
+    def add_property(self, name: bytes, values: pa.Array, is_filled: Mask | None = None) -> None:
+        self.check.add_property(name, values, is_filled)
+        super().add_property(name, values, is_filled)
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         self.check.add_entries(names, values, bounds)
@@ -107,45 +111,49 @@ class ProxyPieces:
         self.lengths: Ints = np.zeros(rows, np.int64)
         self.fields, self.system = Pieces(rows), Pieces(rows)
         self.groups: pa.Array | None = None
-        self.priorities = False
+        self.has_priorities = False
         self.check = _ProxyCheck(bad_rows)
 
-    def add_property(self, name: bytes, values: pa.Array, filled: Mask | None = None) -> None:
-        self.check.add_property(name, values, filled)
+    def add_property(self, name: bytes, values: pa.Array, is_filled: Mask | None = None) -> None:
+        self.check.add_property(name, values, is_filled)
         lengths = arrow.lengths(values) + len(name) + 2
-        self.lengths += lengths if filled is None else np.where(filled, lengths, 0)
+        self.lengths += lengths if is_filled is None else np.where(is_filled, lengths, 0)
         if name in _TEXT_FIELDS:
-            _add_parts(self.system, (_TEXT_FIELDS[name], _varints(arrow.lengths(values)), values), filled)
+            _add_parts(self.system, (_TEXT_FIELDS[name], _varints(arrow.lengths(values)), values), is_filled)
         elif name == _KEYS:
-            _add_parts(self.system, (_key_fields(values),), filled)
+            _add_parts(self.system, (_key_fields(values),), is_filled)
         elif name == _GROUP:
-            self.groups = values if filled is None else pc.if_else(pa.array(filled), values, _NULL)
+            self.groups = values if is_filled is None else pc.if_else(pa.array(is_filled), values, _NULL)
             parts = buffers.joined(_FIFO_FIELDS, _varints(arrow.lengths(values)), values)
-            normal = pa.scalar(encoder.NORMAL_TYPE_FIELD, pa.binary())
-            self.system.add_column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
+            normal_type = pa.scalar(encoder.NORMAL_TYPE_FIELD, pa.binary())
+            self.system.add_column(parts if is_filled is None else pc.if_else(pa.array(is_filled), parts, normal_type))
         elif name == _PRIORITY:
-            self.priorities = True
+            self.has_priorities = True
             _add_parts(
-                self.system, (_PRIORITY_FIELDS, _varints(values.cast(pa.string()).cast(pa.int64()).to_numpy())), filled
+                self.system,
+                (_PRIORITY_FIELDS, _varints(values.cast(pa.string()).cast(pa.int64()).to_numpy())),
+                is_filled,
             )
         else:
             key = MAP_KEY + VARINTS[len(name)] + name + MAP_VALUE
             sizes = arrow.lengths(values)
             value_sizes = _varints(sizes)
-            entries = len(key) + arrow.lengths(value_sizes) + sizes
-            _add_parts(self.fields, (encoder.USER_PROPERTY_FIELD, _varints(entries), key, value_sizes, values), filled)
+            entry_sizes = len(key) + arrow.lengths(value_sizes) + sizes
+            _add_parts(
+                self.fields, (encoder.USER_PROPERTY_FIELD, _varints(entry_sizes), key, value_sizes, values), is_filled
+            )
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         if not len(names):
             return
-        of_names, of_values = arrow.lengths(names), arrow.lengths(values)
-        ends = np.concatenate(([0], np.cumsum(of_names + of_values + 2)))
+        name_lengths, value_lengths = arrow.lengths(names), arrow.lengths(values)
+        ends = np.concatenate(([0], np.cumsum(name_lengths + value_lengths + 2)))
         self.lengths += np.diff(ends[bounds])
-        name_sizes, value_sizes = _varints(of_names), _varints(of_values)
-        fixed = len(MAP_KEY) + len(MAP_VALUE) + arrow.lengths(name_sizes) + arrow.lengths(value_sizes)
-        made = buffers.joined(
+        name_sizes, value_sizes = _varints(name_lengths), _varints(value_lengths)
+        overhead_sizes = len(MAP_KEY) + len(MAP_VALUE) + arrow.lengths(name_sizes) + arrow.lengths(value_sizes)
+        encoded_entries = buffers.joined(
             encoder.USER_PROPERTY_FIELD,
-            _varints(fixed + of_names + of_values),
+            _varints(overhead_sizes + name_lengths + value_lengths),
             MAP_KEY,
             name_sizes,
             names,
@@ -154,35 +162,35 @@ class ProxyPieces:
             values,
         )
         self.check.add_entries(names, values, bounds)
-        self.fields.add_column(buffers.regrouped(made, bounds))
+        self.fields.add_column(buffers.regrouped(encoded_entries, bounds))
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyEncoded(Encoded):
-    """Messages as fields of a request. Each of the ``ids`` ends with a comma; ``sizes`` are those of items in the brokers'
-    format.
+    """Messages as fields of a request. Each of the ``ids`` ends with a comma. ``sizes`` are the sizes that the messages would
+    have as items in the brokers' format.
 
-    A message with a group (``groups``), or one that is ``alone``, is sent in a separate request.
+    A message with a group (``groups``) is sent in a separate request. With ``is_each_alone``, every message is.
     """
 
     items: pa.Array
     ids: npt.NDArray[np.uint8]
     sizes: Ints
     groups: pa.Array | None
-    alone: bool
+    is_each_alone: bool
 
     def joined(self) -> pa.Array:
         return self.items
 
     def take(self, rows: npt.NDArray[np.intp]) -> ProxyEncoded:
-        taken = pa.array(rows)
-        groups = None if self.groups is None else self.groups.take(taken)
-        return ProxyEncoded(self.items.take(taken), self.ids[rows], self.sizes[rows], groups, self.alone)
+        row_indexes = pa.array(rows)
+        groups = None if self.groups is None else self.groups.take(row_indexes)
+        return ProxyEncoded(self.items.take(row_indexes), self.ids[rows], self.sizes[rows], groups, self.is_each_alone)
 
     def slice(self, start: int, end: int) -> ProxyEncoded:
         groups = None if self.groups is None else self.groups.slice(start, end - start)
         items = self.items.slice(start, end - start)
-        return ProxyEncoded(items, self.ids[start:end], self.sizes[start:end], groups, self.alone)
+        return ProxyEncoded(items, self.ids[start:end], self.sizes[start:end], groups, self.is_each_alone)
 
     def _ends(self) -> Ints:
         return arrow.offsets(self.items).astype(np.int64)
@@ -193,12 +201,12 @@ class ProxyEncoded(Encoded):
     def _body(self, start: int, end: int) -> ProxyBatch:
         data, offsets = arrow.data_and_offsets(self.items)
         ids = self.ids[start:end].tobytes()[:-1].decode()
-        if self.groups is None and not self.alone:
+        if self.groups is None and not self.is_each_alone:
             return ProxyBatch([[ProxySendRequest(bytes(data[int(offsets[start]) : int(offsets[end])]), ids)]])
         bounds = offsets[start : end + 1].tolist()
         groups = [None] * (end - start) if self.groups is None else self.groups.slice(start, end - start).to_pylist()
         return ProxyBatch.from_items(
-            ProxyItem(bytes(data[bounds[i] : bounds[i + 1]]), msg_id, object() if self.alone else groups[i])
+            ProxyItem(bytes(data[bounds[i] : bounds[i + 1]]), msg_id, object() if self.is_each_alone else groups[i])
             for i, msg_id in enumerate(ids.split(","))
         )
 
@@ -225,8 +233,13 @@ class ProxyRowEncoder(Encoder):
             if checked.delayed is None
             else {**pieces.check.rows_by_type, MessageType.DELAY.name: checked.delayed}
         )
-        for (one, first), (other, second) in itertools.combinations(rows_by_type.items(), 2):
-            bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can have only one of these")
+        for (first_type, has_first_type), (second_type, has_second_type) in itertools.combinations(
+            rows_by_type.items(), 2
+        ):
+            bad_rows.add(
+                has_first_type & has_second_type,
+                f"it is {first_type} and {second_type}, and over gRPC it can have only one of these",
+            )
         return checked
 
     def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
@@ -236,48 +249,50 @@ class ProxyRowEncoder(Encoder):
         assert topics is not None, "a message over gRPC contains its topic"
         assert self.proxy is not None
         born_ms = epoch_ms()
-        common = [self.proxy.encoder_of(name, born_ms) for name in topics.names]
+        topic_encoders = [self.proxy.encoder_of(name, born_ms) for name in topics.names]
         ids = np.full((len(checked.body), self.ids.width + 1), _COMMA, np.uint8)
         self._fill_ids(ids[:, :-1])
-        message = Pieces(len(checked.body))
+        message_pieces = Pieces(len(checked.body))
         if topics.codes is None:
-            message.add_constant(common[0].common_fields)
+            message_pieces.add_constant(topic_encoders[0].common_fields)
         else:
-            message.add_column(
-                pa.array([each.common_fields for each in common], pa.binary()).take(pa.array(topics.codes))
+            message_pieces.add_column(
+                pa.array([each.common_fields for each in topic_encoders], pa.binary()).take(pa.array(topics.codes))
             )
-        message.extend(pieces.fields)
-        _add_message_field(message, encoder.SYSTEM_FIELD, _system(common[0].common_system_fields, ids[:, :-1], pieces))
+        message_pieces.extend(pieces.fields)
+        _add_message_field(
+            message_pieces, encoder.SYSTEM_FIELD, _system(topic_encoders[0].common_system_fields, ids[:, :-1], pieces)
+        )
         body_sizes = arrow.lengths(checked.body)
-        _add_parts(message, (encoder.BODY_FIELD, _varints(body_sizes), checked.body))
-        field = Pieces(len(checked.body))
-        _add_message_field(field, encoder.MESSAGE_FIELD, message)
+        _add_parts(message_pieces, (encoder.BODY_FIELD, _varints(body_sizes), checked.body))
+        field_pieces = Pieces(len(checked.body))
+        _add_message_field(field_pieces, encoder.MESSAGE_FIELD, message_pieces)
         sizes = body_sizes + pieces.lengths + self.id_bytes + ITEM_OVERHEAD_BYTES
-        return ProxyEncoded(field.joined(), ids, sizes, pieces.groups, pieces.priorities)
+        return ProxyEncoded(field_pieces.joined(), ids, sizes, pieces.groups, pieces.has_priorities)
 
 
-def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pieces:
+def _system(common_fields: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pieces:
     """The encoded system properties of each row."""
     rows, width = ids.shape
-    kind = b"" if pieces.priorities or pieces.groups is not None else encoder.NORMAL_TYPE_FIELD
-    made = Pieces(rows)
-    made.add_constant(first + kind + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
-    made.add_column(buffers.fixed_width(np.ascontiguousarray(ids)))
-    made.extend(pieces.system)
-    return made
+    type_field = b"" if pieces.has_priorities or pieces.groups is not None else encoder.NORMAL_TYPE_FIELD
+    system_pieces = Pieces(rows)
+    system_pieces.add_constant(common_fields + type_field + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
+    system_pieces.add_column(buffers.fixed_width(np.ascontiguousarray(ids)))
+    system_pieces.extend(pieces.system)
+    return system_pieces
 
 
-def _add_message_field(pieces: Pieces, first: bytes, fields: Pieces) -> None:
+def _add_message_field(pieces: Pieces, field_start: bytes, fields: Pieces) -> None:
     """Add a field whose content is a message to each row."""
-    pieces.add_constant(first)
+    pieces.add_constant(field_start)
     pieces.add_column(_varints(fields.lengths))
     pieces.extend(fields)
 
 
-def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Mask | None = None) -> None:
-    """Add parts to every row, or to the ``filled`` ones."""
-    if filled is not None:
-        pieces.add_column(pc.if_else(pa.array(filled), buffers.joined(*parts), EMPTY_BYTES))
+def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], is_filled: Mask | None = None) -> None:
+    """Add parts to every row, or only to the rows where ``is_filled`` is true."""
+    if is_filled is not None:
+        pieces.add_column(pc.if_else(pa.array(is_filled), buffers.joined(*parts), EMPTY_BYTES))
         return
     for part in parts:
         pieces.add_constant(part) if isinstance(part, bytes) else pieces.add_column(part)
@@ -287,17 +302,17 @@ def _key_fields(keys: pa.Array) -> pa.Array:
     """One field for each key of a row."""
     if not len(arrow.rows_with(keys, encoder.KEY_SEPARATOR_BYTES)):
         return buffers.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(keys)), keys)
-    split = pc.split_pattern(keys, encoder.KEY_SEPARATOR_BYTES)
-    words = split.flatten()
+    key_lists = pc.split_pattern(keys, encoder.KEY_SEPARATOR_BYTES)
+    words = key_lists.flatten()
     fields = buffers.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(words)), words)
     return buffers.regrouped(
-        fields, np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(split), 0).to_numpy())))
+        fields, np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(key_lists), 0).to_numpy())))
     )
 
 
 def _varints(numbers: Ints) -> pa.Array:
     """Numbers in protobuf's encoding, all as wide as the largest: protobuf accepts padding bytes."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
-    made = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
-    made[:, :-1] |= 0x80
-    return buffers.fixed_width(made)
+    varints = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
+    varints[:, :-1] |= 0x80
+    return buffers.fixed_width(varints)

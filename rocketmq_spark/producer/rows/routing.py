@@ -1,9 +1,9 @@
-"""Which queue each row goes to, and an Arrow batch as runs of rows of one topic and queue.
+"""Chooses the queue of each row, and splits an Arrow batch into ranges of rows of one topic and queue.
 
-A ``RowSelector`` returns an index into the topic's queues for each row, a whole column at once where possible. Rows without a
-sharding key or queue id get the index after the last queue, which means that they may go to any queue, as in Kafka. A row whose
-queue does not exist is added to ``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into
-runs of rows that go to one topic, and to one queue where rows choose their queue.
+A ``RowSelector`` returns an index into the topic's queues for each row, for a whole column at once if possible. Rows without a
+sharding key or queue id may go to any queue, as in Kafka; their index is the one after the last queue. A row whose queue does not
+exist is added to ``BadRows`` and gets the index of the first queue, which is never used. ``Router`` splits an Arrow batch into
+ranges of rows that go to one topic, and to one queue if rows choose their queue.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PartitionLookup = Callable[[str], QueueList]
 
 
 class TopicRows(NamedTuple):
-    """The rows of one topic in an Arrow batch; if ``row_indices`` is None, all of its rows. ``first`` is the number of the
-    batch's first row.
+    """The rows of one topic in an Arrow batch. If ``row_indices`` is None, all rows of the batch have this topic. ``first`` is
+    the number of the batch's first row.
     """
 
     batch: pa.RecordBatch
@@ -64,7 +64,9 @@ class TopicRows(NamedTuple):
 
 
 def utf8_texts(column: pa.Array, name: str, row_numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
-    """A column of texts, with null for those that are not UTF-8: their rows are bad. ``row_numbers`` are those of its rows."""
+    """A column of texts, with null in place of texts that are not UTF-8. Rows with such a text are bad. ``row_numbers`` are the
+    numbers of the column's rows.
+    """
     bad_indexes = arrow.non_utf8_rows(arrow.as_bytes(column))
     if not bad_indexes:
         return column
@@ -75,7 +77,7 @@ def utf8_texts(column: pa.Array, name: str, row_numbers: npt.NDArray[np.intp], b
 
 
 def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
-    """The batch with RocketMQ's names of topics in ``column``; rows that name a topic in a second way are bad."""
+    """The batch with RocketMQ's names of topics in ``column``. A row is bad if an earlier row has another name for its topic."""
     if names.rule == EXACT:
         return batch
     encoded = utf8_texts(
@@ -124,8 +126,8 @@ class ByHash:
 
 
 class ByColumn:
-    """The queue that the row names. For a row whose columns are null, ``other_selector`` chooses (``Router``); without it,
-    any queue.
+    """The queue that the row names. If the columns of a row are null, ``other_selector`` chooses (``Router``). Without
+    ``other_selector``, such a row may go to any queue.
     """
 
     needs_good_rows = False
@@ -163,14 +165,16 @@ class ByColumn:
                     )
                 else:
                     reason = _missing_queue_reason(
-                        rows.topic, int(ids[index]), broker, ambiguous=queue_indexes[index] == _AMBIGUOUS
+                        rows.topic, int(ids[index]), broker, is_ambiguous=queue_indexes[index] == _AMBIGUOUS
                     )
                 bad_rows.add_rows(numbers[index : index + 1], reason)
             queue_indexes = np.maximum(queue_indexes, 0)
         return queue_indexes
 
     def _look_up(self, ids: Ints, brokers: pa.Array | None, queues: Sequence[MessageQueue]) -> Ints:
-        """Looks queues up in a table of brokers and queue ids, whose last row and column stand for unknown ones."""
+        """Looks queues up in a table of brokers and queue ids. The last row and the last column of the table stand for unknown
+        brokers and unknown queue ids.
+        """
         max_id = 1 + max(queue.queue_id for queue in queues)
         names: list[str | None]
         if brokers is None:
@@ -191,17 +195,18 @@ class ByColumn:
         return queue_indexes
 
 
-def _missing_queue_reason(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> str:
-    if ambiguous:
+def _missing_queue_reason(topic: str, queue_id: int, broker: str | None, is_ambiguous: bool) -> str:
+    if is_ambiguous:
         return f"queue {queue_id} of topic {topic!r} is on several brokers; name the broker too"
-    where = f" on broker {broker!r}" if broker is not None else ""
+    broker_text = f" on broker {broker!r}" if broker is not None else ""
     hint = f"its queues: rocketmq-spark topic describe {topic}"
-    return f"topic {topic!r} has no queue {queue_id}{where} that accepts messages; {hint}"
+    return f"topic {topic!r} has no queue {queue_id}{broker_text} that accepts messages; {hint}"
 
 
 class ByPartition:
-    """The queue with the partition number in the row: an index into the topic's ``numbered`` queues, some of which may not accept
-    messages now. For a row without a number, ``other_selector`` chooses: by key if there is one, otherwise any queue.
+    """The queue with the partition number in the row: an index into the queues that ``partitions_of`` returns for the topic. Some
+    of these queues may not accept messages now. A row without a number goes to the queue of its key, or to any queue if it has no
+    key.
     """
 
     needs_good_rows = False
@@ -229,9 +234,9 @@ class ByPartition:
         has_number = arrow.to_mask(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
-        index_of = {queue: index for index, queue in enumerate(queues)}
+        index_by_queue = {queue: index for index, queue in enumerate(queues)}
         missing_number = len(partitions)  # stands for a number that the topic does not have
-        queue_indexes = np.array([*(index_of.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
+        queue_indexes = np.array([*(index_by_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing_number), missing_number, numbers)
         named_indexes = queue_indexes[numbers]
         for row in np.flatnonzero(has_number & (named_indexes == _NO_QUEUE)).tolist():
@@ -265,19 +270,21 @@ class ByCallable:
         if self._adds_bad_rows(rows, bad_rows):
             return np.zeros(len(rows.row_numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
-        index_of = {queue: index for index, queue in enumerate(queues)}
+        index_by_queue = {queue: index for index, queue in enumerate(queues)}
         queue_indexes = np.empty(len(values["body"]), np.int64)
         for index, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                queue_indexes[index] = index_of[by_callable(self._function, queues, message, key or None)]
+                queue_indexes[index] = index_by_queue[by_callable(self._function, queues, message, key or None)]
             except SelectorError as e:
                 row = rows.first + int(rows.row_numbers()[index])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return queue_indexes
 
     def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
-        """Add the rows whose text is not UTF-8: a selector function cannot get such a text. Returns whether there are any."""
+        """Add the rows with a text that is not UTF-8, because a selector function cannot get such a text. Returns whether there
+        are such rows.
+        """
         is_good = True
         for name in ("tags", "keys", "properties", "shardingkey"):
             if name in self._columns:
@@ -298,7 +305,7 @@ class ByCallable:
 
 
 def _rows_not_utf8(column: pa.Array) -> npt.NDArray[np.intp]:
-    """The rows of a column of texts, of lists of them or of maps, in which a text is not UTF-8."""
+    """The rows in which a text is not UTF-8. ``column`` has texts, lists of texts, or maps."""
     if pa.types.is_string(column.type):
         return np.array(arrow.non_utf8_rows(arrow.as_bytes(column)), np.intp)
     bounds = arrow.offsets(column)
@@ -346,8 +353,8 @@ class RoutingPlan(NamedTuple):
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
-    """Return the selector that is used: the user's, or the selector that a column ``partition``, ``queueId`` or ``shardingKey``
-    implies.
+    """Return the selector of option ``queueSelector``, or otherwise the selector that a column ``partition``, ``queueId`` or
+    ``shardingKey`` implies.
 
     Over gRPC the Proxy chooses queues, and a sharding key becomes the message group.
     """
@@ -359,17 +366,17 @@ def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[
     return selector
 
 
-# The selectors that columns imply. A row that names its queue needs no key, so those columns come first.
+# The selectors that columns imply. A row that names its queue needs no key, so the columns that name a queue come first.
 _IMPLIED_SELECTORS = {"partition": "partition", "queueid": "column", "shardingkey": "hash"}
 
 
 def log_choice(options: Options, columns: Mapping[str, str], once: bool = False) -> None:
-    """Log which column implies the selector, if a column does. With ``once``, this process logs it once for each topic."""
+    """Log which column implies the selector, if a column does. With ``once``, this process logs it only once per topic."""
     selector = selector_of(options, columns)
     role = next((role for role, implied in _IMPLIED_SELECTORS.items() if implied == selector), None)
     if role is None or "queue_selector" in options.given or transport.features(options).queue_choice_problem:
         return
-    name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
+    name, topics_text = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
     advice = (
         "drop the column to let queueSelector choose"
         if selector == "partition"
@@ -379,13 +386,13 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         logger.info,
         "%s: column %r chooses the queue of each row; rows in which it is null%s go round robin, unless another column "
         "chooses (%s)",
-        where,
+        topics_text,
         name,
         " or empty" if selector == "hash" and not options.kafka_columns else "",  # an empty ``key`` is stored as base64
         advice,
     )
     if once:
-        process.get_or_create("chosen selectors", (options.cluster, where, name), log)
+        process.get_or_create("chosen selectors", (options.cluster, topics_text, name), log)
     else:
         log()
 
@@ -402,8 +409,8 @@ def row_selector(
         case "hash":
             return ByHash(columns)
         case "column":
-            by_key = "queue_selector" not in options.given and "shardingkey" in columns
-            return ByColumn(columns, ByHash(columns) if by_key else None)
+            uses_keys = "queue_selector" not in options.given and "shardingkey" in columns
+            return ByColumn(columns, ByHash(columns) if uses_keys else None)
         case "partition":
             return ByPartition(columns, partitions_of)
         case "roundRobin" | "random" | "machineRoom" | "environment":
@@ -413,8 +420,8 @@ def row_selector(
 
 
 def queue_filter(options: Options) -> QueueFilter | None:
-    """Return the filter for the queues of a batch whose rows do not choose a queue. The batch goes to a random queue of the
-    filtered ones. None means round robin.
+    """Return the filter for the queues of a batch whose rows do not choose a queue. The batch goes to a random queue that passes
+    the filter. None means round robin.
     """
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
@@ -428,14 +435,14 @@ def _all_queues(queues: QueueList) -> QueueList:
 class Router:
     """Plans the Arrow batches of one task.
 
-    ``queues(topic, refresh)`` returns a topic's queues. It is called once per task, so that a key keeps its queue while the task
-    runs; routers of one call have the same ``shared_queues``. If a row names a queue that the list does not have, the route is
-    refreshed once per batch. From then on, rows that name a queue use the newest route, and rows with a key still use the first
-    list.
+    ``queues(topic, refresh)`` returns a topic's queues. It is called once per task and topic, so that a key keeps its queue while
+    the task runs. Routers of one call have the same ``shared_queues``. If a row names a queue that the list does not have, the
+    route is refreshed once per batch. From then on, rows that name a queue use the newest route, and rows with a key still use
+    the first list.
 
-    ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
-    partition of a broker without a queue in the route, ``wait_for_brokers`` is called once per task and topic: it returns the
-    queues when these brokers have some, or at a deadline, which all topics of an Arrow batch share.
+    ``partitions_of`` returns a topic's queues by partition number. The numbers do not change while the task runs. If rows name a
+    partition of a broker that has no queue in the route, ``wait_for_brokers`` is called once per task and topic. It returns the
+    topic's queues when these brokers have queues, or at a deadline. All topics of an Arrow batch have the same deadline.
     """
 
     def __init__(
@@ -522,8 +529,8 @@ class Router:
             return numbers, [(None, 0, len(numbers))]
         queues, queue_indexes = self._choose(rows, bad_rows)
         # 16-bit integers are sorted by radix sort, which is faster.
-        narrow = queue_indexes.astype(np.int16) if len(queues) < 1 << 15 else queue_indexes
-        order = np.argsort(narrow, kind="stable")
+        narrow_indexes = queue_indexes.astype(np.int16) if len(queues) < 1 << 15 else queue_indexes
+        order = np.argsort(narrow_indexes, kind="stable")
         destinations: list[MessageQueue | None] = [*queues, None]
         counts = np.bincount(queue_indexes, minlength=len(destinations))
         range_ends = np.cumsum(counts)
@@ -554,8 +561,8 @@ class Router:
         queues, queue_indexes = first_queues, named_indexes
         if newest_queues is not first_queues:
             queues = list(dict.fromkeys((*first_queues, *newest_queues)))
-            index_of = {queue: index for index, queue in enumerate(queues)}
-            queue_indexes = np.array([*map(index_of.__getitem__, newest_queues), len(queues)])[named_indexes]
+            index_by_queue = {queue: index for index, queue in enumerate(queues)}
+            queue_indexes = np.array([*map(index_by_queue.__getitem__, newest_queues), len(queues)])[named_indexes]
         if self._selector.other_selector is not None:
             other_indexes = self._selector.other_selector(rows, first_queues, bad_rows)
             queue_indexes = np.where(

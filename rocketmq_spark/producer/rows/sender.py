@@ -46,15 +46,16 @@ from rocketmq_spark.wire.messages import decode_batch
 
 logger = logging.getLogger(__name__)
 
-# The maximum number of tags in an Arrow batch for grouping by tag. More tags would make batches of few rows.
+# The rows of an Arrow batch are grouped by tag if the batch has at most this many tags. With more tags, the groups would be
+# small.
 MAX_TAGS = 16
 
-# How long the storage of a topic is not requested again after a slow request without an answer.
+# After a slow request without an answer, the storage of a topic is requested again after this time.
 SILENT_RETRY_S = 30.0
 
 # If no request completes for this long beyond the send timeout, a request was lost.
 LOST_SEND_S = 60.0
-# A batch that may be stored is looked up, in this many steps of up to the send timeout.
+# The look-up of a batch that may be stored has this many steps. Each step may take the send timeout.
 LOOKUP_STEPS = 4
 
 
@@ -93,20 +94,20 @@ class StoragePlan:
         return np.zeros(len(rows.row_numbers()), np.bool_) if filled_mask is None else ~filled_mask
 
     def split_by_tag(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
-        """Return the plan of ``batch``, with a range for each tag if the topic needs it. Later calls of ``properties`` are about
-        this batch.
+        """Return the plan of ``batch``. If a topic stores a batch as one message, its ranges are split by tag. Later calls of
+        ``properties`` are about this batch.
         """
         self._batch_properties = None
         if not self._options.auto_batch or not any(
-            self._stored_whole(topic) for topic in {s.topic for s in plan.ranges}
+            self._is_stored_whole(topic) for topic in {s.topic for s in plan.ranges}
         ):
             return plan
         self._batch_properties = BatchTagKeys(batch, self._columns, MAX_KEYWORD_BYTES)
-        return group_by_tag(plan, self._batch_properties, self._stored_whole, self._options.batch_by_tag)
+        return group_by_tag(plan, self._batch_properties, self._is_stored_whole, self._options.batch_by_tag)
 
     def properties(self, topic: str, rows: Rows) -> dict[str, str]:
         """The properties of a batch of these rows; empty if its messages are stored separately."""
-        if self._batch_properties is None or not self._stored_whole(topic):
+        if self._batch_properties is None or not self._is_stored_whole(topic):
             return {}
         shared_properties = self._batch_properties.properties(rows)
         if shared_properties is None:
@@ -115,7 +116,7 @@ class StoragePlan:
         self._ids.fill(batch_id)
         return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **shared_properties}
 
-    def _stored_whole(self, topic: str) -> bool:
+    def _is_stored_whole(self, topic: str) -> bool:
         return (storage := self._storage(topic)) is not None and storage.as_one_message
 
     def _storage(self, topic: str) -> BatchStorage | None:
@@ -123,14 +124,14 @@ class StoragePlan:
             return None
         deadline = Deadline.after(timeout_s := self._options.request_timeout)
         storage = self._sender.batch_storage(topic, deadline)
-        # Without this note, each Arrow batch would wait for the silent broker again.
+        # Otherwise each Arrow batch would wait for the silent broker again.
         if storage is None and deadline.remaining() < timeout_s / 2:
             self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
         return storage
 
 
 def group_by_tag(
-    plan: RoutingPlan, batch_properties: BatchTagKeys, stored_whole: Callable[[str], bool], batch_by_tag: str
+    plan: RoutingPlan, batch_properties: BatchTagKeys, is_stored_whole: Callable[[str], bool], batch_by_tag: str
 ) -> RoutingPlan:
     """The plan with a range for each tag. ``batch_by_tag`` is the option ``batchByTag``.
 
@@ -146,7 +147,7 @@ def group_by_tag(
     orders, ranges, start = [], [], 0
     for row_range in plan.ranges:
         rows = plan.rows(row_range)
-        may_group = stored_whole(row_range.topic) and (row_range.queue is None or batch_by_tag == "true")
+        may_group = is_stored_whole(row_range.topic) and (row_range.queue is None or batch_by_tag == "true")
         for part in batch_properties.by_tag(rows) if may_group else [rows]:
             orders.append(part)
             ranges.append(RowRange(row_range.topic, row_range.queue, start, start + len(part)))
@@ -213,7 +214,7 @@ def batch_bytes(options: Options) -> int:
 
 
 class RowChecks(NamedTuple):
-    """All checks of the rows of an Arrow batch, before any row is sent. ``check_topic`` is that of ``RowOwner``."""
+    """All checks of the rows of an Arrow batch, before any row is sent. ``check_topic`` is the method of ``RowOwner``."""
 
     encoder: Encoder
     router: routing.Router
@@ -223,7 +224,9 @@ class RowChecks(NamedTuple):
     def __call__(
         self, batch: pa.RecordBatch, bad_rows: BadRows, first: int, partition: int | None = None
     ) -> tuple[CheckedRows, RoutingPlan]:
-        """The checked columns, and the routing plan. Raises for bad rows; ``first`` is the number of the batch's first row."""
+        """The checked columns, and the routing plan. Raises an error if there are bad rows. ``first`` is the number of the
+        batch's first row.
+        """
         checked = self.encoder.check(batch, bad_rows)
         topics = self.router.topics(batch, bad_rows, first)
         if self.router.needs_good_rows:
@@ -241,8 +244,8 @@ class RowChecks(NamedTuple):
 class RowSender:
     """Sends the Arrow batches of one owner, whose columns are ``columns``, by role.
 
-    ``failed_queues`` is that of ``OutgoingSend``. ``queues`` caches the queues of topics, if several senders share a cache.
-    ``numbered`` returns the queues of a topic in the order of Kafka's partitions.
+    ``failed_queues`` is the same as in ``OutgoingSend``. ``queues`` is a cache of the queues of topics that several senders
+    share. ``partitions_of`` returns the queues of a topic in the order of Kafka's partitions.
     """
 
     def __init__(
@@ -266,7 +269,7 @@ class RowSender:
         self._growth = Growth(settings.features.server_added_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
-        # Not in an environment, whose queues do not change.
+        # In an environment there is no wait, because its queues do not change.
         wait_for_brokers = self._wait_for_brokers if settings.environment is None else None
         router = routing.Router(options, columns, self._queues, queues, partitions_of, wait_for_brokers)
         self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
@@ -288,21 +291,21 @@ class RowSender:
         """Submit the rows in requests. The owner gets completions with row numbers, of which ``first_row`` is the first."""
         self._first_row = first_row
         plan = self._storage.split_by_tag(batch, plan)
-        delayed = checked.delayed
+        delayed_mask = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
-            delayed = delayed[plan.order] if delayed is not None else None
+            delayed_mask = delayed_mask[plan.order] if delayed_mask is not None else None
         for row_range in plan.ranges:
             part, numbers = encoded.slice(row_range.start, row_range.end), plan.rows(row_range)
-            if delayed is not None and delayed[row_range.start : row_range.end].any():
-                is_delayed = delayed[row_range.start : row_range.end]
-                self._send_range(row_range, part.take(np.flatnonzero(is_delayed)), numbers[is_delayed], delayed=True)
+            if delayed_mask is not None and delayed_mask[row_range.start : row_range.end].any():
+                is_delayed = delayed_mask[row_range.start : row_range.end]
+                self._send_range(row_range, part.take(np.flatnonzero(is_delayed)), numbers[is_delayed], is_delayed=True)
                 part, numbers = part.take(np.flatnonzero(~is_delayed)), numbers[~is_delayed]
             self._send_range(row_range, part, numbers)
 
-    def _send_range(self, row_range: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
+    def _send_range(self, row_range: RowRange, encoded: Encoded, rows: Rows, is_delayed: bool = False) -> None:
         """Submit the rows of a range. Delayed rows are single messages without order: brokers ignore delays in a batch."""
-        is_single = delayed or row_range.topic.startswith(codes.RETRY_PREFIX)
+        is_single = is_delayed or row_range.topic.startswith(codes.RETRY_PREFIX)
         max_bytes, start = 0 if is_single else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes, self._max_batch_rows, self._growth):
             chunk_rows = rows[start : start + chunk.rows]
@@ -313,7 +316,7 @@ class RowSender:
                 request = encoding.batch_request(chunk.body, properties, self._settings, now_ms)
             else:  # a row that is too large for a batch, or must not be in one
                 prepared = _single_message(row_range.topic, chunk.body)
-                if delayed and self._options.long_delay == "dmq":
+                if is_delayed and self._options.long_delay == "dmq":
                     prepared, destination = self._long_delay(prepared, destination)
                 topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
             self._owner.submit(
@@ -322,7 +325,7 @@ class RowSender:
                     request,
                     self._options.send_timeout,
                     destination.queue,
-                    ordered=not delayed,
+                    ordered=not is_delayed,
                     filter_queues=self._filter_queues if topic == row_range.topic else None,
                     done=functools.partial(self._owner.on_completion, chunk_rows + self._first_row),
                     msg_ids=RowIds(self._ids.last, chunk_rows) if isinstance(self._ids, RecordingIds) else (),

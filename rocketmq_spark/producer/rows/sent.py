@@ -39,9 +39,9 @@ class _SharedOutcome:
     @functools.cached_property
     def offset_ids(self) -> Sequence[str | None]:
         """The offset message id of each row; the same id for all rows of a batch that is stored as one message."""
-        joined = None if self.result is None else self.result.offset_msg_id
-        ids = (joined or "").split(_SEPARATOR)
-        return ids if len(ids) == len(self.rows) and joined else [joined] * len(self.rows)
+        joined_ids = None if self.result is None else self.result.offset_msg_id
+        ids = (joined_ids or "").split(_SEPARATOR)
+        return ids if len(ids) == len(self.rows) and joined_ids else [joined_ids] * len(self.rows)
 
     @property
     def offset(self) -> int | None:
@@ -141,13 +141,13 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         return np.flatnonzero(self._of_parts([part.result is None for part in self._parts], np.bool_))
 
     def raise_for_failed(self) -> None:
-        """Raise the error of the first failed row, if any row failed. It has a note that says how many did."""
-        failed = self.failed
-        if not len(failed):
+        """Raise the error of the first failed row, if any row failed. The error has a note with the number of failed rows."""
+        failed_rows = self.failed
+        if not len(failed_rows):
             return
-        error = self._parts[self._part_of_row[failed[0]]].outcome
+        error = self._parts[self._part_of_row[failed_rows[0]]].outcome
         assert isinstance(error, RocketMQError)
-        note = f"{len(failed)} of {len(self)} rows failed, the first of them row {failed[0]}"
+        note = f"{len(failed_rows)} of {len(self)} rows failed, the first of them row {failed_rows[0]}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         raise error
@@ -225,7 +225,7 @@ class OutcomeCollector:
 
 def _outcome_of_each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Iterator[_SharedOutcome]:
     """A separate outcome for each row of a request that failed with ``error``."""
-    behind = frozenset(error.behind)
+    ids_behind = frozenset(error.behind)
     not_sent = SendFailed(
         f"not sent, because an earlier message of its group was rejected: {error.message}",
         error.addr, error.broker_code, error.topic, remark=error.remark, remedy=error.remedy,
@@ -233,5 +233,5 @@ def _outcome_of_each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8
     not_sent.__cause__ = error
     for row in rows.tolist():
         msg_id = ids[row].tobytes().decode()
-        outcome: Outcome = error.stored.get(msg_id, not_sent if msg_id in behind else error)
+        outcome: Outcome = error.stored.get(msg_id, not_sent if msg_id in ids_behind else error)
         yield _SharedOutcome(np.array([row]), outcome)

@@ -1,10 +1,11 @@
 """The note of a batch: the end offsets of the sink's queues before any row of the batch was sent.
 
-The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint, written before a task may send. If a driver finds the
-note of an earlier run, rows of the batch may be stored at these offsets or later. A note is no lock: it does not stop another
-driver.
+The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint. The driver writes it before a task may send. If a driver
+finds the note of an earlier run, rows of the batch may be stored at these offsets or later. A note is no lock: it does not stop
+another driver.
 
-The folder also contains the epoch, a number that a rewind increments, so that rows which are sent again get other ids.
+The folder ``rocketmq`` also contains the epoch, a number that a rewind increments, so that rows that are sent again get other
+ids.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ _CHECKSUM_KEY = "sum"
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """The identity of a batch, and the end offsets of the queues before it. ``scope``: namespace and environment of the topics.
-    ``settle_s``: the longest time that a request sent by a run of the batch may take to arrive.
-    ``version``: how the ids of the rows are computed.
+    """The identity of a batch, and the end offsets of the queues before it.
+
+    ``scope`` is a text with namespace and environment of the topics. ``settle_s`` is the longest time that a request of a run of
+    the batch may take to arrive. ``version`` says how the ids of the rows are computed.
     """
 
     name: BatchName
@@ -62,8 +64,8 @@ class BatchNote:
 
     @classmethod
     def from_bytes(cls, content: bytes, path: str) -> BatchNote:
-        """Parse a note. Raises ``UnprovedError`` if the note is damaged. Because a note is written atomically, tasks may have
-        sent rows after it. Raises ``OptionError`` for a note of a later version.
+        """Parse a note. Raises ``UnprovedError`` if the note is damaged: a note is written atomically, so the damage came later,
+        and tasks may have sent rows. Raises ``OptionError`` for a note of a later version.
         """
         try:
             value = json.loads(content)
@@ -193,7 +195,9 @@ def _note_paths(folder: Folder, number: int) -> list[str]:
 
 
 def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_s: float = 0.0) -> BatchNote:
-    """Add to the note the ends of queues that it lacks, to which no task has sent. Durable when the function returns."""
+    """Add the ends of missing queues to the note. No task has sent to these queues. The note is durable when the function
+    returns.
+    """
     extended_note = replace(
         note, ends=note.ends.with_further_queues(current_ends), settle_s=max(note.settle_s, settle_s)
     )
@@ -205,7 +209,7 @@ def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_
 
 
 def _backup_path(path: str) -> str:
-    """Return the path of a copy that is written before the note is replaced. On HDFS, pyarrow deletes the old file first."""
+    """Return the path of a copy to write before a note is replaced, because pyarrow deletes the old file first on HDFS."""
     parent, _, name = path.rpartition("/")
     return f"{parent}/.{name}"
 

@@ -381,14 +381,14 @@ def _create_file(folder_descriptor: int, name: str, content: bytes) -> bool:
     return True
 
 
-def _sync_folder(folder: int) -> None:
+def _sync_folder(folder_descriptor: int) -> None:
     """Flush to disk the directory entries of a folder, and the folder's own entry in its parent."""
-    os.fsync(folder)
-    parent = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    os.fsync(folder_descriptor)
+    parent_descriptor = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder_descriptor)
     try:
-        os.fsync(parent)
+        os.fsync(parent_descriptor)
     finally:
-        os.close(parent)
+        os.close(parent_descriptor)
 
 
 # The schemes that have another name in Spark than in pyarrow.

@@ -44,8 +44,8 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
     """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is no such
     user. The user of this process, root and ``owner`` do not count as other users.
 
-    A missing folder may have been renamed only for a moment. So if it is missing, the function checks whether other users may
-    create it.
+    A missing folder may have been renamed only for a moment. So the function checks whether other users may create a missing
+    folder.
     """
     path = local_path(location)
     if path is None:
@@ -79,8 +79,8 @@ def _exposures_in(path: Path, owner: int) -> Iterator[folders.Exposure]:
 
 
 def _is_free(folder_exposure: folders.Exposure, path: Path) -> bool:
-    """Whether the path can be created safely: the exposed folder is sticky, so only the user who creates a file in it may replace
-    the file.
+    """Whether the path can be created safely, because the exposed folder is sticky: only the user who creates a file in such a
+    folder may replace the file.
     """
     return (
         folder_exposure.uid is None

@@ -1,8 +1,9 @@
 """Rewinds a query to the end of an earlier batch by removing what Spark wrote after it.
 
 ``plan_rewind`` changes nothing. ``execute`` removes the entries of later batches in both logs, and the versions of state that
-these batches wrote; it copies these files to a backup before. Batch N writes version N + 1. If a later version remained, Spark
-would load it when the query reaches that number again. ``drift`` compares the positions of a query with what brokers have now.
+these batches wrote. Before, it copies these files to a backup. Batch N writes version N + 1 of the state. If a later version
+remained, Spark would load this version when the query reaches the same number again. ``drift`` compares the positions of a query
+with what brokers have now.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ class Drift(NamedTuple):
 def drift(
     positions: Mapping[MessageQueue, int | None],
     bounds: Mapping[MessageQueue, QueueBounds],
-    recreated: Collection[MessageQueue] = (),
+    recreated_queues: Collection[MessageQueue] = (),
     unavailable_brokers: Collection[str] = (),
     unregistered_brokers: Collection[str] = (),
 ) -> list[Drift]:
-    """Compare every queue that the query or a broker has. ``recreated``: queues whose topic was deleted and created again;
-    ``unavailable_brokers``: brokers that did not answer; ``unregistered_brokers``: brokers that no name server has
-    registered now.
+    """Compare position and bounds of every queue that the query or a broker has. ``recreated_queues`` are queues whose topic was
+    deleted and created again. ``unavailable_brokers`` are brokers that did not answer. ``unregistered_brokers`` are brokers that
+    are registered at no name server now.
     """
     drifts = []
     for queue in sorted({*positions, *bounds}):
@@ -81,7 +82,7 @@ def drift(
             )
         else:
             drifts.append(
-                Drift(queue, position, queue_bounds, *_drift_state(position, queue_bounds, queue in recreated))
+                Drift(queue, position, queue_bounds, *_drift_state(position, queue_bounds, queue in recreated_queues))
             )
     return drifts
 
@@ -111,8 +112,8 @@ _STATE_FILE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip
 
 
 class RewindPlan(NamedTuple):
-    """``batch`` will be the last batch. The batches ``later_batches`` are removed, and the ``ranges`` that they read will be read
-    again. ``files_to_remove`` are in the order of removal. ``files_to_copy`` are copied to the backup before.
+    """``batch`` will be the last batch. The batches ``later_batches`` are removed, and their ``ranges`` will be read again.
+    ``files_to_copy`` are copied to the backup first. Then ``files_to_remove`` are removed in their order.
     """
 
     batch: LoggedBatch
@@ -151,26 +152,28 @@ def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: in
 
 
 def plan_rewind(folder: Folder, history: Sequence[BatchRead], batch: LoggedBatch) -> RewindPlan:
-    """Return what to remove to rewind to the end of ``batch``. Raises ``OffsetError`` if the state after it was removed."""
+    """Return the plan of a rewind to the end of ``batch``. Raises ``OffsetError`` if Spark removed the state after ``batch``."""
     files = folder.files(recursive=True)
     later_batches = [read.batch.number for read in history if read.batch.number > batch.number]
-    logs = {
+    log_entries = {
         path: (number, log)
         for number in later_batches
         for log in _LOG_FOLDERS
         for path in _entry_files(log, number)
         if path in files
     }
-    states = {path: int(match[2]) for path in files if (match := _STATE_FILE.fullmatch(path))}
-    _check_state_versions(states, batch.number + 1)
-    late_states = {path: (version - 1, "made") for path, version in states.items() if version > batch.number + 1}
+    state_versions = {path: int(match[2]) for path in files if (match := _STATE_FILE.fullmatch(path))}
+    _check_state_versions(state_versions, batch.number + 1)
+    later_states = {
+        path: (version - 1, "made") for path, version in state_versions.items() if version > batch.number + 1
+    }
     files_to_copy = [path for path in files if _LOG_FILE.fullmatch(path)]
     return RewindPlan(
         batch,
         later_batches,
         _ranges_to_repeat(history, batch),
-        _in_removal_order({**logs, **late_states}),
-        sorted({*files_to_copy, *late_states}),
+        _in_removal_order({**log_entries, **later_states}),
+        sorted({*files_to_copy, *later_states}),
     )
 
 
@@ -231,10 +234,10 @@ def _ranges_to_repeat(history: Sequence[BatchRead], batch: LoggedBatch) -> list[
     return sorted(batch_ranges(starts, history[-1].batch)[0])
 
 
-def _check_state_versions(states: Mapping[str, int], version: int) -> None:
+def _check_state_versions(state_versions: Mapping[str, int], version: int) -> None:
     """Raise if a state store has lost the version that the next batch loads."""
     versions: dict[str, set[int]] = {}
-    for path, number in states.items():
+    for path, number in state_versions.items():
         versions.setdefault(path.rpartition("/")[0], set()).add(number)
     incomplete_stores = sorted(store for store, numbers in versions.items() if version not in numbers)
     if incomplete_stores:

@@ -62,7 +62,7 @@ GROUP = "rocketmq_spark_sink"
 # The time limit of one attempt to send a batch. Then another broker is tried, because the broker of the attempt does not answer.
 ATTEMPT_S = 10.0
 _MIN_ATTEMPTS = 6
-# Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
+# The approximate size of a request's Python objects, by which the number of waiting requests is limited if they are small.
 _REQUEST_BYTES = 1 << 10
 
 # The number of queues of each broker, in the order of Kafka's partitions, and how many of these numbers a process keeps.
@@ -103,9 +103,9 @@ def _row_column(field: StructField) -> RowColumn:
 def check_columns(
     schema: StructType, topic: str | None, selector: object = None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the names of the DataFrame's columns by role, including the column of the row id, and the problems with them.
+    """Return the names of the DataFrame's columns by role, including the column of the row id, and the problems with the columns.
 
-    ``selector`` is None if the user set none.
+    ``selector`` is None if the user set no selector.
     """
     return columns.check_columns([_row_column(field) for field in schema.fields], topic, selector, row_id)
 
@@ -143,10 +143,10 @@ def check_sink(options: Options, schema: StructType, stream: bool = False) -> di
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
     if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get properties
-        is_free = (
+        is_name_free = (
             "properties" not in by_role.values()
         )  # with Kafka's columns, the row id may be in a column of this name
-        by_role["properties"] = "properties" if is_free else "properties (emptyBodies)"
+        by_role["properties"] = "properties" if is_name_free else "properties (emptyBodies)"
     problems += _option_problems(options) + exactly_once_checks.option_problems(options, by_role)
     if is_by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _REASON_STREAM if stream else _REASON_TOPIC_COLUMN))
@@ -205,8 +205,8 @@ def _problems_of(check: Callable[[], object]) -> list[str]:
 
 
 def check_topic_names(options: Options, names: Iterable[str]) -> None:
-    """Check that no two tasks of a write used different ``names`` for one topic. The driver checks it, because a task sees only
-    its own rows.
+    """Check that no two tasks of a write used different ``names`` for one topic. The driver makes this check, because a task sees
+    only its own rows.
 
     Logs one warning if an earlier write of this process over the same connection used another name for a topic. This is no error,
     because the earlier write may belong to another query.
@@ -274,19 +274,19 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
     with process.registry_lock():
         kept_counts_by_topic: dict[tuple[object, str], _QueueCounts] = process.entries(_NUMBERS_KEY)
-        previous = kept_counts_by_topic.get(key, ())
-        if previous:
+        previous_counts = kept_counts_by_topic.get(key, ())
+        if previous_counts:
             del kept_counts_by_topic[key]
         kept_counts_by_topic[key] = counts  # the newest is the last
         while sum(1 + len(kept_counts) for kept_counts in kept_counts_by_topic.values()) > _MAX_KEPT_NUMBERS:
             del kept_counts_by_topic[next(iter(kept_counts_by_topic))]
-    if not _keeps_numbers(counts, previous):
+    if not _keeps_numbers(counts, previous_counts):
         logger.warning(
             "the partition numbers of topic %s changed since the last write of this process: now %s, before %s. Brokers that are "
             "down have no numbers",
             topic,
             _numbers_text(counts),
-            _numbers_text(previous),
+            _numbers_text(previous_counts),
         )
     return queues
 
@@ -332,7 +332,7 @@ def _wait_for_route(
             first_error = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
         times_unknown += is_missing and has_brokers  # does not count if brokers registered between the two requests
-        has_brokers = has_brokers or (is_missing and _any_broker(sender))
+        has_brokers = has_brokers or (is_missing and _has_any_broker(sender))
         is_unknown = times_unknown >= max(1, options.num_retries) and not must_exist
         if is_unknown or deadline.expired:
             raise _route_error(sender, e if is_unknown else first_error, None if is_unknown else options.send_timeout)
@@ -354,7 +354,7 @@ def check_timers(
     columns_by_role: Mapping[str, str],
     brokers: Collection[str] | None = None,
 ) -> None:
-    """Check that the topic's brokers have timers if rows may need them, because old brokers would deliver at once.
+    """Check that the topic's brokers have timers if rows may need timers, because old brokers would deliver such rows at once.
 
     With ``longDelay=dmq`` nothing is checked, because each row is sent in the way that its brokers support.
     """
@@ -402,7 +402,7 @@ def check_types(options: Options, topic: str, columns_by_role: Mapping[str, str]
 
 
 def timer_cache(sender: Sender, options: Options) -> BrokerTimers:
-    """Return the process's cache of which brokers have timers. Without it, each short task would ask the brokers again."""
+    """Return the process's cache of the timers of brokers. Without this cache, each short task would ask the brokers again."""
     return BrokerTimers(sender, process.get_or_create(_TIMERS_KEY, session.connection_key(options), dict))
 
 
@@ -428,7 +428,7 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
         check_types(options, options.topic, columns_by_role)
     except RocketMQError as e:
         may_wait = once_per_process or (options.on_send_failure == "spool" and is_transient(e, sender))
-        if not may_wait or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
+        if not may_wait or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _has_any_broker(sender)):
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return
@@ -468,7 +468,7 @@ def _check_route_now(sender: Sender, topic: str, timeout_s: float) -> None:
         try:
             sender.publish_queues(topic, deadline)
         except RouteNotFound as e:
-            if e.broker_code is None or not _any_broker(sender):
+            if e.broker_code is None or not _has_any_broker(sender):
                 raise
             sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered meanwhile
     except RouteNotFound as e:
@@ -477,7 +477,7 @@ def _check_route_now(sender: Sender, topic: str, timeout_s: float) -> None:
         raise sender.with_similar_topics(e) from None
 
 
-def _any_broker(sender: Sender) -> bool:
+def _has_any_broker(sender: Sender) -> bool:
     """Whether any broker is registered. If so, a topic without a route does not exist."""
     try:
         return sender.has_broker()

@@ -1,8 +1,8 @@
 """Exactly-once writes: how a batch is planned, and what its tasks send.
 
 The planner writes a note with the ends of the queues. If the batch has a note already, the planner reads the ids that were stored
-since then. A task computes the ids of its rows from their content, and omits rows that are stored. A later attempt of a task
-reads the stored ids itself.
+after these ends. A task computes the ids of its rows from their content, and omits rows that are stored. A later attempt of a
+task reads the stored ids itself.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ _CHECKED_TOPICS = "topics checked for exactly-once"
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOncePlan:
-    """The planner's data for the tasks of a batch. ``is_repeat``: an earlier run may have sent some of its rows.
+    """The planner's data for the tasks of a batch.
 
-    Then ``stored_hashes`` has the hashes of stored rows by partition, or ``stored_ranges`` the ranges that each task must read.
-    ``stored_counts`` are the numbers of stored rows by partition.
+    With ``is_repeat``, an earlier run may have sent some rows of the batch. Then the plan has either ``stored_hashes``, the
+    hashes of stored rows by partition, or ``stored_ranges``, the ranges that each task must read. ``stored_counts`` are the
+    numbers of stored rows by partition.
     """
 
     name: BatchName
@@ -254,22 +255,22 @@ class ExactlyOnceTask:
         """
         if self._stored_rows is None:
             return None
-        to_send = self._stored_rows.missing(self.hashes(batch, columns, items()))
+        is_missing = self._stored_rows.missing(self.hashes(batch, columns, items()))
         if MESSAGE_ID in columns and self._stored_rows.exceeded:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored, but it "
                 "cannot be determined which",
                 remedy="Option 'messageId' must name a column that identifies a row",
             )
-        return None if to_send.all() else to_send
+        return None if is_missing.all() else is_missing
 
     def limited_sender(self, sender: Sender) -> Sender:
         """Return ``sender`` limited to the queues in the note. It stops sending when Spark abandons this attempt."""
         return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
 
     def end_sending(self) -> None:
-        """Close the connections after this attempt has failed, because its data must not arrive after the next attempt has
-        read ids.
+        """Close the connections after this attempt has failed: its rows must not arrive after the next attempt has read the
+        stored ids.
         """
         close_connections(self._options)
 
@@ -318,8 +319,9 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
 class NotedQueuesSender:
     """A sender that uses only the queues in the note. Queues that were added later are used after the next plan.
 
-    After its attempt was abandoned, it sends nothing, because the next attempt may have read the stored ids already. Senders of
-    one process with the same queues are equal, so that tasks share the objects that a process keeps for each sender.
+    After Spark has abandoned the attempt, this sender sends nothing, because the next attempt may have read the stored ids
+    already. Senders of one process with the same queues are equal, so that tasks share the objects that a process keeps for each
+    sender.
     """
 
     def __init__(
@@ -367,16 +369,16 @@ class NotedQueuesSender:
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         published_queues = self._sender.publish_queues(topic, deadline, refresh)
-        cached = self._noted_queues_by_topic.get(topic)
-        if cached is None or cached[0] is not published_queues:
-            cached = self._noted_queues_by_topic[topic] = (
+        cached_queues = self._noted_queues_by_topic.get(topic)
+        if cached_queues is None or cached_queues[0] is not published_queues:
+            cached_queues = self._noted_queues_by_topic[topic] = (
                 published_queues,
                 tuple(queue for queue in published_queues if queue in self._queues),
             )
-        if not cached[1]:
+        if not cached_queues[1]:
             raise BrokerNotFound(
                 "none of the queues that the topic had when the batch was begun takes messages now",
                 topic=topic,
                 remedy="Start the brokers that the topic had then",
             )
-        return cached[1]
+        return cached_queues[1]

@@ -25,7 +25,7 @@ MIN_SETTLE_S = 4.0
 IN_FLIGHT_S = 2.0
 _KILL_TIMEOUT = "spark.python.task.killTimeout"
 ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
-# Spark's values of settings that are not set.
+# The values that Spark uses for settings that are not set.
 _DEFAULT_SETTINGS = {"spark.speculation": "false"}
 
 
@@ -94,8 +94,8 @@ def written_topics(options: Options) -> list[str]:
 
 
 def check_settings(get_setting: Callable[[str], str | None], streaming: bool, context_text: str) -> None:
-    """Raises ``OptionError`` if Spark's settings allow repeated stages or other partitions on a repeat, which the sink cannot
-    detect. ``get_setting`` returns a setting, or None if it is not set.
+    """Raises ``OptionError`` if Spark's settings allow that stages are repeated, or that a repeat has other partitions. The sink
+    can detect neither. ``get_setting`` returns a setting, or None if it is not set.
     """
     wrong_settings = [
         f"{name}={value} (it is {get_setting(name) or 'not set'})"
@@ -106,7 +106,7 @@ def check_settings(get_setting: Callable[[str], str | None], streaming: bool, co
         raise OptionError(
             f"option 'deliveryGuarantee' is exactly-once, but {context_text} lacks {', '.join(wrong_settings)}",
             remedy="Start the Spark context with exactly_once_conf(): SparkSession.builder.config(map=exactly_once_conf()). "
-            "Set later, they change nothing",
+            "After the start, these settings have no effect",
         )
 
 
@@ -121,7 +121,9 @@ def check_registered() -> None:
 
 
 def check_progress(options: Options, asynchronous: bool) -> None:
-    """Raise ``OptionError`` if Spark may repeat rows in other batches, because it does not log a batch before it runs it."""
+    """Raise ``OptionError`` if Spark does not log a batch before it runs the batch, because Spark may then repeat rows in other
+    batches.
+    """
     if is_exactly_once(options) and asynchronous:
         raise OptionError(
             f"option 'deliveryGuarantee' is exactly-once, but option {ASYNC_PROGRESS!r} is true: after a restart Spark may "
@@ -150,7 +152,9 @@ def check_settle(get_setting: Callable[[str], str | None], settle_s: float) -> N
 
 
 def check_batch(get_property: Callable[[str], str | None], query: str, number: int, names: Mapping[str, str]) -> None:
-    """Raise ``OptionError`` if a task runs in another query or batch than its note says. ``names`` are the local properties."""
+    """Raise ``OptionError`` if a task runs in another query or batch than its note says. ``names`` are the names of Spark's local
+    properties that contain query and batch.
+    """
     for name, noted_value in ((names["query"], query), (names["batch"], str(number))):
         value = get_property(name)
         if value is not None and value != noted_value:

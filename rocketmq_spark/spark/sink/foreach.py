@@ -69,7 +69,7 @@ def write_rocketmq(
     write_name: str | None = None,
     **options: Unpack[SinkOptions],
 ) -> Written:
-    """Writes a batch DataFrame. Unlike ``df.write_name.format("rocketmq").save()`` it needs no ``mode("append")``.
+    """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()``, it needs no ``mode("append")``.
 
     Args:
         df: A DataFrame with columns of the sink (docs/options.md, "Columns of the sink").
@@ -246,8 +246,8 @@ class _QueryRun(NamedTuple):
 
 @contextmanager
 def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
-    """Check and register a write of a batch. Another write with the same name, later or at the same time, is an error; a failed
-    write may be repeated.
+    """Check and register a write of a batch. Another write with the same name is an error, be it later or at the same time. A
+    failed write may be repeated.
     """
     folder = checkpoint_folder(batch.checkpoint)
     name = batch_notes.batch_name(folder, batch.write_name, batch.number)

@@ -31,15 +31,17 @@ class AtBroker:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Counts of rows that brokers have, of their bytes (bodies and properties on the wire), of batches and of retries.
+    """The numbers of rows that brokers have, of their bytes (bodies and properties on the wire), of batches and of retries.
 
-    ``brokers`` has the rows, bytes, batches and failed attempts of each broker.
-    ``batches`` counts requests: batches, and rows that were sent alone. ``spooled`` rows are in the spool of
-    their worker, and not included in ``rows``. With ``deliveryGuarantee`` exactly-once, ``rows`` includes ``confirmed`` rows,
-    which were not acknowledged, but which the sink found in the topic. ``already_stored`` rows, not included in ``rows``, were
-    stored by an earlier attempt. ``unmatched`` messages of earlier attempts match no row of this attempt. ``found`` is the number
-    of messages that earlier runs of the batch stored for the counted tasks, ``found_of_batch`` the number for all tasks of the
-    batch. ``left_out`` headers of ``kafkaColumns`` were not stored.
+    ``brokers`` has the rows, bytes, batches and failed attempts of each broker. ``batches`` counts requests: batches, and rows
+    that were sent alone. ``spooled`` rows are in the spool of their worker, and not included in ``rows``.
+
+    With ``deliveryGuarantee`` exactly-once, ``rows`` includes ``confirmed`` rows: the sink got no acknowledgement, but found
+    these rows in the topic. ``already_stored`` rows were stored by an earlier attempt, and are not included in ``rows``.
+    ``unmatched`` messages of earlier attempts match no row of this attempt. ``found`` is the number of messages that earlier runs
+    of the batch stored for the counted tasks. ``found_of_batch`` is this number for all tasks of the batch.
+
+    ``left_out`` headers of ``kafkaColumns`` were not stored.
     """
 
     rows: int = 0
@@ -79,8 +81,8 @@ class Written:
         )
 
     def of_all_tasks(self) -> Written:
-        """Return these counts. ``unmatched`` then also has the messages of tasks that only an earlier run had, because no row can
-        match these messages.
+        """Return these counts with a higher ``unmatched``: it also has the messages of tasks that only an earlier run had,
+        because no row can match these messages.
         """
         return replace(self, unmatched=self.unmatched + max(0, self.found_of_batch - self.found))
 
@@ -103,12 +105,12 @@ class Written:
         return f"{text} ({'; '.join(parts)})" if parts else text
 
 
-def total(tasks: Iterable[Written | None]) -> Written:
+def total(counts_by_task: Iterable[Written | None]) -> Written:
     """Return the sum of the counts of all tasks. None stands for a task that did not finish."""
     written, all_finished = Written(), True
-    for task in tasks:
-        if task is not None:
-            written += task
+    for task_counts in counts_by_task:
+        if task_counts is not None:
+            written += task_counts
         else:
             all_finished = False
     return written.of_all_tasks() if all_finished else written
@@ -144,7 +146,9 @@ def warn_of_omitted_headers(written: Written, write_text: str) -> None:
 
 
 def with_counts(error: RocketMQError, written: Written) -> RocketMQError:
-    """Return ``error`` with the counts of its task, in the same line, because Spark shows only the last line of a traceback."""
+    """Return ``error`` with the counts of its task. The counts are on the error's line, because Spark shows only the last line of
+    a traceback.
+    """
     notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
     remedy = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
     error_with_counts = type(error)(
@@ -163,7 +167,7 @@ class TaskCounts:
         self.left_out = self.unmatched = self.found = self.found_of_batch = 0
         self._brokers: dict[str, list[int]] = {}
 
-    def acknowledged(
+    def count_acknowledged(
         self, broker: str, rows: int, size: int, retries: int = 0, failed_brokers: Iterable[str] = ()
     ) -> None:
         """Count a batch that ``broker`` has stored. ``failed_brokers`` are the brokers of its failed attempts."""
@@ -178,15 +182,15 @@ class TaskCounts:
         for name in failed_brokers:
             self._counts_of(name)[3] += 1
 
-    def spooled(self, rows: int) -> None:
+    def count_spooled(self, rows: int) -> None:
         """Count rows that are in the spool."""
         self._spooled += rows
 
-    def already_stored(self, rows: int) -> None:
+    def count_already_stored(self, rows: int) -> None:
         """Count rows that were omitted, because they are stored."""
         self._already_stored += rows
 
-    def confirmed(self, rows: int) -> None:
+    def count_confirmed(self, rows: int) -> None:
         """Count rows whose acknowledgement was lost, but which are stored. They also count as acknowledged."""
         self._confirmed += rows
 

@@ -91,8 +91,8 @@ class SinkChecks:
             numbers = [number for number in numbers if number not in new_reasons]
 
     def _check_rows(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
-        """Check rows as a task of the sink does. Raises an error for bad rows, and adds the rows that it can name to
-        ``bad_rows``.
+        """Check rows as a task of the sink does. Raises an error if there are bad rows. Adds bad rows to ``bad_rows``, except
+        those that the check cannot name.
         """
         batch = self._batch(rows)
         if self._options.topic is None:
@@ -135,7 +135,7 @@ class SinkChecks:
         def queues(topic: str, refresh: bool) -> Any:
             return routes.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
 
-        # For some reasons a broker rejects a single message, but drops the message silently if it is in a batch.
+        # If a broker rejects a single message for some reasons, it drops the same message silently if it is in a batch.
         storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)
         self._tools = routes, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
         return self._tools

@@ -63,7 +63,9 @@ ABANDONED_CHECK_S = 0.5
 
 
 def _fault_table(options: Options) -> FaultTable:
-    """Return the process's table of slow and failing brokers. Without it, each short task would try the failing brokers again."""
+    """Return the process's table of slow and failing brokers. Without this table, each short task would try the failing brokers
+    again.
+    """
     settings = checks.producer_settings(options)
     table_settings = settings.fault_tables, settings.send_latency_fault
     return process.get_or_create(
@@ -74,8 +76,8 @@ def _fault_table(options: Options) -> FaultTable:
 class TaskWriter:
     """Sends the rows of one task.
 
-    The driver determines ``environment_queues``, and ``partition_queues``, the queues in the order of Kafka's
-    partitions (see ``checks``). If rows name their topics, the task determines the partition numbers of each topic once.
+    The driver determines ``environment_queues``, and ``partition_queues``: the queues in the order of Kafka's partitions (see
+    ``checks``). If rows name their topics, the task determines the partition numbers of each topic once.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class TaskWriter:
         if self._exactly_once is not None:
             if (rows_mask := self._exactly_once.rows_to_send(encoded.joined, batch, self._columns)) is not None:
                 batch, all_rows = batch.filter(pa.array(rows_mask)), batch
-                self._counts.already_stored(len(all_rows) - len(batch))
+                self._counts.count_already_stored(len(all_rows) - len(batch))
                 if not len(batch):
                     return
                 checked, plan = self._check_rows(batch)
@@ -234,8 +236,8 @@ class TaskWriter:
         self._outcomes.put((len(rows), completion))
 
     def _next_outcome(self) -> tuple[int, SendCompletion]:
-        """Return the number of rows and the outcome of the next batch that ends. Raises ``SendFailed`` if no batch ends in time,
-        which is a bug of the engine.
+        """Wait for the next batch that ends, and return its number of rows and its outcome. Raises ``SendFailed`` if no batch
+        ends in time, because this is a bug of the engine.
         """
         allowed_lookups = 1 if self._exactly_once is None else LOOKUP_STEPS
         timeout_s = allowed_lookups * self._options.send_timeout + LOST_SEND_S
@@ -270,12 +272,12 @@ class TaskWriter:
                 remedy="Check whether the broker's disk and slaves keep up",
             )
         if outcome.status is SendStatus.SPOOLED:
-            self._counts.spooled(rows)
+            self._counts.count_spooled(rows)
             return
         if completion.confirmed_count:
-            self._counts.confirmed(completion.confirmed_count)
+            self._counts.count_confirmed(completion.confirmed_count)
         failed_brokers = completion.brokers[:-1]
-        self._counts.acknowledged(
+        self._counts.count_acknowledged(
             completion.brokers[-1], rows, completion.outgoing.size, completion.attempts - 1, failed_brokers
         )
 
@@ -298,8 +300,8 @@ def write_task(
 ) -> TaskCommitMessage:
     """Send the rows of the calling task. A later attempt logs a warning that rows may be in the topic twice.
 
-    Writers cannot see whether ``spark.speculation`` is on. A speculative attempt has a number like an attempt after a failure,
-    and the same effect. With ``plan``, a later attempt reads which rows are stored, and omits them.
+    The warning also appears for speculative attempts, because their numbers are like those of attempts after a failure. With
+    ``plan``, a later attempt reads which rows are stored, and omits these rows.
     """
     task = TaskContext.get()
     partition_id = task.partitionId() if task is not None else None

@@ -1,8 +1,8 @@
 """Spark's writers of batches and streams.
 
 The writers check the write on the driver, create a ``TaskWriter`` in each task, and log the counts that tasks return in commit
-messages. Spark calls the constructor of a stream's writer twice per micro-batch. So checks that need brokers run once per
-process, and not in the process in which Spark only commits.
+messages. Spark creates the writer of a stream twice per micro-batch. So checks that need brokers run once per process, and not in
+the process in which Spark only commits.
 """
 
 from __future__ import annotations

@@ -490,12 +490,14 @@ def with_compaction_minimum(
         unanswered_queues.add(queue)
         on_error(error, queue)
 
-    first_kept = fetch_first_kept(queues_below_minimum, note_error)
+    first_kept_offset = fetch_first_kept(queues_below_minimum, note_error)
     return {
         queue: queue_bounds._replace(
-            min_offset=min(queue_bounds.min_offset, first_kept[queue], positions.get(queue, first_kept[queue]))
+            min_offset=min(
+                queue_bounds.min_offset, first_kept_offset[queue], positions.get(queue, first_kept_offset[queue])
+            )
         )
-        if queue in first_kept
+        if queue in first_kept_offset
         else queue_bounds
         for queue, queue_bounds in bounds.items()
         if queue not in unanswered_queues

@@ -221,7 +221,7 @@ def read_partition(
                         if options.kafka_columns
                         else batch
                     )
-    bad_messages.summary()
+    bad_messages.log_summary()
 
 
 def _recreation_check(

@@ -38,7 +38,7 @@ def test_packages(changed: dict[str, str | None], level: Level, remedy: str | No
 
 
 def test_pyspark_without_data_sources() -> None:
-    found = findings.no_data_sources("3.5.9")
+    found = findings.no_data_sources_finding("3.5.9")
     assert found.level is Level.ADVICE
     assert "3.5.9 lacks pyspark.sql.datasource" in found.text
     assert "read_rocketmq" in str(found.remedy)

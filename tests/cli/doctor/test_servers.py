@@ -91,11 +91,11 @@ def test_settings_that_make_reads_slow_say_the_lines() -> None:
 
 
 def test_settings_that_are_not_told_are_not_judged() -> None:
-    found = servers.unreadable_settings("a", AccessDenied("access denied", remark="check signature failed"))
+    found = servers.unreadable_settings_finding("a", AccessDenied("access denied", remark="check signature failed"))
     assert (found.level, found.text) == (Level.ADVICE, "does not report its settings: check signature failed")
-    locked = servers.unknown_user("a", AccessDenied("access denied", remark="check signature failed"))
+    locked = servers.unknown_user_finding("a", AccessDenied("access denied", remark="check signature failed"))
     assert (locked.level, locked.text) == (Level.BROKEN, "does not know this user: check signature failed")
-    state = servers.unreadable_state("a", ServerFault("refused", remark="java.util.NoSuchElementException"))
+    state = servers.unreadable_state_finding("a", ServerFault("refused", remark="java.util.NoSuchElementException"))
     assert (state.level, state.text.rpartition(": ")[2]) == (Level.ADVICE, "java.util.NoSuchElementException")
 
 

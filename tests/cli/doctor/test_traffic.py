@@ -169,7 +169,7 @@ def test_a_new_group_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_checkpoint_of_another_topic() -> None:
-    found = servers.reads_other_topics("checkpoint c", {"b", "a"}, ["other"])
+    found = servers.reads_other_topics_finding("checkpoint c", {"b", "a"}, ["other"])
     assert (found.level, found.text) == (Level.ADVICE, "its query reads a, b, not other")
 
 

@@ -33,11 +33,11 @@ def test_delayed_messages_of_removed_queue_are_sent(rocketmq: LocalBroker, topic
         with Producer(name_server=rocketmq.name_server, group="p") as producer:
             producer.send(Message(inner, body), queue=gone)
             producer.send(Message(inner, elsewhere), queue=gone._replace(queue_id=0))
-        assert wait_until(lambda: node.waiting == 2, Deadline.after(WAIT_S), 0.02)
+        assert wait_until(lambda: node.waiting_count == 2, Deadline.after(WAIT_S), 0.02)
         rocketmq.admin.resize_topic(inner, 1, ["broker-a"])
         assert wait_until(lambda: gone not in node._checkpoints, Deadline.after(WAIT_S), 0.1)
         lead_s = 3600.0
-        assert wait_until(lambda: node.sent == 2, Deadline.after(WAIT_S), 0.02)
+        assert wait_until(lambda: node.sent_count == 2, Deadline.after(WAIT_S), 0.02)
     finally:
         over.set()
         running.join(60)

@@ -40,8 +40,8 @@ def test_messages_in_recreated_inner_topic_are_sent(
                 envelope = Envelope(topic, due_ms, name, due_ms, 0, f"UNIQ_KEY\x01{name}\x02", name.encode())
                 producer.send(Message(inner, envelope.pack()))
                 if name.startswith("old"):
-                    assert wait_until(lambda sent=sent: node.sent == sent + 1, Deadline.after(WAIT_S), 0.02)
-        assert wait_until(lambda: node.sent == len(names), Deadline.after(WAIT_S), 0.02)
+                    assert wait_until(lambda sent=sent: node.sent_count == sent + 1, Deadline.after(WAIT_S), 0.02)
+        assert wait_until(lambda: node.sent_count == len(names), Deadline.after(WAIT_S), 0.02)
     finally:
         over.set()
         running.join(60)

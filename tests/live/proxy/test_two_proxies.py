@@ -86,7 +86,7 @@ def bring_up_another_proxy(mq: LocalBroker) -> None:
     assert members is not None
 
     def make(port: int) -> processes.Program:
-        jars, conf = members.parts.proxy_jars, members.parts.proxy_conf
+        jars, conf = members.start_settings.proxy_jars, members.start_settings.proxy_conf
         return members._with_flags(
             servers.proxy(members.workspace.data / "second", jars, port, members.name_server, conf)
         )
