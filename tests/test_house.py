@@ -174,7 +174,7 @@ PRIVATE_USES = {
 PRIVATE_USES_IN_TESTS = {
     ".": 75, "aio": 61, "chaos": 1, "cli": 77, "client": 79, "columnar": 7, "compat": 8, "consumer": 222, "decode": 5,
     "delay": 47, "encode": 1, "fuzz": 2, "grpc_proxy": 92, "live": 44, "localbroker": 38, "producer": 81, "queues": 2,
-    "remoting": 52, "sink": 53, "source": 21, "spark": 3, "spool": 44, "wire": 2,
+    "remoting": 51, "sink": 53, "source": 21, "spark": 3, "spool": 44, "wire": 2,
 }  # fmt: skip
 
 

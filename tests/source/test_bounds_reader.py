@@ -68,7 +68,7 @@ def scripted():
     session.close_all()
 
 
-def test_first_connection_is_that_of_the_bounds_for_which_it_was_made(scripted):
+def test_first_connection_is_that_of_its_bounds(scripted):
     """The name server is another one, so nothing connected before. A plan that checked this poll need not ask brokers again."""
     with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: route(1, {"broker-a": scripted.address})}) as name_server:
         one = bounds_reader(name_server.address)
@@ -78,7 +78,7 @@ def test_first_connection_is_that_of_the_bounds_for_which_it_was_made(scripted):
         assert before == after == (scripted.address, before[1])
 
 
-def test_bounds_without_a_connection_to_a_master_are_those_of_a_slave(scripted, monkeypatch):
+def test_bounds_without_a_master_connection_are_of_a_slave(scripted, monkeypatch):
     """Another stream of the program fetched a newer route, without the master, after this one had its own."""
     monkeypatch.setattr(RemotingOffsetReader, "connection", lambda self, broker_name: None)
     view = bounds_reader(scripted.address).fetch_complete_view()

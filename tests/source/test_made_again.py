@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rocketmq_spark import session
+from rocketmq_spark import options, session
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import CheckpointMismatch, DataLossError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
@@ -93,10 +93,13 @@ def test_queue_refilled_by_a_restart_between_plans_is_noticed(scripted, name_ser
     scripted.on(SEARCH, search)
     scripted.on(PULL, younger)
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, ok())
-    run = Run(name_server.address, log({A: 10, B: 50}), **{**QUICK, **given, "available_now": False})
+    given_options = {name: value for name, value in {**QUICK, **given}.items() if name != "available_now"}
+    run = Run(name_server.address, log({A: 10, B: 50}), **given_options)
     polls = len(scripted.seen(STATS))
     eventually(lambda: run.latest() == run.offset and len(scripted.seen(STATS)) > polls + 2)
-    pool = session.client(run.reader._stream._options).rpc_client.pool
+    # The reader's client is that of equal options.
+    options_of_reader = options.parse({"nameServer": name_server.address, "routeRefresh": 0, **given_options})
+    pool = session.client(options_of_reader.for_role("stream source")).rpc_client.pool
     scripted.drop()
     eventually(lambda: not pool.is_connected(scripted.address))
     scripted.on(STATS, stats({A: (minimum, 10), B: (minimum, 100)}, newest={A: MARK, B: 2 * MARK}))

@@ -164,7 +164,7 @@ def test_available_now_run_logs_once_for_which_broker_it_waits(scripted, caplog)
     assert caplog.text.count("no broker answers for t/broker-b/0") == 1
 
 
-def test_available_now_run_of_the_same_reader_has_ends_of_its_own(scripted):
+def test_second_available_now_run_has_ends_of_its_own(scripted):
     """The first run ends before the last message, and brokers report the same bounds in both."""
     run = Run(scripted.address, log(6), available_now=True, **QUICK)
     scripted.on(STATS, stats({A: (5, 25)}))

@@ -151,7 +151,7 @@ def test_a_start_waits_for_a_topic_as_long_as_topic_wait(broker):
 
 
 @pytest.mark.parametrize("offset", [None, '{"reads":{"clusters":["c"]},"topics":{},"v":1}'], ids=["new", "restart"])
-def test_available_now_run_reads_the_first_topic_for_which_it_waited(broker, offset):
+def test_available_now_run_reads_the_awaited_topic(broker, offset):
     """Its ends are those of the topics that exist when the wait is over."""
     listed = [ok(json.dumps({"topicList": names}).encode()) for names in (["other"], ["other", "family-a"])]
     expose(broker, "family-a")

@@ -140,7 +140,7 @@ def test_read_deadline_begins_when_the_topic_is_there():
 
 
 @pytest.mark.parametrize("looks", range(4))
-def test_topic_deadline_that_expires_during_an_attempt_ends_no_stream_of_a_pattern(looks):
+def test_topic_deadline_during_an_attempt_ends_no_stream(looks):
     """The attempt that finds no topic then is not the last one: a stream starts without a topic."""
 
     class Expiring(Deadline):
