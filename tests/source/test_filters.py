@@ -431,7 +431,7 @@ HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
         (
             {},
             HERE,
-            "is of namespace 'here', and this query of no namespace. Start it with option 'namespace' as before",
+            "is of namespace 'here', and this query of no namespace. Start the query with option 'namespace' as before",
         ),
         (THERE, HERE, "is of namespace 'here', and this query of namespace 'there'"),
         (HERE, {"namespace": ""}, "is of no namespace, and this query of namespace 'here'"),
@@ -439,7 +439,8 @@ HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
             {**HERE, **NAMED},
             {"namespace": "", "environment": "test"},
             "is of no namespace and environment 'test', and this query of namespace 'here' and environment 'dev'. "
-            r"Start it with an empty option 'namespace' and option 'environment' \(or variable ROCKETMQ_ENVIRONMENT\) as before, "
+            r"Start the query with an empty option 'namespace' and option 'environment' "
+            r"\(or variable ROCKETMQ_ENVIRONMENT\) as before, "
             "or with a new checkpointLocation",
         ),
     ],
@@ -476,7 +477,9 @@ def test_checkpoint_of_other_topics_is_refused_unless_loss_is_ok(given, named):
     found = Offsets({MessageQueue(topic, "broker-a", 0): 1 for topic in "tu"})
     with pytest.raises(CheckpointMismatch) as caught:
         checkpoint_identity.check_checkpoint(meaning(**given), found)
-    assert f"the checkpoint is of topics t, u, and this query of {named}. Start it with a new" in str(caught.value)
+    assert f"the checkpoint is of topics t, u, and this query of {named}. Start the query with a new" in str(
+        caught.value
+    )
     assert "With failOnDataLoss=warn" in str(caught.value)
     checkpoint_identity.check_checkpoint(meaning(**given, failOnDataLoss="warn"), found)
 

@@ -1,4 +1,4 @@
-"""Spark's batch reader. It uses predicates to shorten the ranges that it reads, or as a filter on the broker.
+"""Spark's batch reader, which uses predicates to shorten the ranges that it reads, or as a filter on the broker.
 
 Spark applies every predicate to the rows again. So a read with predicates may return rows that do not match, but must return all
 rows that match. Predicates on times do not shorten ranges. A broker finds the offset of a time by a binary search, and this
@@ -54,15 +54,15 @@ _Test = Callable[[Any], bool]
 def is_pushdown_enabled() -> bool:
     """Whether Spark will push predicates to a reader that this process creates.
 
-    If Spark's conf disables the pushdown, Spark rejects a reader that has ``pushFilters``. A planner process cannot read the
-    conf, but it knows which worker module it runs. Spark runs the module that pushes predicates only if the pushdown is enabled.
+    If Spark's conf disables the pushdown, Spark rejects a reader that has ``pushFilters``. A process that plans a read cannot
+    read Spark's conf, but knows its worker module. Spark runs the module that pushes predicates only if the pushdown is enabled.
     """
     return process.is_worker(_PUSHDOWN_WORKER)
 
 
 @dataclass(slots=True)
 class Predicates:
-    """The conditions of all predicates on each column. A field that is None stands for no condition."""
+    """The conditions of all predicates on each column. None in a field means no condition."""
 
     tests_by_column: dict[str, list[_Test]]
     offset_from: int | None = None
@@ -72,8 +72,8 @@ class Predicates:
     def prune(self, r: OffsetRange, has_aligned_offsets: bool = True) -> OffsetRange | None:
         """Return the part of a range where rows may match; None if no row can match.
 
-        ``has_aligned_offsets`` is False if messages of the range may have larger offsets than their positions. Then the lower
-        bound of offsets does not shorten the range.
+        ``has_aligned_offsets`` is False if messages of the range may have larger offsets than their positions. The lower bound of
+        a predicate on offsets does not shorten such a range.
         """
         column_values = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
         if not all(test(column_values[name]) for name, tests in self.tests_by_column.items() for test in tests):
@@ -134,7 +134,7 @@ def _test_of(predicate: Filter) -> _Test | None:
 
 
 def _integer_interval(predicate: Filter) -> tuple[int | None, int | None]:
-    """Return the integers that can match, as ``[low, end)``. A bound that is None does not exist."""
+    """Return the integers that can match, as ``[low, end)``. None as ``low`` or ``end`` means no bound."""
     match predicate:
         case EqualTo(_, value) | EqualNullSafe(_, value):
             number = _as_int(value)
@@ -144,7 +144,7 @@ def _integer_interval(predicate: Filter) -> tuple[int | None, int | None]:
             known_numbers = [number for number in numbers if number is not None]
             return (min(known_numbers), max(known_numbers) + 1) if len(known_numbers) == len(numbers) else (None, None)
         case GreaterThan(_, value) | GreaterThanOrEqual(_, value):
-            return (_as_int(value), None)  # for ``>``, Spark drops the one row too many
+            return (_as_int(value), None)  # for ``>``, Spark drops the row of the bound itself
         case LessThan(_, value) | LessThanOrEqual(_, value):
             number = _as_int(value)
             return (None, None if number is None else number + 1)
@@ -172,7 +172,7 @@ logger = logging.getLogger(__name__)
 
 
 class RocketMQReader(DataSourceReader):
-    """A batch read. Its start and end are determined once, when Spark plans the read."""
+    """The reader of one batch. The start and the end of the batch are determined once, when Spark plans the read."""
 
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = options
@@ -194,7 +194,7 @@ class RocketMQReader(DataSourceReader):
     def _plan_ranges(
         self, reader: BoundsReader, wait_limits: WaitLimits
     ) -> tuple[Bounds, list[OffsetRange], list[Loss]]:
-        """Return the bounds of the queues, the ranges to read, and the losses before them."""
+        """Return the bounds of the queues, the ranges to read, and the losses of messages that cannot be read any more."""
         options = self._options
         view = fetch_bounds_of_masters(reader, options, wait_limits)
         if not view.topics:
@@ -229,7 +229,7 @@ class PrunedReader(RocketMQReader):
             topics = _tag_filterable_topics(self._options)
             if topics:
                 self._options = replace(self._options, tags=dict.fromkeys(topics, " || ".join(sorted(tags))))
-        return filters  # Spark applies all of them again
+        return filters  # Spark applies all filters to the rows again
 
 
 def _tag_filterable_topics(options: Options) -> list[str]:
@@ -255,8 +255,8 @@ def _pruned_ranges(
     ranges: list[OffsetRange], predicates: Predicates, offset_reader: OffsetReader, options: Options
 ) -> list[OffsetRange]:
     offset_from = predicates.offset_from
-    # If the index of a queue was damaged, each later message has a larger offset than its position. A message that is stored at
-    # its own offset shows that no position before this message is shifted.
+    # If the index of a queue was damaged, each later message has a larger offset than its position. If a message has the same
+    # offset as its position, so has each message before this message.
     checked_offsets = (
         {} if offset_from is None else {r.queue: min(offset_from, r.end - 1) for r in ranges if r.start < offset_from}
     )

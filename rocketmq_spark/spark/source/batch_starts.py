@@ -6,14 +6,14 @@ in a new query, at the initial offset. The order of Spark's calls shows where th
 * A run of a query with a checkpoint begins with ``partitions(x, x)``, where ``x`` is the newest end in the log. If the batch that
   ends at ``x`` is not committed, Spark runs this batch before it calls ``latestOffset()``.
 * In a new query, Spark calls ``latestOffset()`` first, and calls ``initialOffset()`` before it plans the batch.
-* Later calls of ``partitions`` do not move the start. Spark may never plan a batch, because it omits a source whose rows are not
-  used. Spark may also plan a batch twice, because a program kept the DataFrame of the batch.
+* Later calls of ``partitions`` do not move the start. Spark may never plan a batch, because Spark omits a source whose rows are
+  not used. Spark may also plan a batch twice, if a program kept the DataFrame of the batch.
 
 With ``spark.sql.streaming.triggerAvailableNowWrapper.enabled`` Spark calls the methods in another order. At a restart, Spark asks
-for the end of a batch before it passes the newest logged end. The end of this batch would be computed from the wrong start, so
-``BatchStarts`` raises an error before Spark logs the end. In a new query, the only batch ends at the first end that
-``latestOffset()`` returns. Spark then calls ``latestOffset()`` again, but only to report progress, and the batch is not finished
-yet. So a batch counts as finished only if Spark has planned it, and later asks for another end.
+for the end of a batch before it passes the newest logged end. ``BatchStarts`` then raises an error, so that Spark does not log an
+end that was computed from the wrong start. In a new query, the only batch ends at the first end that ``latestOffset()`` returns.
+Spark then calls ``latestOffset()`` again, but only to report progress, and the batch is not finished yet. So a batch counts as
+finished only if Spark has planned it, and later asks for another end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rocketmq_spark.errors import OptionError
 
 
 class BatchStart(NamedTuple):
-    """The start of a batch: ``offset`` as Spark logs it, None for the initial offset.
+    """The start of a batch. ``offset`` is the log entry of the start, or None for the initial offset.
 
     ``is_finished`` is whether Spark has read everything before ``offset``.
     """
@@ -36,7 +36,8 @@ class BatchStart(NamedTuple):
 class BatchStarts:
     """The end that a run has reached, which is the start of its next batch.
 
-    Each reader has its own ``BatchStarts``, and calls a method of it when Spark calls the corresponding method of the reader.
+    Each reader has its own ``BatchStarts``. When Spark calls a method of the reader, the reader calls the corresponding method of
+    ``BatchStarts``.
     """
 
     def __init__(self) -> None:
@@ -45,9 +46,7 @@ class BatchStarts:
         self._is_unconfirmed = False
 
     def next_start(self) -> BatchStart:
-        """Return the start of the batch whose end Spark asks for. Raises ``OptionError`` if Spark has not passed this start
-        yet.
-        """
+        """Return the start of the batch whose end Spark asks for. Raises ``OptionError`` if Spark has not passed the start."""
         self._check_call_order()
         return self._start
 
@@ -75,8 +74,8 @@ class BatchStarts:
         if self._is_unconfirmed:
             raise OptionError(
                 "Spark asked for the end of a batch before it passed the start from the checkpoint, so the batch could read "
-                "messages twice. Spark does this if spark.sql.streaming.triggerAvailableNowWrapper.enabled is true. Nothing was "
-                "read or committed",
-                remedy="Set spark.sql.streaming.triggerAvailableNowWrapper.enabled to false. Without it, "
+                "messages twice. Spark asks in this order if spark.sql.streaming.triggerAvailableNowWrapper.enabled is true. "
+                "Nothing was read or committed",
+                remedy="Set spark.sql.streaming.triggerAvailableNowWrapper.enabled to false. Without this wrapper, "
                 "trigger(availableNow=True) reads the same messages, in one batch",
             )

@@ -2,7 +2,7 @@
 
 A stream must survive restarts of brokers. If a broker does not answer, or if no route names it, the stream waits for this broker:
 its queues keep their positions, and no batch reads these queues. A topic counts as deleted only if all of its brokers answer that
-they do not have it, and a queue counts as removed only if its broker answers that it does not read the queue any more.
+they do not have it, and a queue counts as removed only if its broker answers that clients can no longer read the queue.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ logger = logging.getLogger(__name__)
 
 # After the first answers, a poll waits this long for the brokers that have not answered.
 _GRACE_S = 0.2
-# If a name server does not answer, the last known routes are used for this time.
+# If no name server answers, polls use the last known routes, and request no routes for at least this time.
 _ROUTE_RETRY_PAUSE_S = 1.0
 
 
 def planning_deadline(options: Options) -> Deadline:
-    """Return the deadline for requests about all queues of a plan at once. These requests need many calls."""
+    """Return the deadline for requests about all queues of a plan. The deadline is long, because there may be many requests."""
     return Deadline.after(10 * options.request_timeout)
 
 
 def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
-    """Let brokers check the filters for these queues. Raises ``OptionError`` for a filter that brokers reject."""
+    """Let brokers check the filters of the topics of ``queues``. Raises ``OptionError`` for a filter that brokers reject."""
     deadline = planning_deadline(options)
     subscription.check_sql(
         session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).stores_batches(queue)
@@ -56,13 +56,13 @@ def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQueues:
-    """The queues that existed before: the queues of the offsets that Spark passed last, and the queues that a run reads to a
-    fixed end.
+    """The queues that existed earlier: the queues in the offsets that Spark passed last, and the queues that an AvailableNow run
+    reads to a fixed end.
     """
 
     offsets: Offsets = field(default_factory=lambda: Offsets({}))
     target_ends: Positions | None = None
-    # For each topic, the brokers that had queues of the topic. A topic without positions has no brokers here.
+    # For each topic, the brokers that had queues of the topic. The set of a topic without positions is empty.
     brokers_by_topic: Mapping[str, set[str]] = field(default_factory=dict)
     # The queues with a position, and the assigned queues that the offsets record.
     queues: Container[MessageQueue] = ()
@@ -84,8 +84,8 @@ class CheckpointQueues:
 
 
 class RetriableErrors:
-    """The retriable errors since the last poll that had no error. Each kind of error is logged as a warning once, until
-    neither two polls nor the time between them had an error.
+    """The retriable errors since the last poll that had no error. Each kind of error is logged as a warning once. Errors are
+    logged as warnings again after two polls without an error, if no error was noted between these polls.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class RetriableErrors:
         self._logged.add(kind)
 
     def note_poll_without_error(self) -> None:
-        if self.retry_errors.attempts:  # errors that were noted outside of polls come again while the reason lasts
+        if self.retry_errors.attempts:  # errors between two polls occur again while the reason lasts
             self.retry_errors.clear()
         else:
             self._logged.clear()
@@ -119,7 +119,7 @@ class BoundsReader:
         self._removed_queues = RemovedQueues(options.request_timeout, self.note_retriable_error, self.clock)
         # The ports for the current call of Spark; None until the call needs them.
         self._ports: SourcePorts | None = None
-        # What the last poll returned.
+        # The view that the last poll returned.
         self._last_view = QueuesView()
         # The last known route of each topic, also if no name server answers now.
         self.known_routes: dict[str, TopicRoute] = {}
@@ -129,7 +129,7 @@ class BoundsReader:
         self._next_route_request_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ports": None}  # clients stay in their process
+        return {**self.__dict__, "_ports": None}  # ports have clients, which cannot leave their process
 
     def begin_call(self) -> None:
         """Make this call of Spark fetch the ports again when it needs them, because clients may have been closed since the last
@@ -152,8 +152,9 @@ class BoundsReader:
         return bool(self._last_view.topics)
 
     def set_checkpoint_offsets(self, start: Offsets, target_ends: Positions | None = None) -> None:
-        """Remember which topics existed: the topics of ``start``, and the topics of ``target_ends``, which are the ends of a run.
-        If one of these topics is missing now, it was deleted or is unavailable: its name is not misspelt.
+        """Remember which topics existed: the topics of ``start``, and the topics of ``target_ends``, which are the ends of an
+        AvailableNow run. If a topic that existed is missing now, the topic was deleted or is unavailable: its name is not
+        misspelt.
 
         An environment that is given by its number keeps the queues that ``start`` records for it. Raises ``CheckpointMismatch``
         for positions of another query.
@@ -218,11 +219,12 @@ class BoundsReader:
         return self._keep_view(view, topics)
 
     def _is_vanished_match(self, error: RouteNotFound) -> bool:
-        """Whether the error is about a topic that was deleted after name servers had listed it as a match. The query has read
-        nothing of such a topic.
+        """Whether the error is about a topic that was deleted after name servers had listed it as a match, and of which the query
+        has read no message.
         """
         is_match = self._options.subscribe_pattern is not None and error.topic not in self._checkpoint_queues.topics
-        if not is_match or error.broker_code is None:  # without a code: a route without read permission
+        # An error without a code is about a route without read permission.
+        if not is_match or error.broker_code is None:
             return False
         self.subscribed_topics.expire()
         return error.topic not in self.subscribed_topics.current(self.ports.routes, self._checkpoint_queues.topics)
@@ -248,7 +250,7 @@ class BoundsReader:
         has_no_errors = self.retriable_errors.retry_errors.attempts == error_count_before
         if has_no_errors:
             self.retriable_errors.note_poll_without_error()
-        # If a poll waited in vain for a broker, it does not show how long polls usually take.
+        # If a poll waited in vain for a broker, the duration of this poll does not show how long polls usually take.
         duration_s = self.clock.now() - polled_at_s if has_no_errors and not view.timed_out_brokers else 0.0
         return self._keep_view(view, topics, duration_s)
 
@@ -306,16 +308,16 @@ class BoundsReader:
         self._routes_are_stale = True
 
     def _is_deleted(self, topic: str) -> bool:
-        """Whether the topic was deleted. This is so if all brokers that had the topic are up, and if neither these brokers nor
-        the name server have it now.
+        """Whether the topic was deleted: all brokers that had the topic are up, but no broker and no name server has the topic
+        now.
 
         A topic without positions, and without a route in this run, counts as deleted without any request. If the topic exists
         after all, the query loses no messages: it reads the topic from its first message as soon as a name server lists the
         topic.
 
-        After the name server has listed the brokers, it is asked for the topic again, because a broker may have registered with
-        its topics between these two requests. The brokers are asked, too: with ``enableSplitRegistration``, a broker registers
-        its topics in portions, so a name server that was restarted lists the broker before it lists all topics of the broker.
+        The name server is asked for the topic again after it has listed the brokers, because a broker may have registered with
+        its topics in the meantime. The brokers are asked, too: with ``enableSplitRegistration``, a broker registers its topics in
+        portions, so a name server that was restarted lists the broker before it lists all topics of the broker.
         """
         route, route_reader, offset_reader = self.known_routes.get(topic), self.ports.routes, self.ports.offsets
         # The brokers of the checkpoint are checked, too, because the last route did not name a broker that was down.
@@ -390,7 +392,7 @@ class BoundsReader:
         before = [*map(offset_reader.connection, broker_names)]
         bounds: Bounds = offset_reader.bounds(queues, deadline, note_error, read_from, grace_s)
         after = [*map(offset_reader.connection, broker_names)]
-        if None in before:  # the first connection came with the requests
+        if None in before:  # the requests made the first connection
             before = [after[i] if connection is None else connection for i, connection in enumerate(before)]
         late_brokers = frozenset[str]() if grace_s is None else offset_reader.late_brokers
         brokers_without_master = frozenset(
@@ -423,13 +425,13 @@ class BoundsReader:
         )
 
     def removed_queue_ends(self, queues: Collection[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
-        """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports."""
+        """Return those of ``queues`` that clients can no longer read from their broker, with the end that the broker reports."""
         return self._removed_queues.ends(self.ports.offsets, queues, view, self.known_routes)
 
     def _keep_view(self, view: QueuesView, topics: Sequence[str], duration_s: float = 0.0) -> QueuesView:
         is_unchanged = view.bounds == self._last_view.bounds
         self.poll_interval.note_poll(self.clock.now(), duration_s, is_unchanged)
-        # Views with equal bounds share one object for them, because an object is compared fast with itself.
+        # Views with equal bounds share one ``bounds`` object, because a comparison of an object with itself is fast.
         bounds = self._last_view.bounds if is_unchanged else view.bounds
         self._last_view = replace(
             view, bounds=bounds, topics=frozenset(topics), poll_number=self._last_view.poll_number + 1
@@ -443,7 +445,7 @@ def _is_current_address(route_reader: RouteReader, broker_name: str) -> bool:
     """
     try:
         return _has_own_address(route_reader, broker_name, route_reader.cluster())
-    except NotSupported:  # a Proxy, whose one address serves all brokers
+    except NotSupported:  # a Proxy has one address for all brokers
         return True
     except RocketMQError:
         return False
@@ -452,7 +454,7 @@ def _is_current_address(route_reader: RouteReader, broker_name: str) -> bool:
 def _has_own_address(route_reader: RouteReader, broker_name: str, cluster: Mapping[str, BrokerData]) -> bool:
     try:
         address = route_reader.address(broker_name)
-    except BrokerNotFound:  # the last route of this broker has no master
+    except BrokerNotFound:  # the last route has no master of this broker
         return False
     return [name for name, data in cluster.items() if data.master == address] == [broker_name]
 
@@ -473,11 +475,11 @@ def with_compaction_minimum(
     unavailable_brokers: Container[str],
     on_error: OnError,
 ) -> Bounds:
-    """Return ``bounds`` with the first offsets that brokers keep of compaction topics.
+    """Return ``bounds`` with the offset of the first kept message as the minimum offset of each queue of a compaction topic.
 
     The minimum offset of a queue is the first offset in its log, but a compaction topic also keeps the last message of each key
-    that is no longer in the log. Brokers are asked about the queues whose position is before the minimum offset. Messages that
-    compaction removed are not reported as lost. If a broker does not answer, its queues are omitted.
+    that is no longer in the log. Brokers are asked for the first kept message of the queues whose position is before the minimum
+    offset. So messages that compaction removed are not reported as lost. If a broker does not answer, its queues are omitted.
     """
     queues_below_minimum = [
         q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in unavailable_brokers
@@ -507,7 +509,7 @@ def with_compaction_minimum(
 def is_topic_missing_everywhere(
     offset_reader: OffsetReader, topic: str, broker_names: Iterable[str], deadline: Deadline
 ) -> bool:
-    """Whether each of these brokers answers that it does not have the topic."""
+    """Whether each broker in ``broker_names`` answers that it does not have the topic."""
     asked_queues = [MessageQueue(topic, name, 0) for name in broker_names]
     missing_queues = set()
 

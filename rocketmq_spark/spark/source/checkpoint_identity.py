@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 def source_identity(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
-    """Return what offsets record of a source.
+    """Return the identity of a source, as offsets record it.
 
-    The identity has the namespace, the option that chooses topics, and the group to which the query commits. It has the clusters,
-    the environment and the filter if there are any. The entry ``newQueues`` is False if the source does not read queues that are
-    created later.
+    The identity has the namespace, the option that chooses topics, and the group to which the query commits. The identity also
+    has the clusters, the environment and the filter, if there are any. The entry ``newQueues`` is False if the source does not
+    read queues that are created later.
     """
     identity: dict[str, object] = {"namespace": options.namespace or ""}
     if "group" in options.given:
@@ -112,13 +112,13 @@ def check_checkpoint(options: Options, start: Offsets) -> None:
         recorded_text, current_text, option_names = (" and ".join(words) for words in zip(*differences, strict=True))
         raise CheckpointMismatch(
             f"the checkpoint is of {recorded_text}, and this query of {current_text}",
-            remedy=f"Start it with {option_names} as before, or with a new checkpointLocation",
+            remedy=f"Start the query with {option_names} as before, or with a new checkpointLocation",
         )
     topics = sorted({queue.topic for queue in start.positions})
     if topics and options.fail_on_data_loss == "fail" and not any(is_subscribed(options, topic) for topic in topics):
         raise CheckpointMismatch(
             f"the checkpoint is of {topics_text(topics)}, and this query of {subscription_text(options)}",
-            remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
+            remedy="Start the query with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
             "failOnDataLoss=warn the query drops the checkpoint's positions and reads its own topics from their first message",
         )
 
@@ -137,7 +137,7 @@ def check_clusters(options: Options, start: Offsets, clusters: Sequence[str]) ->
         return
     raise CheckpointMismatch(
         text,
-        remedy="Start it with option 'nameServer' as before, or with a new checkpointLocation. If the cluster was only "
+        remedy="Start the query with option 'nameServer' as before, or with a new checkpointLocation. If the cluster was only "
         "renamed, set option 'failOnDataLoss' to 'warn': the query then continues at these positions",
     )
 
@@ -187,8 +187,8 @@ def _layout_text(identity: Mapping[str, object]) -> str:
 
 
 def _layout_was_added(options: Options, start: Offsets) -> bool:
-    """Whether the present layout can belong to offsets that record no layout: they have only positions of queues that the
-    environment of the options owns.
+    """Whether offsets that record no layout of environments can belong to the layout of the options: the environment of the
+    options must own all queues with a position.
     """
     environment = environment_of(options)
     if "environments" in start.source_identity or environment is None or environment.is_by_position:
@@ -229,8 +229,8 @@ def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]
 
 
 def check_environment_queues(options: Options, start: Offsets, owned_queues: Collection[MessageQueue]) -> None:
-    """Raise ``CheckpointMismatch`` if offsets without a recorded environment have positions of queues that are not in
-    ``owned_queues``. These are the queues that the environment of the options owns by its number.
+    """Raise ``CheckpointMismatch`` if offsets without a recorded environment have positions of other queues than
+    ``owned_queues``, the queues that the environment of the options owns by its number.
     """
     environment = environment_of(options)
     if (
@@ -246,7 +246,7 @@ def check_environment_queues(options: Options, start: Offsets, owned_queues: Col
         raise CheckpointMismatch(
             f"the checkpoint records no environment and has positions of {queues_text(queues)}; this query of environment "
             f"{options.environment!r} reads {queues_text(expected_queues) or 'none of these topics'}",
-            remedy="Start it as before, or with a new checkpointLocation; or start the brokers that are down",
+            remedy="Start the query as before, or with a new checkpointLocation; or start the brokers that are down",
         )
 
 
@@ -255,7 +255,7 @@ def _environment_text(key: tuple[object, ...]) -> str:
 
 
 class RecordedPattern(NamedTuple):
-    """``PatternOptions`` as the offsets record them."""
+    """The options of a pattern (``PatternOptions``) that offsets record."""
 
     subscribe_pattern: str | None
     include_internal: bool
@@ -271,14 +271,14 @@ def recorded_topics(identity: Mapping[str, object]) -> set[str]:
     """Return the topics in an identity. The result is empty if the source has a pattern, or if an older release wrote the
     identity.
 
-    When the batch was planned, each of these topics existed or was known to be deleted.
+    When the batch was planned, each topic of the identity existed or was known to be deleted.
     """
     subscriptions = (identity.get("subscribe"), identity.get("assign"))
     return {str(topic) for topics in subscriptions if isinstance(topics, list | Mapping) for topic in topics}
 
 
 def recorded_queues(identity: Mapping[str, object]) -> set[MessageQueue]:
-    """Return the assigned queues in an identity. When the batch was planned, each of these queues existed or was known to be
+    """Return the assigned queues in an identity. When the batch was planned, each assigned queue existed or was known to be
     deleted.
     """
     if "assign" not in identity:

@@ -34,14 +34,15 @@ class GroupOffsets:
     def __init__(self, options: Options, now: Callable[[], float] | None = None) -> None:
         self._options = options
         self._now = now or Clock().now
-        # The offsets that brokers have stored for this object.
+        # The offsets that this object has committed, and that brokers have stored.
         self._committed_offsets: dict[MessageQueue, int] = {}
-        # The offsets whose commit failed. These offsets are sent again after a pause, but a newer offset of the same queue is
+        # The offsets whose commit failed. A failed offset is sent again after a pause, but a newer offset of the same queue is
         # sent at once.
         self._failed_offsets: dict[MessageQueue, int] = {}
         self._next_retry_s = 0.0
         self._retry_pause_s = _MIN_RETRY_PAUSE_S
-        self._is_failing = False  # and this was logged
+        # Whether a failed commit was logged, and some offsets are not stored yet.
+        self._is_failing = False
         self._has_checked_members = False
         # Whether a warning was logged because another process commits offsets of the group, and the time of the next check.
         self._has_warned_of_other_committer = False
@@ -110,7 +111,7 @@ class GroupOffsets:
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._failed_offsets:
             if self._is_failing and failed_offsets_before.keys() & self._committed_offsets.keys():
-                # Otherwise the failed offsets were not stored: only their queues disappeared.
+                # Nothing is logged if no failed offset was stored, because the queues only lost their positions.
                 logger.warning("the offsets of group %s can be committed again", self._options.group)
             self._is_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
         if self._failed_offsets.keys() & changed_offsets.keys():
@@ -128,7 +129,7 @@ class GroupOffsets:
             deadline = Deadline.after(min(COMMIT_GRACE_S, self._options.request_timeout))
             committed_offset = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
-            return  # a later call checks again
+            return  # a later call repeats the check
         # The source and a ``GroupOffsetListener`` commit the same offsets, in any order.
         if committed_offset is not None and committed_offset not in (offsets_before[queue], offsets[queue]):
             self._has_warned_of_other_committer = True
@@ -145,8 +146,8 @@ class GroupOffsets:
     def _offsets_of_existing_topics(
         self, positions: Positions, source_identity: Mapping[str, object]
     ) -> dict[MessageQueue, int]:
-        """Return the positions of topics that exist in their cluster. Fetches the routes, because a listener may not have them
-        yet.
+        """Return the positions of topics that exist in their cluster. The routes are fetched first, because a listener may have
+        no routes yet.
         """
         existing_topics, routes = set(), session.routes(self._options)
         for topic in sorted({queue.topic for queue in positions}):

@@ -1,4 +1,4 @@
-"""The numbers of queues as Kafka's partitions (option ``kafkaColumns``). Pure.
+"""Numbers queues as Kafka's partitions (option ``kafkaColumns``). Pure.
 
 A topic's queues are numbered from 0 in order of broker name and queue id. All queues of the route get a number, also queues that
 the query does not read. The sink numbers queues in the same way (``TopicRoute.partition_queues``). A stream stores its numbers in
@@ -17,15 +17,15 @@ from rocketmq_spark.model import MessageQueue
 
 # Runs of queues by topic, in the order of their numbers.
 QueueRuns = Mapping[str, Sequence[Sequence[str | int]]]
-# The largest number of queues. The routes of a client have no more queues.
+# The maximum number of queues in a log entry. All routes of a client together have at most so many queues.
 MAX_QUEUES = 1 << 20
 
 
 def runs_of_log(logged_runs: object) -> QueueRuns:
     """Return the runs of queues that an entry of the offset log has under ``partitions``.
 
-    Raises ``ValueError`` if the entry has another form, if it has more than ``MAX_QUEUES`` queues, which would take all memory,
-    or if a queue is in two runs and would have two numbers.
+    Raises ``ValueError`` if the entry has another form, or if a queue is in two runs and would have two numbers. Also raises it
+    for more than ``MAX_QUEUES`` queues, which would take all memory.
     """
     if not isinstance(logged_runs, Mapping):
         raise ValueError(f"{short_repr(logged_runs)} is not a JSON object")
@@ -57,7 +57,7 @@ def _is_run(run: object) -> bool:
 
 
 def partition_numbers(runs: QueueRuns) -> dict[MessageQueue, int]:
-    """Return the number of each queue."""
+    """Return the partition number of each queue."""
     return {
         queue: number
         for topic, runs_of_topic in runs.items()

@@ -1,7 +1,7 @@
 """The offsets of a source, and their JSON in Spark's offset log.
 
 An entry is ``{"topics":{"t":{"broker-a":{"0":12}}},"v":1}``: for each queue, the offset after the last message read. Keys are
-sorted, because Spark compares entries as texts. Further keys hold what else a restart needs:
+sorted, because Spark compares entries as strings. Further keys hold what else a restart needs:
 
 * ``start``: the start offsets of queues that the previous entry does not name, or whose topic was created again. Spark does not
   log the starts of batch 0: without them, a restart before the first commit would resolve "latest" again and skip messages.
@@ -16,8 +16,8 @@ sorted, because Spark compares entries as texts. Further keys hold what else a r
   source recognises the checkpoint of another query; ``subscribe`` or ``assign``, by which the source distinguishes a deleted
   topic without positions from a misspelt name; and the group to which the query commits its offsets. For commands, the identity
   also has the pattern of topics, and ``newQueues``, which is false if queues that are created later stay unread. Entries of
-  earlier releases may lack ``namespace`` or ``clusters``, and then match any namespace or cluster. They lack ``subscribe`` and
-  ``assign``. The earliest releases call this key ``filter``.
+  earlier releases may lack ``namespace`` or ``clusters``, and then match any namespace or cluster. Entries of earlier releases
+  also lack ``subscribe`` and ``assign``. The earliest releases call the key ``filter`` instead of ``reads``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Offsets:
 
     @classmethod
     def from_json(cls, log_entry: object) -> Offsets:
-        """Parse a log entry, or JSON text of a user. Raises ``OffsetError`` with the problem and its place."""
+        """Parse a log entry, or JSON text of a user. Raises ``OffsetError``, which names the problem and the key that has it."""
         if isinstance(log_entry, str):
             try:
                 log_entry = json_document(log_entry)
@@ -105,8 +105,8 @@ class Offsets:
 
 
 class OffsetLogCache:
-    """Converts offsets to log entries and back. Caches the offsets of the last two entries: equal entries get the same object,
-    which is compared fast.
+    """Converts offsets to log entries and back. Caches the offsets of the last two entries, so that equal entries get the same
+    ``Offsets`` object, which is fast to compare with itself.
 
     An idle query passes the same entry many times a second, and a batch starts at the end of the previous batch. Callers must not
     change an entry.
@@ -139,7 +139,7 @@ _REMEDY_OF_PARTITIONS = (
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
 
-# The texts of queue ids are cached, because log entries of 100,000 queues are kept in memory: equal ids then share one text.
+# The strings of queue ids are cached, so that equal ids share one string: log entries of 100,000 queues are kept in memory.
 _queue_key = lru_cache(4096)(str)
 
 

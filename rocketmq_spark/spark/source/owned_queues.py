@@ -22,13 +22,14 @@ class OwnedQueues:
         self._environment = environment_of(options)
         # The queues that the environment owned in any poll of this run, or that the checkpoint records for it.
         self._owned_queues: frozenset[MessageQueue] = frozenset()
-        # The queues that the strategy allocated to no partition at the last poll. A warning is logged when they change.
+        # The queues that the strategy allocated to no partition at the last poll. A warning is logged when the set of these
+        # queues changes.
         self._unallocated_queues: frozenset[MessageQueue] = frozenset()
 
     @property
     def environment_numbers(self) -> dict[MessageQueue, int]:
-        """The number of the environment for each queue that it owns. This is empty unless the environment is given by its number
-        alone.
+        """The number of the environment for each queue that it owns. The result is empty unless the environment is given by its
+        number alone.
         """
         environment = self._environment
         if environment is None or not environment.is_by_position:
@@ -52,11 +53,11 @@ class OwnedQueues:
         return queues_to_read
 
     def restore(self, recorded_numbers: Mapping[MessageQueue, int]) -> bool:
-        """Take over the queues that offsets record with the number of their environment. Returns whether the queues of this
-        environment changed.
+        """Own the queues that offsets record with the number of this environment. Returns whether the queues of this environment
+        changed.
 
-        For the topics in ``recorded_numbers``, the recorded queues replace the queues that this run took for its own before it
-        had the offsets of the checkpoint. If brokers were unavailable at that time, some of the replaced queues may belong to
+        For the topics in ``recorded_numbers``, the recorded queues replace the queues that this run chose before it had the
+        offsets of the checkpoint. If brokers were unavailable when the run chose its queues, some of these queues may belong to
         another environment.
         """
         if self._environment is None:

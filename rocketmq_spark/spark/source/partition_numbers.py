@@ -1,4 +1,4 @@
-"""The numbers of queues as Kafka's partitions in one run of a stream (option ``kafkaColumns``)."""
+"""Numbers queues as Kafka's partitions in one run of a stream (option ``kafkaColumns``)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class PartitionNumbers:
         self._unlogged_queues: frozenset[MessageQueue] = frozenset()
 
     def has_unlogged_queues(self, start: Offsets) -> bool:
-        """Whether queues have a number that is not in ``start``, which Spark has logged."""
+        """Whether some queues have a number that the logged offsets ``start`` do not record."""
         if self._unlogged_queues:
             self._unlogged_queues -= partition_numbers(start.partitions).keys()
         return bool(self._unlogged_queues)
 
     def queue_runs_between(self, start: Offsets, end: Positions) -> QueueRuns:
         """Return the numbered runs of queues of the checkpoint and of this stream, with new queues appended. Without option
-        ``kafkaColumns``, return those of the checkpoint unchanged.
+        ``kafkaColumns``, return the runs of the checkpoint unchanged.
         """
         if not (self._is_enabled or start.partitions or self._queue_runs):
             return {}

@@ -40,11 +40,11 @@ _SLAVE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RangePartition(InputPartition):
-    """The ranges that one task reads, and those addresses of their brokers that the driver knows.
+    """The ranges that one task reads, and the addresses of the brokers, as far as the driver knows them.
 
     For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
     has the end of its queue in the whole batch, and ``newest_ms`` the newest store time that the plan saw, 0 if unknown. With
-    ``kafkaColumns``, ``partition_numbers`` has the number of Kafka's partition for each range.
+    ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of the queue for each range.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -59,7 +59,9 @@ class RangePartition(InputPartition):
         return self.ranges
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the ranges as columns, which takes a quarter of the time: a batch may have 100,000 ranges."""
+        """Pickle the ranges as columns, which takes a quarter of the time of pickling each range. A batch may have 100,000
+        ranges.
+        """
         queues = [r.queue for r in self.ranges]
         columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
         return _partition_from_columns, (
@@ -87,7 +89,7 @@ def _partition_from_columns(
 def replica_mismatches(
     options: Options, route_reader: RouteReader, offset_reader: OffsetReader, ranges: Iterable[OffsetRange]
 ) -> frozenset[MessageQueue]:
-    """Return the queues whose slave may be read although it may have another message than its master at the start of the range.
+    """Return the queues that must be read from the master, because the slave may have another message at the start of the range.
 
     If a topic was deleted and created again on its master only, the slave still has the old messages. If a broker answers with an
     error, or if a slave does not answer, its queues are returned, too. If a master does not answer, its queues are not returned,
@@ -173,7 +175,7 @@ def read_partition(
     """
     if not isinstance(partition, RangePartition):
         return
-    # Imported here, because the driver starts a new process for each stream, and this process does not need the decoder.
+    # The import is here, because the driver starts a process for each stream, and such a process does not need the decoder.
     from rocketmq_spark.columnar.decode.decoder import Decoder
 
     decoded_columns = kafka.columns_to_decode(columns) if options.kafka_columns else columns
@@ -191,7 +193,7 @@ def read_partition(
         zip(
             (r.queue for r in partition.ranges),
             zip(partition.queue_ends, partition.newest_ms, strict=True),
-            strict=False,  # a batch read has none
+            strict=False,  # a batch read has no ends and times
         )
     )
     sorted_ranges = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
@@ -230,9 +232,8 @@ def _recreation_check(
     newest_ms = [ends_and_times[r.queue][1] if r.queue in ends_and_times else 0 for r in ranges]
     if not any(newest_ms):
         return None
-    from rocketmq_spark.pull.recreated import (
-        RecreatedTopics,  # here, because it needs numpy, and commands import this module
-    )
+    # The import is here, because it needs numpy, and commands import this module.
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
     return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *ends_and_times[queue]))
 
@@ -243,7 +244,7 @@ def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_
 
     def has_newer_last_message() -> bool:
         deadline = Deadline.after(options.request_timeout)
-        route_reader.get(queue.topic)  # fetches the route, which a task does not have yet
+        route_reader.get(queue.topic)  # fetches the route, because a task has no routes at first
         fetch_store_time_ms = functools.partial(offset_reader.store_time_ms, options.group, queue, end - 1, deadline)
         stored_ms = fetch_store_time_ms()
         if stored_ms is None:

@@ -27,8 +27,8 @@ from rocketmq_spark.queues.environment import Environment, environment_of
 
 Task = list[OffsetRange]
 
-# A task should read at least this number of messages, because the start of a task takes 25-30 ms, and a task reads about so many
-# messages in this time.
+# A task should read at least this number of messages. A task takes 25-30 ms to start, and about the same time to read so many
+# messages.
 ROWS_PER_TASK = 20_000
 # Strategies that allocate every queue to a consumer, whatever the names of the brokers are.
 _COMPLETE_STRATEGIES = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
@@ -67,11 +67,11 @@ class Partitioning:
         }
 
 
-# The rows of the options that a ``Partitioning`` has as fields. Its other fields are constants.
+# The rows of the options that are fields of ``Partitioning``. The other fields of ``Partitioning`` are constants.
 _OPTION_ROWS = {row.field: row for row in TABLE if row.field in {field.name for field in fields(Partitioning)}}
 _CONSTANTS = {"rowsPerTask": "rows_per_task", "maxTasks": "max_tasks"}
 _FIELD_BY_NAME = {row.name: row.field for row in _OPTION_ROWS.values()} | _CONSTANTS
-# This release records the values of all these names. If a value is missing, another release planned the batch.
+# The names whose values this release always records. If the value of such a name is missing, another release planned the batch.
 _REQUIRED_NAMES = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 
@@ -119,7 +119,7 @@ def allocated_queues(
 
     ``owned_before`` are the queues that the environment of the source owned earlier. ``possibly_empty_topics`` are topics of
     which the environment may own no queue now. If ``queues`` come from option ``assign``, ``all_topic_queues`` has all queues of
-    their topics. These determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another
+    their topics, which determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another
     environment.
     """
     environment = environment_of(options)
@@ -168,7 +168,7 @@ def _allocate_partitions(
     partitioning: Partitioning, queues: Sequence[MessageQueue], count: int
 ) -> list[list[MessageQueue]]:
     """Return the queues of each partition. As in Java, the strategy allocates the queues of each topic separately."""
-    if partitioning.allocation_strategy == "environment":  # this strategy gives all queues to each consumer
+    if partitioning.allocation_strategy == "environment":  # strategy "environment" gives all queues to each consumer
         return [sorted(queues)]
     consumers = [partition_id(i) for i in range(count)]
     config = _strategy_config(partitioning, consumers)
@@ -194,8 +194,8 @@ def _strategy_config(partitioning: Partitioning, consumers: Sequence[str]) -> di
 
 
 def partition_count(partitioning: Partitioning, ranges: Sequence[OffsetRange]) -> int:
-    """Return the number of partitions that the backlog needs, at most one per queue. Option ``numPartitions`` sets another
-    number.
+    """Return the value of option ``numPartitions`` or, without this option, the number of partitions that the ranges need, at
+    most one per range.
     """
     if partitioning.num_partitions is not None:
         return partitioning.num_partitions
@@ -204,7 +204,7 @@ def partition_count(partitioning: Partitioning, ranges: Sequence[OffsetRange]) -
 
 
 def plan_tasks(partitioning: Partitioning, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
-    """Return the tasks. Each range is in exactly one task, and no task is empty."""
+    """Return the tasks that read ``ranges``. Each range is in exactly one task, and no task is empty."""
     ranges = [r for r in ranges if r.size > 0]
     if not ranges:
         return []
@@ -220,8 +220,8 @@ def plan_tasks(partitioning: Partitioning, queues: Iterable[MessageQueue], range
         ]
         if task:
             tasks.append(task)
-    # If there are fewer partitions than at the start of the run, the strategy may omit queues. The omitted queues get a task of
-    # their own.
+    # If there are fewer partitions than at the start of the run, the strategy may omit queues. All omitted queues together get
+    # one more task.
     if unplanned_ranges:
         tasks.append(sorted(unplanned_ranges.values()))
     return split_tasks(
@@ -236,7 +236,7 @@ def split_tasks(
     the number of tasks.
 
     The numbers are computed as in Spark's ``KafkaOffsetRangeCalculator``, with tasks instead of ranges: small tasks are not
-    split, and do not count in the number of parts of the large tasks.
+    split, and the number of parts of a large task is computed from the rows of the large tasks only.
     """
     if max_rows is not None:
         max_rows = max(max_rows, -(-sum(map(_row_count, tasks)) // max_tasks))

@@ -14,10 +14,10 @@ from rocketmq_spark.spark.source.recreated_topics import RecreationWatch
 
 @dataclass(frozen=True, slots=True)
 class StartOffsets:
-    """The start of a new query. It is resolved once in a run.
+    """The start of a new query, which is resolved once in a run.
 
     If the start could not be resolved, ``error`` is the reason, and ``offsets`` are empty. ``recreation_watch`` knows the bounds
-    with which the start was resolved. The first plan uses this watch if its batch starts at ``offsets``.
+    with which the start was resolved. The first plan uses ``recreation_watch`` if its batch starts at ``offsets``.
     """
 
     offsets: Offsets
@@ -36,7 +36,7 @@ class StartOffsets:
 
 
 class TargetState(enum.Enum):
-    """What is known of the ends of an AvailableNow run."""
+    """How much is known about the ends of an AvailableNow run."""
 
     OFF = "the trigger is another one"
     REQUESTED = "the first plan fetches the ends"
@@ -79,8 +79,8 @@ class LastPlan:
 
     If the outcome is ``DRAINED``, ``start`` is the end of the planned batch.
 
-    ``reported_losses`` are the losses that were reported for ``start``. They are remembered because each plan finds the same
-    losses again while a batch waits for more messages.
+    ``reported_losses`` are the losses that were reported for ``start``. The losses are remembered, because each plan finds the
+    same losses again while a batch waits for more messages.
     """
 
     start: Offsets
@@ -93,7 +93,7 @@ class LastPlan:
         return self.outcome in (PlanOutcome.IDLE, PlanOutcome.IDLE_UNTIL_POLL)
 
     def is_idle_for(self, view: QueuesView) -> bool:
-        """Whether another plan from the same start would find nothing to read in ``view``, as this plan found nothing."""
+        """Whether another plan from ``start`` would find nothing to read in ``view``."""
         if self.outcome in (PlanOutcome.IDLE, PlanOutcome.DRAINED):
             return view == self.view
         return self.outcome is PlanOutcome.IDLE_UNTIL_POLL and view.poll_number == self.view.poll_number

@@ -62,7 +62,7 @@ class QueuesView:
 
 
 def has_store_times(view: QueuesView) -> bool:
-    """Whether brokers report for each queue when its newest message was stored. They report no time for empty queues."""
+    """Whether brokers report for each queue when its newest message was stored. An empty queue has no such time."""
     return min(map(itemgetter(2), view.bounds.values()), default=0) > 0
 
 
@@ -191,7 +191,9 @@ def apply_queue_changes(
 
 
 def _loss_of_unknown_size(start: Offsets, queue: MessageQueue) -> OffsetRange:
-    """Return the loss at a position that is no longer valid. An empty range stands for an unknown number of offsets."""
+    """Return a loss at the position of ``queue``, which is no longer valid. The empty range stands for an unknown number of
+    offsets.
+    """
     return OffsetRange(queue, start.positions[queue], start.positions[queue])
 
 
@@ -208,7 +210,9 @@ def lost_target_ranges(
 
 
 def capped_target(view: QueuesView, target_ends: Positions, removed_ends: Mapping[MessageQueue, int]) -> Positions:
-    """Return the ends of an AvailableNow run, lowered to the current ends. A loss behind a lowered end is not reported again."""
+    """Return the ends of an AvailableNow run, lowered to the current ends. So messages between a lowered end and its earlier
+    value are reported as lost only once.
+    """
     bounds = view.master_bounds()
     current_ends = {**removed_ends, **{queue: bounds[queue].max_offset for queue in target_ends if queue in bounds}}
     return {queue: min(end, current_ends.get(queue, end)) for queue, end in target_ends.items()}
@@ -285,9 +289,9 @@ def drop_recreated(
 logger = logging.getLogger(__name__)
 
 
-# The weight of a new sample in the estimated size of messages. Earlier samples have the remaining weight.
+# The weight of a new sample in the estimated size of messages. All earlier samples together have the remaining weight.
 _SAMPLE_WEIGHT = 0.2
-# The broker's default limit of the size of a message (maxMessageSize). This is the estimated size while there is no sample.
+# The estimated size of a message while there is no sample. The value is the broker's default maxMessageSize.
 ASSUMED_MESSAGE_BYTES = 4 << 20
 SAMPLED_QUEUES = 4
 
@@ -347,10 +351,11 @@ def with_initial_starts(initial_offsets: Offsets, end: Offsets) -> Offsets:
 def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """Return the ranges of a batch from ``start`` to ``end``, sorted by queue, without empty ranges.
 
-    If ``end`` records the start of a queue, this start counts instead of the position in ``start`` (see ``offsets``). Queues that
-    ``end`` does not name are not read.
+    If ``end`` records the start of a queue, the recorded start counts instead of the position in ``start`` (see ``offsets``).
+    Queues that ``end`` does not name are not read.
     """
-    # PySpark 4.0 and 4.1 plan an empty batch at each restart. The starts that its end records belong to the previous batch.
+    # PySpark 4.0 and 4.1 plan an empty batch at each restart. The end of the empty batch records the starts of the previous
+    # batch.
     if start == end:
         return []
     batch_ranges = []
@@ -420,7 +425,8 @@ def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bound
     the broker was set back.
 
     If the bounds have no store time, the time in ``offsets_before`` counts unless the query has since read a message that still
-    exists. Such a message may be newer than this time, and would look like a message of a topic that was created again.
+    exists. Otherwise a message that was read since, and is newer than the time in ``offsets_before``, would look like a message
+    of a topic that was created again.
     """
     newest_by_queue = {}
     for queue, position in positions.items():
@@ -436,7 +442,7 @@ def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bound
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """The read limits of a batch. A field that is None is no limit."""
+    """The read limits of a batch. None in a field means no limit."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -482,13 +488,15 @@ class ReadLimitPolicy:
         self._planned_at_s = now_s
 
     def note_nothing_to_read(self, now_s: float) -> None:
-        """Note that no queue has unread messages. In the first plan of a run, this counts as the first batch of the run."""
+        """Note that no queue has unread messages. If this happens in the first plan of a run, the plan counts as the first batch
+        of the run.
+        """
         if self._planned_at_s == -math.inf:
             self._planned_at_s = now_s
 
     @property
     def has_no_sample(self) -> bool:
-        """Whether no broker has returned a sample yet. While this is so, ``ASSUMED_MESSAGE_BYTES`` is the estimated size of a
+        """Whether no broker has returned a sample yet. Without a sample, ``ASSUMED_MESSAGE_BYTES`` is the estimated size of a
         message.
         """
         return not self._mean_message_bytes

@@ -1,7 +1,7 @@
 """Decides when the bounds of the queues are fetched again. Pure.
 
 While no messages arrive, the interval doubles up to a quarter of a second. If there are so many topics that a poll takes long,
-the interval grows further, until polls take a hundredth of the time.
+the interval grows further, until only a hundredth of the time is spent on polls.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ MIN_INTERVAL_S = 0.01
 MAX_INTERVAL_S = 0.25
 _MAX_INTERVAL_PER_POLL_DURATION = 100
 _MAX_SLOW_INTERVAL_S = 10.0
-# Spark requests the end of a batch, a progress report and the tasks one after the other. All three calls use the bounds of the
-# same poll.
+# Spark requests the end of a batch, a progress report and the tasks one after the other. These three requests use the bounds of
+# the same poll if the poll is not older than this time.
 _SAME_BATCH_MAX_AGE_S = 1.0
 
 
@@ -43,7 +43,9 @@ class PollInterval:
         return max(0.0, min(due_s, max(max_s, min(self._duration_s, MAX_INTERVAL_S))))
 
     def note_poll(self, now_s: float, duration_s: float, is_unchanged: bool) -> None:
-        """Note a poll that ended at ``now_s``. ``duration_s`` is 0 if it does not show how long polls take."""
+        """Note a poll that ended at ``now_s``. ``duration_s`` is 0 if the duration of the poll does not show how long polls
+        usually take.
+        """
         longest_s = max(MAX_INTERVAL_S, min(_MAX_SLOW_INTERVAL_S, _MAX_INTERVAL_PER_POLL_DURATION * duration_s))
         self._interval_s = min(longest_s, max(self._interval_s * 2, 5 * duration_s)) if is_unchanged else MIN_INTERVAL_S
         self._polled_at_s, self._duration_s = now_s, duration_s

@@ -2,13 +2,14 @@
 
 The driver reads the rows of a small batch while it plans the batch, and passes them to Spark with the plan. PySpark passes rows
 in this way for ``SimpleDataSourceStreamReader``: after each call of ``partitions``, PySpark's runner checks whether the reader is
-the private wrapper of such a reader. If so, the runner takes the rows from ``getCache``, and Spark keeps them as a block; a task
-that does not find the block reads its partition normally. ``enable_prefetch`` registers the source's reader class as such a
-wrapper. This interface is private, so it is used only with the versions of PySpark with which the tests run. With other versions,
-tasks read all batches.
+an instance of the private class ``_SimpleStreamReaderWrapper``. For such an instance, the runner takes the rows from
+``getCache``, and Spark keeps them as a block; a task that does not find the block reads its partition normally.
+``enable_prefetch`` registers the source's reader class as a subclass of the wrapper. Because the wrapper is private, the driver
+reads batches only with the versions of PySpark with which the tests run. With other versions, tasks read all batches.
 
 If the read in the driver takes long, fails, finds a loss or is too large, a task reads the batch instead, and reports errors.
-After a failed read, tasks also read the next batches. Their number grows with each further failure.
+After a failed read, tasks also read the next batches: one batch after the first failure, and more batches after each further
+failure.
 
 Spark stores the rows with its serializer. With ``spark.kryo.registrationRequired`` Kryo rejects the classes of arrays and maps,
 and the query fails. So ``register(spark)`` sets the environment variable that makes tasks read every batch.
@@ -37,15 +38,15 @@ logger = logging.getLogger(__name__)
 TESTED_PYSPARK_VERSIONS = ("4.0.", "4.1.", "4.2.", "4.3.")
 
 
-# Starting a task takes 20 to 90 ms, and it reads as fast as the driver, so larger batches gain little.
+# A task takes 20 to 90 ms to start, and then reads as fast as the driver, so larger batches gain little.
 MAX_PREFETCH_ROWS = 1000
 MAX_PREFETCH_BYTES = 1 << 20
-# How long the driver waits for a broker. A task waits up to ``readDeadline``.
+# How long the driver waits for a broker. In contrast, a task waits up to ``readDeadline``.
 _PREFETCH_DEADLINE_S = 1.0
 # The estimated row size is multiplied by this factor after each batch that seems too large, so the driver tries a later batch
 # again.
 _ESTIMATE_DECAY = 0.9
-# The largest number of batches that the driver leaves to tasks after a failed read. A failed read may take a second.
+# The maximum number of batches that the driver leaves to tasks after a failed read, because a failed read may take a second.
 _MAX_SKIPPED_BATCHES = 31
 
 
@@ -71,8 +72,10 @@ class Prefetch:
             max_bytes_in_flight=min(options.max_bytes_in_flight, MAX_PREFETCH_BYTES),
         )
         self._columns = columns
-        self._row_bytes = 0.0  # of the last batch that was read
-        self._batches_to_skip = self._skipped_count = 0  # batches to leave to tasks, and how many were
+        # The estimated size of a row, from the last batch that was read.
+        self._row_bytes = 0.0
+        # The number of batches to leave to tasks after a failed read, and the number of batches that were left to tasks.
+        self._batches_to_skip = self._skipped_count = 0
 
     def __call__(self, partitions: Sequence[RangePartition]) -> list[pa.RecordBatch] | None:
         """Return the rows of a planned batch; None if a task should read them."""
@@ -101,7 +104,7 @@ class Prefetch:
                 if total_bytes > MAX_PREFETCH_BYTES:
                     break
         except Exception as e:  # noqa: BLE001 - Spark repeats a task, and an error of a plan ends the query
-            logger.info("a task reads what the driver did not: %s: %s", type(e).__name__, e)
+            logger.info("a task reads this batch, because the driver could not: %s: %s", type(e).__name__, e)
             self._batches_to_skip, self._skipped_count = min(2 * self._batches_to_skip + 1, _MAX_SKIPPED_BATCHES), 0
             return None
         self._batches_to_skip = 0
@@ -111,7 +114,7 @@ class Prefetch:
 
 
 class _PossibleLoss(Exception):
-    """A possible loss. A task decides whether messages are lost, because it waits longer for the broker."""
+    """Messages may be lost. A task decides whether messages are lost, because a task waits longer for the broker."""
 
 
 def _decline_on_loss(lost_range: OffsetRange, cause: Cause) -> None:

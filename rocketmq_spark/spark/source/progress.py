@@ -19,7 +19,8 @@ from rocketmq_spark.spark.source.planning import QueuesView, backlog_by_queue
 logger = logging.getLogger(__name__)
 
 
-# The maximum number of samples, and the maximum number of queues in all samples. Each report goes through all samples.
+# The maximum number of samples, and the maximum number of queues in all samples. Both are limited, because each report goes
+# through all samples.
 _MAX_SAMPLES, _MAX_SAMPLED_QUEUES = 32, 20_000
 
 
@@ -35,7 +36,7 @@ class ProgressReport:
         self._last_report: tuple[int, QueuesView, Offsets | None, dict[str, Any]] | None = None
 
     def add_losses(self, losses: Iterable[Loss]) -> None:
-        """Count losses that the query skipped. An empty range stands for an unknown number of offsets."""
+        """Count losses that the query skipped. The empty range of a loss stands for an unknown number of offsets."""
         for lost_range, cause in losses:
             counts = self._losses.setdefault(cause.name.lower(), {"ranges": 0, "offsets": 0})
             offsets_before = counts["offsets"]
@@ -109,8 +110,9 @@ LOG_PERIOD_S = 60.0
 class LagLog:
     """Logs the lag for PySpark 4.0 and 4.1, which do not call ``reportLatestOffset``.
 
-    ``LagLog`` warns if a limit leaves messages unread after the first batch of a run. After this batch, it logs the lag at most
-    once a minute, as a warning if the lag has grown. Losses and unavailable brokers are logged with every version of PySpark.
+    ``LagLog`` warns if a limit leaves messages unread after the first batch of a run. After the first batch, ``LagLog`` logs the
+    lag at most once a minute, as a warning if the lag has grown. Losses and unavailable brokers are logged with every version of
+    PySpark.
     """
 
     def __init__(self, options: Options) -> None:

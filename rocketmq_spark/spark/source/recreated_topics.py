@@ -3,11 +3,11 @@
 The queues of a recreated topic start at offset 0. A queue that ends before the position of the query was recreated. If a
 recreated queue has grown past the position, only store times show that it was recreated, because every message of the new topic
 is newer than all messages of the old topic. So the offsets record the newest store time of each queue. If the message before the
-position is newer than this time, the queue was recreated.
+position is newer than the recorded time, the queue was recreated.
 
 For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues. One queue
 of each topic and broker is enough, because a broker deletes the queues of a topic together. ``RecreationWatch`` asks about all of
-these queues when a run begins, when the client connected to a broker again (the broker may have lost part of its store in a
+the other queues when a run begins, when the client connected to a broker again (the broker may have lost part of its store in a
 crash), when a queue returns after its topic had fewer queues, and when one queue of the topic was recreated.
 """
 
@@ -28,12 +28,12 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 
 # The name of a topic, and of a broker that has queues of the topic.
 TopicBroker = tuple[str, str]
-# By broker, the first and the last connection from which bounds may come. They are equal, unless the connection changed while
-# bounds were fetched.
+# By broker, the first and the last connection from which bounds may come. The two connections are equal, unless the connection
+# changed while bounds were fetched.
 Connections = Mapping[str, tuple[object, object]]
-# If a queue has the same minimum offset as at the last check, and this check is more recent than this time, the topic is the
-# same, because retention takes hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach
-# exactly the minimum offset of the old topic.
+# If a queue has the same minimum offset as at a check that was less than this time ago, the topic was not recreated, because
+# retention takes hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach exactly the
+# minimum offset of the old topic.
 _UNCHANGED_MS = 60_000
 # The time that the client itself needs for a request about one queue on a slow machine. 100,000 requests take longer than the
 # timeout.
@@ -66,7 +66,7 @@ def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> Recr
     if not newest_read_ms:
         return RecreationEvidence.NO_STORE_TIME
     newest_ms = bounds.last_update_ms
-    if newest_ms <= 0:  # a Proxy does not report it
+    if newest_ms <= 0:  # a Proxy does not report the store time
         return RecreationEvidence.UNDECIDED
     if newest_ms <= newest_read_ms:
         return RecreationEvidence.SAME
@@ -83,8 +83,8 @@ def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, Re
             continue
         known_ms = newest_read_ms.get(queue, 0)
         first, end, newest_ms = queue_bounds
-        # The first two cases are most queues of a healthy topic: without new messages, and with new messages. They need no call
-        # for each queue.
+        # Most queues of a healthy topic are in the first case (no new messages) or in the second case (new messages). Both cases
+        # are decided here, because a function call for each queue takes time.
         if first < position <= end and 0 < newest_ms <= known_ms:
             evidence[queue] = same
         elif first < position < end and 0 < known_ms < newest_ms:
@@ -101,9 +101,10 @@ def queues_to_probe(
 ) -> list[MessageQueue]:
     """Return the undecided queues about which brokers must be asked.
 
-    ``checked_pairs`` has the pairs of a topic and a broker that the last plan checked. For such a pair, one undecided queue is
-    returned. No queue is returned if another queue of the pair is the same as before, or if ``any_unchanged`` is true for its
-    undecided queues. All undecided queues are returned for a pair that was not checked, or that has a recreated queue.
+    ``checked_pairs`` has the pairs of a topic and a broker that the last plan checked. For a checked pair, only one undecided
+    queue is returned. No queue of the pair is returned if another queue of the pair is the same as before, or if
+    ``any_unchanged`` is true for the undecided queues of the pair. All undecided queues are returned for a pair that was not
+    checked, or that has a recreated queue.
     """
     undecided_by_pair: dict[TopicBroker, list[MessageQueue]] = {}
     unchanged_pairs, recreated_pairs = set[TopicBroker](), set[TopicBroker]()
@@ -126,8 +127,8 @@ def queues_to_probe(
 def recreated_queues(
     evidence: Mapping[MessageQueue, RecreationEvidence], queues_with_newer_message: Iterable[MessageQueue]
 ) -> list[MessageQueue]:
-    """Return the queues that were recreated: ``queues_with_newer_message``, for which brokers showed this, the queues for which
-    the evidence shows this, and those queues of the same topics and brokers that have no known store time.
+    """Return the queues that were recreated: ``queues_with_newer_message``, the queues that the evidence proves to be recreated,
+    and the queues without a known store time that have the same topic and broker as a recreated queue.
     """
     surely_recreated = {*queues_with_newer_message, *_queues_with_evidence(evidence, RecreationEvidence.RECREATED)}
     recreated_pairs = topic_broker_pairs(
@@ -177,8 +178,8 @@ def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQ
 
 
 def expired_queues(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
-    """Return the queues without a known store time whose messages are all deleted. If such a queue later has a message before its
-    position, the queue was recreated.
+    """Return the queues without a known store time whose messages are all deleted. If a returned queue later has a message before
+    its position, the queue was recreated.
     """
     return [
         queue
@@ -195,9 +196,9 @@ def with_client_overhead(deadline: Deadline, request_count: int) -> Deadline:
     return Deadline(deadline.at + request_count * CLIENT_OVERHEAD_S)
 
 
-# Returns the name of the broker of a queue. This function is written in C, because a poll calls it for each queue.
+# Returns the name of the broker of a queue. A poll calls this function for each queue, and ``itemgetter`` is fast.
 broker_name_of: Callable[[MessageQueue], str] = itemgetter(1)
-# Returns the topic and the broker of a queue. This function is written in C, because a plan calls it for each queue.
+# Returns the topic and the broker of a queue. A plan calls this function for each queue, and ``itemgetter`` is fast.
 topic_broker: Callable[[MessageQueue], TopicBroker] = itemgetter(0, 1)
 
 
@@ -206,10 +207,9 @@ def topic_broker_pairs(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]
 
 
 class RecreationResult(NamedTuple):
-    """The queues that were recreated, and the errors of the topics and brokers for which this is unknown, because the broker did
-    not answer.
+    """The queues that were recreated, and the errors of brokers that did not answer whether queues of a topic were recreated.
 
-    ``is_decided`` is whether the evidence decided about all queues. Then another check of the same bounds has the same result.
+    If ``is_decided`` is true, the evidence decided about all queues, so another check of the same bounds has the same result.
     """
 
     recreated_queues: list[MessageQueue]
@@ -218,11 +218,11 @@ class RecreationResult(NamedTuple):
 
 
 def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[MessageQueue]) -> bool:
-    """Whether any of ``queues`` has the minimum offset that it had before, and this offset is not 0.
+    """Whether any of ``queues`` has the same minimum offset as in ``bounds_before``, and the offset is not 0.
 
-    Such a queue was not recreated since the earlier bounds, because a recreated queue begins at 0, and its first messages expire
-    much later. The result is False if a Proxy reported the bounds. A Proxy hides that a broker restarted, and a broker that lost
-    the end of its store still has the same minimum offset.
+    A queue with an unchanged minimum offset was not recreated, because a recreated queue begins at 0, and its first messages
+    expire much later. The result is False if a Proxy reported the bounds. A Proxy hides that a broker restarted, and a broker
+    that lost the end of its store still has the same minimum offset.
     """
     for queue in queues:
         queue_bounds, queue_bounds_before = bounds[queue], bounds_before.get(queue)
@@ -234,7 +234,7 @@ def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[Messa
 
 
 class RecreationWatch:
-    """Finds recreated queues in each plan of a run. ``reader`` returns the port, ``now_ms`` is the driver's clock."""
+    """Finds recreated queues in each plan of a run. ``get_offset_reader`` returns the port, ``now_ms`` the driver's time."""
 
     def __init__(
         self, get_offset_reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms
@@ -294,7 +294,7 @@ class RecreationWatch:
         )
         queues_with_newer_message = self._queues_with_newer_message(offsets, probed_queues, deadline, errors)
         recreated_pairs = topic_broker_pairs(queues_with_newer_message) & self._unchanged_pairs
-        if recreated_pairs:  # all queues of these pairs are checked
+        if recreated_pairs:  # if one queue of a pair was recreated, all queues of the pair are checked
             undecided_queues = _queues_with_evidence(evidence, RecreationEvidence.UNDECIDED)
             other_queues = {queue for queue in undecided_queues if topic_broker(queue) in recreated_pairs} - {
                 *probed_queues
@@ -331,7 +331,7 @@ class RecreationWatch:
     def _reconnected_brokers(self, connections: Connections) -> set[str]:
         """Return the brokers that may have crashed and restarted since they reported the bounds of the last check.
 
-        If the client connected to a broker again while bounds were fetched, the bounds may come from either connection. Then
+        If the client connected to a broker again while bounds were fetched, the bounds may come from either connection, so both
         this check and the next check return the broker.
         """
         last_connections, self._connections = self._connections, connections
@@ -345,8 +345,9 @@ class RecreationWatch:
 
     def newest_store_ms(self, offsets: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the newest store times that the bounds do not show, for the queues of ``queues_needing_store_time`` and
-        ``expired_queues``. Queues are omitted if their broker does not answer, or if the client connected to it again after it
-        reported ``bounds``: the broker may have restarted with another message at the offset.
+        ``expired_queues``. A queue is omitted if its broker does not answer. A queue is also omitted if the client connected to
+        the broker again after the broker reported ``bounds``, because the broker may have restarted with another message at the
+        offset.
         """
         last_read_offsets = {
             queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)
@@ -395,7 +396,7 @@ class RecreationWatch:
             queue: offsets.positions[queue] - 1 for queue in suspected_queues if topic_broker(queue) not in errors
         }
         # Old brokers answer with the nearest message, so several hundred queues may be suspected. One call fetches the store
-        # times of all of them.
+        # times of all suspected queues.
         store_times_ms = (
             offset_reader.store_times_ms(self._group, last_read_offsets, deadline) if last_read_offsets else {}
         )

@@ -49,10 +49,10 @@ class RemovedQueues:
         view: QueuesView,
         routes: Mapping[str, TopicRoute],
     ) -> dict[MessageQueue, int]:
-        """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports.
+        """Return those of ``queues`` that clients can no longer read from their broker, with the end that the broker reports.
 
-        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable.
-        Requests to a broker that hangs take at most a sixth of the time.
+        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. After
+        a request that failed, the broker is not asked again for five times as long as this request took.
         """
         unavailable_brokers = view.timed_out_brokers | view.brokers_without_master
         candidates: dict[TopicBroker, set[MessageQueue]] = {}

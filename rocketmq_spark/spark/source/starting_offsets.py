@@ -1,8 +1,8 @@
-"""Resolves the options that say where a source starts and ends. Their values are words, JSON offsets or times; a source can also
-start at committed offsets.
+"""Resolves the options that say where a source starts and ends. The values of these options are words, JSON offsets or times; a
+source can also start at committed offsets.
 
-A failed request is an error. It never changes the start, although RocketMQ's own clients start at the end of a queue after some
-failures.
+A failed request is an error, and never changes the start. In contrast, RocketMQ's own clients start at the end of a queue after
+some failures.
 """
 
 from __future__ import annotations

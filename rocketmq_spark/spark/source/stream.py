@@ -85,12 +85,13 @@ class Stream:
         self._progress_report = ProgressReport()
         # The keys of the warnings that were logged in this run.
         self._warned_keys: set[str] = set()
-        # None until Spark asks for the start. Spark does so only for a query whose first batch is not committed.
+        # The start of the query. None until Spark asks for the start, which Spark does only while the first batch is not
+        # committed.
         self._initial_start: StartOffsets | None = None
         self._target = AvailableNowTarget()
-        # The last call that planned. None until this run has planned.
+        # The last plan of this run; None before the first plan.
         self._last_plan: LastPlan | None = None
-        # What ``latestOffset`` returned last.
+        # The end that ``latestOffset`` returned last.
         self._last_end: Offsets | None = None
         # Whether the checkpoint and the options were checked in this run, and whether brokers checked the filter.
         self._is_validated = False
@@ -112,9 +113,9 @@ class Stream:
                     self._bounds_reader, lambda: self._resolve_start(wait_limits), wait_limits
                 )
             except (OffsetError, OptionError, RouteNotFound, TopicNotFound) as e:
-                # Spark also calls this method if batch 0 was logged but not committed. In this case the logged end records the
-                # start of the batch, and ``failOnDataLoss`` decides about topics and queues that no longer exist. So the error is
-                # raised by ``latestOffset``, which Spark calls for a new query.
+                # For a new query, ``latestOffset`` raises this error. Spark also calls ``initialOffset`` if batch 0 was logged
+                # but not committed. For a logged batch, the logged end records the start of the batch, and ``failOnDataLoss``
+                # decides about topics and queues that no longer exist.
                 self._initial_start = StartOffsets(Offsets({}), e)
         return self._initial_start.offsets
 
@@ -125,9 +126,8 @@ class Stream:
         recreation_watch.start(view.master_bounds(), view.connections)
         self._check_filter(bounds)
         start_positions = starting_offsets(bounds_reader.offset_reader(), options, bounds, planning_deadline(options))
-        with_compaction_start(
-            bounds_reader, options, view, start_positions
-        )  # the first plan may use the view that this fetches
+        # This call may fetch a new view, which the first plan may use.
+        with_compaction_start(bounds_reader, options, view, start_positions)
         _warn_if_no_topic(options, bounds)
         newest_store_ms = planning.newest_store_ms(start_positions, Offsets({}), bounds)
         newest_store_ms |= recreation_watch.newest_store_ms(
@@ -146,7 +146,7 @@ class Stream:
     def latestOffset(self, start: Offsets, limits: TriggerLimits, is_start_processed: bool = True) -> Offsets:
         """Return the end of the next batch, or ``start`` itself if there is no batch.
 
-        ``is_start_processed`` is whether Spark has processed everything before ``start``. Then ``start`` is committed as the
+        If ``is_start_processed`` is true, Spark has processed everything before ``start``, so ``start`` is committed as the
         offsets of the group.
         """
         self._bounds_reader.begin_call()
@@ -275,7 +275,7 @@ class Stream:
             if self._target.ends is not None:
                 ends = planning.capped_target(readable_view, self._target.ends, removed_ends)
                 self._target = replace(self._target, ends=ends)
-            # If the query must fail, a loss is also reported again: it must fail each plan.
+            # If a loss must fail the query, each plan reports the loss again, so that each plan fails.
             must_fail = self._options.fail_on_data_loss == "fail"
             self._report_losses([loss for loss in losses if must_fail or loss not in reported_losses])
             reported_losses = reported_losses.union(losses)
@@ -371,8 +371,8 @@ class Stream:
         return not (self._last_plan.view.timed_out_brokers or _missing_queues(offsets, view))
 
     def _note_idle(self, adapted_start: Offsets, view: QueuesView, recreation_result: RecreationResult) -> None:
-        """Note that there is nothing to read, and whether this lasts until the view changes or only until the next poll. Queues
-        that are missing in ``view`` may return.
+        """Note that there is nothing to read until the view changes. If queues are missing in ``view``, or if brokers must be
+        asked about queues again, there may be something to read after the next poll.
         """
         assert self._last_plan is not None
         is_complete = self._is_complete(adapted_start, view)
@@ -392,11 +392,11 @@ class Stream:
     def prepareForTriggerAvailableNow(self) -> None:
         """Make this run end at the current ends of the queues.
 
-        The first call of ``latestOffset`` fetches the ends instead, if a master does not answer, if the run waits for its first
-        topic, or if its queues depend on the positions.
+        The first call of ``latestOffset`` fetches the ends if this method cannot: if a master does not answer, if the run waits
+        for its first topic, or if the positions determine which queues the run reads.
         """
         self._target = AvailableNowTarget(TargetState.REQUESTED)
-        self._last_plan = None  # it may have ended where an earlier run had to end
+        self._last_plan = None  # the last plan may have ended at the target of an earlier run
         if is_by_position(self._options) or self._options.assign:  # Spark has not passed the positions yet
             return
         self._bounds_reader.begin_call()
@@ -410,9 +410,9 @@ class Stream:
             self._target = AvailableNowTarget.of_view(view)
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        """Return the tasks of a batch. If the batch was logged but not committed, this may be the first call in a run."""
+        """Return the tasks of a batch. The call for a batch that was logged but not committed may be the first call in a run."""
         self._bounds_reader.begin_call()
-        # This run has not planned a batch yet, so an earlier run logged this one.
+        # If this run has not planned a batch yet, an earlier run logged the batch.
         was_logged_before = self._last_end is None
         initial_start = StartOffsets(Offsets({})) if self._initial_start is None else self._initial_start
         starts_query = self._initial_start is not None and start == initial_start.offsets
@@ -424,8 +424,9 @@ class Stream:
         ranges = sorted([*planning.ranges(start, end), *new_ranges])
         if not ranges:
             return []
-        # The tasks of a batch depend only on its log entry. If messages were lost, a task has fewer rows or no rows. The other
-        # tasks, and the tasks of the next source of a union, then keep their numbers, which are part of the ids of exactly-once.
+        # The tasks of a batch depend only on its log entry. If messages were lost, a task has fewer rows or no rows, so that the
+        # other tasks, and the tasks of the next source of a union, keep their numbers. The ids of exactly-once contain these
+        # numbers.
         planned_tasks = partitioning.plan_tasks(self._partitioning_of_logged_batch(end, ranges), end.positions, ranges)
         if initial_start.error_of(start) is not None:
             start = replace(end, positions=end.new_queue_starts)
@@ -535,7 +536,7 @@ class Stream:
             )
 
     def _check_filter(self, bounds: Bounds) -> None:
-        """Let brokers check the filter once per run. This waits until there is a queue, because a pattern may match no topic at
+        """Let brokers check the filter once per run. The check waits for the first queue, because a pattern may match no topic at
         first.
         """
         if bounds and not self._is_filter_checked:

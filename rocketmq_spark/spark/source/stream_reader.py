@@ -78,8 +78,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         start_offsets = self._stream.initialOffset() if start is None else self._stream.offset_log.from_log(start)
         end = self._stream.latestOffset(start_offsets, self._trigger_limits(limit), is_start_processed)
-        # Spark compares offsets as texts. If there are no new messages, Spark must get the same entry that it passed, so ``end``
-        # is not encoded again.
+        # Spark compares offsets as strings. If there are no new messages, Spark must get the same entry that it passed, so
+        # ``end`` is not encoded again.
         return start if start is not None and end == start_offsets else self._stream.offset_log.to_log(end)
 
     def _trigger_limits(self, limit: ReadLimit | None) -> TriggerLimits:
@@ -111,8 +111,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partition_reader.read_partition(self._options, self._columns, partition, is_streaming=True)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing. ``latestOffset`` commits the group's offsets, because Spark does not call this method for the last batch
-        of a run.
+        """Do nothing. ``latestOffset`` commits the group's offsets, because Spark does not call ``commit`` for the last batch of
+        a run.
         """
 
     def stop(self) -> None:

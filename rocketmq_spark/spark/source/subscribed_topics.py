@@ -10,7 +10,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import RouteReader
 from rocketmq_spark.spark.source import subscription
 
-# The interval of requests for topics while no topic matches a pattern. It is shorter than ``routeRefresh``, so the first topic is
+# The maximum interval of requests for topics while no topic matches a pattern. The interval is short, so that the first topic is
 # found soon.
 _NO_MATCH_RETRY_PAUSE_S = 1.0
 _NEVER = float("-inf")

@@ -203,8 +203,8 @@ def readable_queues(
 ) -> list[MessageQueue]:
     """Return the queues of a topic that the source reads. Raises an error if queues are missing, unless ``skip_missing``.
 
-    ``checkpoint_queues`` are queues that existed before. If an assigned queue existed before, and the route no longer names its
-    broker, the source waits for the broker. So such a queue is not reported as missing.
+    ``checkpoint_queues`` are queues that existed earlier. An assigned queue that existed earlier is not reported as missing: if
+    the route no longer names its broker, the source waits for the broker.
     """
     if route.static:
         raise OptionError(
@@ -241,7 +241,7 @@ class ReadableQueues:
             entry = cached_entries.get(route.topic)
             if entry is None or entry[0] != route:
                 entry = route, readable_queues(self._options, route, skip_missing, checkpoint_queues)
-            if entry[1] and not self._options.assign:  # each call must find missing assigned queues
+            if entry[1] and not self._options.assign:  # each call must check whether assigned queues are missing
                 self._entry_by_topic[route.topic] = entry
             queues += entry[1]
         return queues
@@ -284,7 +284,7 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
     If the operator forbids code in options, raises ``OptionError`` for an expression that only Python can match, because such an
     expression could keep the process busy forever.
     """
-    import pyarrow as pa  # here, because only expressions need it
+    import pyarrow as pa  # the import is here, because only patterns need pyarrow
     import pyarrow.compute as pc
 
     if not code_allowed() and (problem := re2_problem(pattern)) is not None:  # the pattern may come from a checkpoint
@@ -298,7 +298,7 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
             match_results = pc.match_substring_regex(
                 pa.array(encodable_topics, pa.string()), pattern=rf"\A(?:{pattern})\z"
             )
-        except pa.ArrowException:  # an expression that RE2 does not support
+        except pa.ArrowException:  # RE2 does not support the expression
             pass
         else:
             return [

@@ -1,12 +1,12 @@
 """Repeats the requests of a call of Spark until they succeed. ``retry_until`` is the only loop of the source's driver that
 repeats requests.
 
-``WaitLimits`` says how long requests are repeated. This depends on what is missing:
+``WaitLimits`` says how long requests are repeated. The time depends on what is missing:
 
 * a server or a master: up to ``readDeadline``, with new routes for each attempt. A start that has reached no server yet makes
   ``numRetries`` more attempts instead, because an address may be misspelt;
-* a topic that did not exist before: up to ``topicWait``, because its name may be misspelt. Only when the topic exists, the time
-  and the attempts of the first case begin.
+* a topic that did not exist before: up to ``topicWait``, because its name may be misspelt. The time and the attempts for a server
+  begin only when the topic exists.
 
 A stream logs the queues for which it waits, because a waiting stream looks like an idle stream.
 """
@@ -71,7 +71,7 @@ class WaitLimits:
         )
 
     def restart_deadline(self) -> None:
-        """Begin the time for servers again, because a topic that was missing used some of it."""
+        """Restart the deadline for servers, because the wait for a missing topic used some of the time."""
         self.deadline = Deadline.after(self.read_deadline_s)
 
 
@@ -84,7 +84,8 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
     pauses_of_start = backoff(wait_limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
     pauses = backoff(_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S)
     while True:
-        # Read before the attempt, which reads it, too. If it expires in between, one more attempt follows.
+        # The deadline is checked before the attempt, which also checks the deadline. If the deadline expires between the two
+        # checks, one more attempt follows.
         is_topic_wait_over = wait_limits.topic_deadline.expired
         try:
             return attempt()
