@@ -40,7 +40,7 @@ from rocketmq_spark.remoting.pool import ConnectOptions
 from rocketmq_spark.spark.compat import EqualTo
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.task import TaskWriter
-from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader
+from rocketmq_spark.spark.source.batch_reader import PushdownReader, RocketMQReader
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from rocketmq_spark.spool.spool import SendSpool
@@ -235,7 +235,7 @@ def test_a_stream_is_planned_from_routes_and_offsets(wired: Callable[..., None])
 def test_predicates_ask_for_the_kind_of_a_topic(wired: Callable[..., None]) -> None:
     fakes = reading()
     wired(**fakes)
-    reader = PrunedReader(options("batch source"), ())
+    reader = PushdownReader(options("batch source"), ())
     list(reader.pushFilters([EqualTo(("tags",), "a")]))
     assert fakes["pulls"].asked == ["stores_batches"]
 

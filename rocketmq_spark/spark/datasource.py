@@ -55,9 +55,9 @@ class RocketMQDataSource(compat.DataSource):
 
     def reader(self, schema: StructType) -> RocketMQReader:
         compat.require('a batch read with format("rocketmq")', "DataSourceReader")
-        from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader, is_pushdown_enabled
+        from rocketmq_spark.spark.source.batch_reader import PushdownReader, RocketMQReader, is_pushdown_enabled
 
-        reader_class = PrunedReader if self._options.predicate_pushdown and is_pushdown_enabled() else RocketMQReader
+        reader_class = PushdownReader if self._options.predicate_pushdown and is_pushdown_enabled() else RocketMQReader
         return reader_class(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:

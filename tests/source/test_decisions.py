@@ -153,7 +153,7 @@ def test_a_position_only_moves_where_a_loss_is_reported(moment):
     assert (after is begin) == (after.positions.keys() == begin.positions.keys() and not after.new_queue_starts)
     assert all(0 <= part.start <= part.end for part, _ in losses)
     # Planned from there, nothing of it is told again.
-    left = None if frozen is None else planning.capped_target(seen, frozen, hidden)
+    left = None if frozen is None else planning.capped_target_ends(seen, frozen, hidden)
     still = {queue: end for queue, end in hidden.items() if queue in after.positions}
     assert planning.apply_queue_changes(after, seen, left, (), still) == (after, [])
 
@@ -170,11 +170,11 @@ def test_a_position_only_moves_where_a_loss_is_reported(moment):
     ],
 )
 def test_ends_that_went_back_are_lowered(frozen, bounds, expected):
-    assert planning.capped_target(view(bounds), frozen, {}) == expected
+    assert planning.capped_target_ends(view(bounds), frozen, {}) == expected
 
 
 def test_a_slave_lowers_no_end():
-    assert planning.capped_target(view({A: (0, 12)}, brokers_without_master=["a"]), {A: 20}, {}) == {A: 20}
+    assert planning.capped_target_ends(view({A: (0, 12)}, brokers_without_master=["a"]), {A: 20}, {}) == {A: 20}
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,9 @@ def test_a_slave_is_read_where_it_goes_on(bounds, newest_ms, believed):
 
 def test_what_a_silent_broker_said_before_is_not_planned():
     seen = view({A: (0, 20), B: (0, 30)}, timed_out_brokers=["b"])
-    assert planning.without_timed_out(seen).bounds == {A: seen.bounds[A]}
+    assert planning.without_timed_out_brokers(seen).bounds == {A: seen.bounds[A]}
     told = view({A: (0, 20), B: (0, 30)})
-    assert planning.without_timed_out(told) is told
+    assert planning.without_timed_out_brokers(told) is told
 
 
 def test_masters_are_believed():
@@ -239,9 +239,9 @@ def test_masters_are_believed():
 
 def test_topics_that_are_not_subscribed_to_leave():
     begin = Offsets({A: 1, C: 2}, {A: 0}, {A: 5, C: 6}, {"tags": "x"})
-    assert planning.drop_unsubscribed(begin, {"t", "u", "v"}) is begin
-    assert planning.drop_unsubscribed(begin, set()) is begin, "nobody could be asked"
-    assert planning.drop_unsubscribed(begin, {"t"}) == Offsets({A: 1}, {}, {A: 5}, {"tags": "x"})
+    assert planning.without_unsubscribed_topics(begin, {"t", "u", "v"}) is begin
+    assert planning.without_unsubscribed_topics(begin, set()) is begin, "nobody could be asked"
+    assert planning.without_unsubscribed_topics(begin, {"t"}) == Offsets({A: 1}, {}, {A: 5}, {"tags": "x"})
 
 
 # --- the end of a batch
@@ -282,15 +282,15 @@ def test_a_slave_does_not_say_what_is_lost():
 def test_ranges_of_recreated_topics_are_dropped_as_lost():
     ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9)]
     seen = view({A: (0, 30), B: (0, 9)})
-    assert planning.drop_recreated(ranges, seen, [A]) == ([ranges[1]], [(ranges[0], WENT_BACK)])
-    assert planning.drop_recreated(ranges, seen, []) == (ranges, [])
+    assert planning.without_recreated_queues(ranges, seen, [A]) == ([ranges[1]], [(ranges[0], WENT_BACK)])
+    assert planning.without_recreated_queues(ranges, seen, []) == (ranges, [])
 
 
 def test_ranges_beyond_the_queue_end_are_left_to_the_next_batch():
     """It goes on at the start of such a queue: what was read here would come twice."""
     ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9), OffsetRange(C, 0, 1)]
     seen = view({A: (0, 8), B: (0, 8)}, brokers_without_master=["b"])
-    assert planning.drop_recreated(ranges, seen, []) == (ranges[1:], [(ranges[0], WENT_BACK)])
+    assert planning.without_recreated_queues(ranges, seen, []) == (ranges[1:], [(ranges[0], WENT_BACK)])
 
 
 def test_what_was_logged_ends_at_its_marks():

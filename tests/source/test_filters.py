@@ -209,8 +209,8 @@ def test_a_pattern_means_topics_of_users(pattern, internal_too, expected):
 def test_unlisted_topics_with_checkpoint_offsets_are_queried(internal_too, more):
     made = meaning(subscribePattern=".*orders.*", includeInternal=internal_too)
     known = ["orders-us", "orders-eu", "prices", "%DLQ%orders-g"]
-    assert subscription.plus_checkpoint_topics(made, ("orders-eu",), known) == ("orders-eu", *more)
-    assert subscription.plus_checkpoint_topics(made, ("orders-eu",), ["orders-eu"]) == ("orders-eu",)
+    assert subscription.with_checkpoint_topics(made, ("orders-eu",), known) == ("orders-eu", *more)
+    assert subscription.with_checkpoint_topics(made, ("orders-eu",), ["orders-eu"]) == ("orders-eu",)
 
 
 def test_queues_that_are_read():

@@ -112,7 +112,7 @@ def test_what_went_back():
 def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
     whole = [OffsetRange(A, start, start + size)]
     lost = planning.truncated_ranges(whole, {A: QueueBounds(minimum, 100, 0)})
-    rest = planning.without_lost(whole, lost)
+    rest = planning.without_lost_offsets(whole, lost)
     assert offsets_of(lost) + offsets_of(rest) == offsets_of(whole)
     assert all(offset < minimum for _, offset in offsets_of(lost))
     assert all(offset >= minimum for _, offset in offsets_of(rest))
@@ -120,16 +120,18 @@ def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
 
 def test_what_was_lost_before_a_range_does_not_bring_it_back():
     later = OffsetRange(A, 5, 9)
-    assert planning.without_lost([later], [OffsetRange(A, 0, 3)]) == [later]
-    assert planning.without_lost([later, OffsetRange(B, 0, 2)], [OffsetRange(A, 5, 9)]) == [OffsetRange(B, 0, 2)]
+    assert planning.without_lost_offsets([later], [OffsetRange(A, 0, 3)]) == [later]
+    assert planning.without_lost_offsets([later, OffsetRange(B, 0, 2)], [OffsetRange(A, 5, 9)]) == [
+        OffsetRange(B, 0, 2)
+    ]
 
 
 def test_positions_before_the_minimum_are_lifted():
     begin = Offsets({A: 3, B: 3, C: 3}, new_queue_starts={A: 1, B: 0})
-    lifted = planning.from_min_offsets(begin, bounds(a=(5, 9), b=(2, 9)))
+    lifted = planning.raised_to_min_offsets(begin, bounds(a=(5, 9), b=(2, 9)))
     assert lifted.positions == {A: 5, B: 3, C: 3}
     assert lifted.new_queue_starts == {}, "what was read is not read again where a batch ends there"
-    assert planning.from_min_offsets(begin, bounds(a=(3, 9))) is begin
+    assert planning.raised_to_min_offsets(begin, bounds(a=(3, 9))) is begin
 
 
 def test_marks_are_of_queues_that_were_read():

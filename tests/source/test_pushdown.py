@@ -155,7 +155,7 @@ def test_tags(filters, tags):
 def test_tags_of_predicates_replace_no_filter_of_the_options(given, monkeypatch):
     monkeypatch.setattr(batch_reader, "_tag_filterable_topics", lambda options: ["t"])
     made = options_table.parse({"nameServer": "x:1", "subscribe": "t", **given}).for_role("batch source")
-    reader = batch_reader.PrunedReader(made, ())
+    reader = batch_reader.PushdownReader(made, ())
     reader.pushFilters([In(("tags",), ("b", "c"))])
     assert (reader._options.tags, reader._options.sql) == ((made.tags, made.sql) if given else ({"t": "b || c"}, None))
 

@@ -590,7 +590,7 @@ class Model(RuleBasedStateMachine):
         marks = {queue: mark for queue, mark in begin.newest_store_ms.items() if queue not in told}
         after = Offsets(restarted, newest_store_ms=marks)
         ends = {queue: of.max_offset for queue, of in bounds.items()}
-        end = planning.next_end(planning.from_min_offsets(after, bounds), ends, restarted, limit)
+        end = planning.next_end(planning.raised_to_min_offsets(after, bounds), ends, restarted, limit)
         self.offsets = Offsets(end.positions, newest_store_ms=planning.newest_store_ms(end.positions, after, bounds))
         asked = self.watch.newest_store_ms(self.offsets, bounds, soon)
         self.offsets = Offsets(end.positions, newest_store_ms={**self.offsets.newest_store_ms, **asked})

@@ -38,7 +38,7 @@ from rocketmq_spark.spark.source.data_loss import Loss
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.starting_offsets import check_start_before_end, ending_offsets, starting_offsets
-from rocketmq_spark.spark.source.subscribed_topics import SubscribedTopics, no_matching_topic
+from rocketmq_spark.spark.source.subscribed_topics import SubscribedTopics, no_matching_topic_error
 from rocketmq_spark.spark.source.waiting import (
     WaitLimits,
     fetch_bounds_of_masters,
@@ -65,8 +65,8 @@ class Predicates:
     """The conditions of all predicates on each column. None in a field means no condition."""
 
     tests_by_column: dict[str, list[_Test]]
-    offset_from: int | None = None
-    offset_to: int | None = None
+    start_offset: int | None = None
+    end_offset: int | None = None
     tags: frozenset[str] | None = None
 
     def prune(self, r: OffsetRange, has_aligned_offsets: bool = True) -> OffsetRange | None:
@@ -78,8 +78,8 @@ class Predicates:
         column_values = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
         if not all(test(column_values[name]) for name, tests in self.tests_by_column.items() for test in tests):
             return None
-        start = r.start if self.offset_from is None or not has_aligned_offsets else max(r.start, self.offset_from)
-        end = r.end if self.offset_to is None else min(r.end, self.offset_to)
+        start = r.start if self.start_offset is None or not has_aligned_offsets else max(r.start, self.start_offset)
+        end = r.end if self.end_offset is None else min(r.end, self.end_offset)
         return OffsetRange(r.queue, start, end) if end > start else None
 
 
@@ -104,8 +104,8 @@ def _add_predicate(predicates: Predicates, name: str, predicate: Filter) -> None
             predicates.tags = frozenset(tags) if predicates.tags is None else predicates.tags & frozenset(tags)
     elif name == "queueoffset":
         low_offset, end_offset = _integer_interval(predicate)
-        predicates.offset_from = _max_known(predicates.offset_from, low_offset)
-        predicates.offset_to = _min_known(predicates.offset_to, end_offset)
+        predicates.start_offset = _larger_bound(predicates.start_offset, low_offset)
+        predicates.end_offset = _smaller_bound(predicates.end_offset, end_offset)
 
 
 def _allowed_values(predicate: Filter) -> tuple[Any, ...] | None:
@@ -155,11 +155,11 @@ def _as_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _max_known(bound: int | None, new_bound: int | None) -> int | None:
+def _larger_bound(bound: int | None, new_bound: int | None) -> int | None:
     return bound if new_bound is None else new_bound if bound is None else max(bound, new_bound)
 
 
-def _min_known(bound: int | None, new_bound: int | None) -> int | None:
+def _smaller_bound(bound: int | None, new_bound: int | None) -> int | None:
     return bound if new_bound is None else new_bound if bound is None else min(bound, new_bound)
 
 
@@ -198,7 +198,7 @@ class RocketMQReader(DataSourceReader):
         options = self._options
         view = fetch_bounds_of_masters(reader, options, wait_limits)
         if not view.topics:
-            raise no_matching_topic(options)
+            raise no_matching_topic_error(options)
         bounds, offset_reader = view.bounds, reader.ports.offsets
         check_filter(options, bounds)
         start = starting_offsets(offset_reader, options, bounds, planning_deadline(options))
@@ -219,7 +219,7 @@ def _partition_numbers(reader: BoundsReader, queues: Iterable[MessageQueue]) -> 
     return kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, (*routed_queues, *queues)))
 
 
-class PrunedReader(RocketMQReader):
+class PushdownReader(RocketMQReader):
     """A batch reader to which Spark pushes predicates. If Spark's conf disables the pushdown, Spark rejects this reader."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -254,11 +254,13 @@ def _tag_filterable_topics(options: Options) -> list[str]:
 def _pruned_ranges(
     ranges: list[OffsetRange], predicates: Predicates, offset_reader: OffsetReader, options: Options
 ) -> list[OffsetRange]:
-    offset_from = predicates.offset_from
+    start_offset = predicates.start_offset
     # If the index of a queue was damaged, each later message has a larger offset than its position. If a message has the same
     # offset as its position, so has each message before this message.
     checked_offsets = (
-        {} if offset_from is None else {r.queue: min(offset_from, r.end - 1) for r in ranges if r.start < offset_from}
+        {}
+        if start_offset is None
+        else {r.queue: min(start_offset, r.end - 1) for r in ranges if r.start < start_offset}
     )
     store_times_ms = (
         offset_reader.store_times_ms(options.group, checked_offsets, planning_deadline(options))

@@ -36,7 +36,7 @@ from rocketmq_spark.spark.source.subscribed_topics import SubscribedTopics
 logger = logging.getLogger(__name__)
 
 # After the first answers, a poll waits this long for the brokers that have not answered.
-_GRACE_S = 0.2
+_LATE_BROKER_GRACE_S = 0.2
 # If no name server answers, polls use the last known routes, and request no routes for at least this time.
 _ROUTE_RETRY_PAUSE_S = 1.0
 
@@ -90,19 +90,19 @@ class RetriableErrors:
 
     def __init__(self) -> None:
         self.retry_errors = RetryErrors()
-        self._logged: set[tuple[object, ...]] = set()
+        self._logged_kinds: set[tuple[object, ...]] = set()
 
     def note(self, error: RocketMQError, now_s: float) -> None:
         self.retry_errors.record(error, now_s)
         kind = type(error), error.addr, error.topic
-        logger.log(logging.DEBUG if kind in self._logged else logging.WARNING, "the source waits: %s", error)
-        self._logged.add(kind)
+        logger.log(logging.DEBUG if kind in self._logged_kinds else logging.WARNING, "the source waits: %s", error)
+        self._logged_kinds.add(kind)
 
     def note_poll_without_error(self) -> None:
         if self.retry_errors.attempts:  # errors between two polls occur again while the reason lasts
             self.retry_errors.clear()
         else:
-            self._logged.clear()
+            self._logged_kinds.clear()
 
 
 class BoundsReader:
@@ -245,7 +245,7 @@ class BoundsReader:
         routes, deleted_topics = self._fetch_routes(topics)
         queue_count = sum([len(route.queues) for route in routes.values()])
         deadline = with_client_overhead(Deadline.after(self._options.request_timeout), queue_count)
-        grace_s = None if wait_for_all else _GRACE_S
+        grace_s = None if wait_for_all else _LATE_BROKER_GRACE_S
         view = self._fetch_bounds(routes, deleted_topics, deadline, skip_missing=True, grace_s=grace_s)
         has_no_errors = self.retriable_errors.retry_errors.attempts == error_count_before
         if has_no_errors:
@@ -259,10 +259,12 @@ class BoundsReader:
         deleted_topics = set()
         routes, route_reader = {}, self.ports.routes
         started_at_s = self.clock.now()
-        is_paused = started_at_s < self._next_route_request_s
-        max_age_s = float("inf") if is_paused else 0.0 if self._routes_are_stale else self._options.route_refresh
+        are_requests_paused = started_at_s < self._next_route_request_s
+        max_age_s = (
+            float("inf") if are_requests_paused else 0.0 if self._routes_are_stale else self._options.route_refresh
+        )
         refreshed_topics = frozenset[str]()
-        if not is_paused:
+        if not are_requests_paused:
             self._routes_are_stale = False
             refreshed_topics = route_reader.refresh(topics, max_age_s)
         for topic in topics:
@@ -284,9 +286,9 @@ class BoundsReader:
                     routes[topic] = self.known_routes[topic]
         return routes, deleted_topics
 
-    def wait_for_next_poll(self, max_s: float) -> None:
+    def wait_for_next_poll(self, max_wait_s: float) -> None:
         """Wait until the next poll is due, because the view does not change before this poll. See ``PollInterval.wait_s``."""
-        self.clock.sleep(self.poll_interval.wait_s(self.clock.now(), max_s))
+        self.clock.sleep(self.poll_interval.wait_s(self.clock.now(), max_wait_s))
 
     def topics_or_last_known(self) -> tuple[str, ...]:
         """Return the topics to read. If the name server does not answer, return the topics of its last answer."""
@@ -356,8 +358,10 @@ class BoundsReader:
         checkpoint_queues = self._checkpoint_queues
         # Routes of deleted topics that matched the pattern are not kept, because programs may create and delete any number of
         # such topics.
-        keeps_all = self._options.subscribe_pattern is None
-        kept_routes = {t: route for t, route in self.known_routes.items() if keeps_all or t in checkpoint_queues.topics}
+        keeps_all_routes = self._options.subscribe_pattern is None
+        kept_routes = {
+            t: route for t, route in self.known_routes.items() if keeps_all_routes or t in checkpoint_queues.topics
+        }
         self.known_routes = {**kept_routes, **routes}
         queues = self._readable_queues.of_routes(routes.values(), skip_missing, checkpoint_queues.queues)
         assigned_topic_queues = (
@@ -389,18 +393,21 @@ class BoundsReader:
 
         group, offset_reader = self._options.group, self.ports.offsets
         broker_names = [*{*map(broker_name_of, queues)}]
-        before = [*map(offset_reader.connection, broker_names)]
+        connections_before = [*map(offset_reader.connection, broker_names)]
         bounds: Bounds = offset_reader.bounds(queues, deadline, note_error, read_from, grace_s)
-        after = [*map(offset_reader.connection, broker_names)]
-        if None in before:  # the requests made the first connection
-            before = [after[i] if connection is None else connection for i, connection in enumerate(before)]
+        connections_after = [*map(offset_reader.connection, broker_names)]
+        if None in connections_before:  # the requests made the first connection
+            connections_before = [
+                connections_after[i] if connection is None else connection
+                for i, connection in enumerate(connections_before)
+            ]
         late_brokers = frozenset[str]() if grace_s is None else offset_reader.late_brokers
         brokers_without_master = frozenset(
             [data.broker_name for route in routes.values() for data in route.brokers.values() if not data.own_master]
         )
-        if None in after:  # other users of the client may have fetched a newer route, without the master
+        if None in connections_after:  # other users of the client may have fetched a newer route, without the master
             brokers_without_master |= {
-                name for name, connection in zip(broker_names, after, strict=True) if connection is None
+                name for name, connection in zip(broker_names, connections_after, strict=True) if connection is None
             }
         bounds = with_compaction_minimum(
             lambda queues_to_ask, on_error: offset_reader.first_kept_offsets(group, queues_to_ask, deadline, on_error),
@@ -421,7 +428,7 @@ class BoundsReader:
             topics_missing_on_broker=frozenset(missing_topic_errors),
             brokers_without_master=brokers_without_master,
             timed_out_brokers=late_brokers,
-            connections=dict(zip(broker_names, zip(before, after, strict=True), strict=True)),
+            connections=dict(zip(broker_names, zip(connections_before, connections_after, strict=True), strict=True)),
         )
 
     def removed_queue_ends(self, queues: Collection[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
@@ -469,7 +476,7 @@ def _error_of_old_address(error: RocketMQError, broker_name: str) -> BrokerNotFo
 
 
 def with_compaction_minimum(
-    fetch_first_kept: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
+    fetch_first_kept_offsets: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
     bounds: Bounds,
     positions: Positions,
     unavailable_brokers: Container[str],
@@ -492,14 +499,14 @@ def with_compaction_minimum(
         unanswered_queues.add(queue)
         on_error(error, queue)
 
-    first_kept_offset = fetch_first_kept(queues_below_minimum, note_error)
+    first_kept_offsets = fetch_first_kept_offsets(queues_below_minimum, note_error)
     return {
         queue: queue_bounds._replace(
             min_offset=min(
-                queue_bounds.min_offset, first_kept_offset[queue], positions.get(queue, first_kept_offset[queue])
+                queue_bounds.min_offset, first_kept_offsets[queue], positions.get(queue, first_kept_offsets[queue])
             )
         )
-        if queue in first_kept_offset
+        if queue in first_kept_offsets
         else queue_bounds
         for queue, queue_bounds in bounds.items()
         if queue not in unanswered_queues

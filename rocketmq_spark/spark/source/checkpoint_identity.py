@@ -104,7 +104,7 @@ def check_checkpoint(options: Options, start: Offsets) -> None:
                 "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)",
             )
         )
-    elif recorded_identity.get("environments") != current_identity.get("environments") and not _layout_was_added(
+    elif recorded_identity.get("environments") != current_identity.get("environments") and not _can_add_layout(
         options, start
     ):
         differences.append((_layout_text(recorded_identity), _layout_text(current_identity), "option 'environments'"))
@@ -186,7 +186,7 @@ def _layout_text(identity: Mapping[str, object]) -> str:
     return f"environment {identity['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
 
 
-def _layout_was_added(options: Options, start: Offsets) -> bool:
+def _can_add_layout(options: Options, start: Offsets) -> bool:
     """Whether offsets that record no layout of environments can belong to the layout of the options: the environment of the
     options must own all queues with a position.
     """

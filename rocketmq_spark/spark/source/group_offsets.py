@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # After the first answers, a commit waits this long for the brokers that have not answered.
 COMMIT_GRACE_S = 0.2
 # The least time between two checks whether another process commits offsets of the group.
-_CHECK_INTERVAL_S = 10.0
+_COMMITTER_CHECK_INTERVAL_S = 10.0
 _MIN_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 1.0, 60.0
 
 
@@ -42,11 +42,11 @@ class GroupOffsets:
         self._next_retry_s = 0.0
         self._retry_pause_s = _MIN_RETRY_PAUSE_S
         # Whether a failed commit was logged, and some offsets are not stored yet.
-        self._is_failing = False
+        self._is_commit_failing = False
         self._has_checked_members = False
         # Whether a warning was logged because another process commits offsets of the group, and the time of the next check.
         self._has_warned_of_other_committer = False
-        self._next_check_s = 0.0
+        self._next_committer_check_s = 0.0
 
     def commit(self, positions: Positions, source_identity: Mapping[str, object] = MappingProxyType({})) -> None:
         """Commit the positions that changed. Retriable failures are retried by a later call; other errors are raised.
@@ -105,15 +105,15 @@ class GroupOffsets:
         self._failed_offsets = {
             q: o for q, o in unfinished_offsets.items() if q in positions and self._committed_offsets.get(q) != o
         }
-        if errors and not self._is_failing:
-            self._is_failing = True
+        if errors and not self._is_commit_failing:
+            self._is_commit_failing = True
             error = next(iter(errors.values()))
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._failed_offsets:
-            if self._is_failing and failed_offsets_before.keys() & self._committed_offsets.keys():
+            if self._is_commit_failing and failed_offsets_before.keys() & self._committed_offsets.keys():
                 # Nothing is logged if no failed offset was stored, because the queues only lost their positions.
                 logger.warning("the offsets of group %s can be committed again", self._options.group)
-            self._is_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
+            self._is_commit_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
         if self._failed_offsets.keys() & changed_offsets.keys():
             self._next_retry_s = self._now() + self._retry_pause_s
             self._retry_pause_s = min(2 * self._retry_pause_s, _MAX_RETRY_PAUSE_S)
@@ -121,9 +121,9 @@ class GroupOffsets:
     def _warn_of_other_committer(self, offsets: Positions) -> None:
         """Warn once if another process, most likely another query, commits offsets of the group."""
         offsets_before = {q: self._committed_offsets[q] for q in sorted(offsets) if q in self._committed_offsets}
-        if self._has_warned_of_other_committer or not offsets_before or self._now() < self._next_check_s:
+        if self._has_warned_of_other_committer or not offsets_before or self._now() < self._next_committer_check_s:
             return
-        self._next_check_s = self._now() + _CHECK_INTERVAL_S
+        self._next_committer_check_s = self._now() + _COMMITTER_CHECK_INTERVAL_S
         queue = next(iter(offsets_before))
         try:
             deadline = Deadline.after(min(COMMIT_GRACE_S, self._options.request_timeout))

@@ -29,7 +29,7 @@ def runs_of_log(logged_runs: object) -> QueueRuns:
     """
     if not isinstance(logged_runs, Mapping):
         raise ValueError(f"{short_repr(logged_runs)} is not a JSON object")
-    queues_left = MAX_QUEUES
+    remaining_queue_count = MAX_QUEUES
     for topic, runs_of_topic in logged_runs.items():
         if not isinstance(runs_of_topic, list | tuple):
             raise ValueError(f"{topic}: {short_repr(runs_of_topic)} is not a list of runs")
@@ -38,22 +38,22 @@ def runs_of_log(logged_runs: object) -> QueueRuns:
                 raise ValueError(
                     f"{topic}: {short_repr(run)} is not a run; expected [broker, first queue id, number of queues]"
                 )
-            queues_left -= run[2]
-            if queues_left < 0:
+            remaining_queue_count -= run[2]
+            if remaining_queue_count < 0:
                 raise ValueError(f"{topic}: {short_repr(run)} makes more than {MAX_QUEUES} queues in all")
-        for (broker, first, count), (next_broker, next_first, _) in pairwise(sorted(runs_of_topic)):
-            if broker == next_broker and next_first < first + count:
-                raise ValueError(f"{topic}: queue {next_first} of {broker} is in two runs")
+        for (broker, first_id, queue_count), (next_broker, next_first_id, _) in pairwise(sorted(runs_of_topic)):
+            if broker == next_broker and next_first_id < first_id + queue_count:
+                raise ValueError(f"{topic}: queue {next_first_id} of {broker} is in two runs")
     return {str(topic): runs_of_topic for topic, runs_of_topic in logged_runs.items()}
 
 
 def _is_run(run: object) -> bool:
     if not isinstance(run, list | tuple) or len(run) != 3:
         return False
-    broker, first, count = run
-    if not isinstance(broker, str) or not broker or not is_integer(first) or not is_integer(count):
+    broker, first_id, queue_count = run
+    if not isinstance(broker, str) or not broker or not is_integer(first_id) or not is_integer(queue_count):
         return False
-    return bool(first >= 0 and count >= 1 and first + count <= MAX_INT + 1)
+    return bool(first_id >= 0 and queue_count >= 1 and first_id + queue_count <= MAX_INT + 1)
 
 
 def partition_numbers(runs: QueueRuns) -> dict[MessageQueue, int]:
@@ -81,8 +81,11 @@ def with_new_queues(runs: QueueRuns, queues: Iterable[MessageQueue]) -> QueueRun
 
 
 def _queues_of_run(topic: str, run: Sequence[str | int]) -> Iterator[MessageQueue]:
-    broker, first, count = run
-    return (MessageQueue(topic, str(broker), queue_id) for queue_id in range(int(first), int(first) + int(count)))
+    broker, first_id, queue_count = run
+    return (
+        MessageQueue(topic, str(broker), queue_id)
+        for queue_id in range(int(first_id), int(first_id) + int(queue_count))
+    )
 
 
 def _runs_of_queues(queues: Iterable[MessageQueue]) -> Iterator[list[str | int]]:

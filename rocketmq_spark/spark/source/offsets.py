@@ -140,14 +140,14 @@ _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}
 
 
 # The strings of queue ids are cached, so that equal ids share one string: log entries of 100,000 queues are kept in memory.
-_queue_key = lru_cache(4096)(str)
+_queue_id_text = lru_cache(4096)(str)
 
 
 def _to_nested_json(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
     nested_positions: dict[str, dict[str, dict[str, int]]] = {}
     for (topic, broker_name), queues in groupby(sorted(positions), key=itemgetter(0, 1)):
         nested_positions.setdefault(topic, {})[broker_name] = {
-            _queue_key(queue.queue_id): positions[queue] for queue in queues
+            _queue_id_text(queue.queue_id): positions[queue] for queue in queues
         }
     return nested_positions
 
@@ -175,9 +175,9 @@ def _partitions_from_json(logged_runs: object) -> kafka_partitions.QueueRuns:
         raise OffsetError(f'"partitions" of an offset: {e}', remedy=_REMEDY_OF_PARTITIONS) from e
 
 
-def _json_items(value: object, place: str) -> list[tuple[str, Any]]:
+def _json_items(value: object, json_path: str) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
-        raise OffsetError(f"{place}: {value!r} is not a JSON object", remedy=_REMEDY)
+        raise OffsetError(f"{json_path}: {value!r} is not a JSON object", remedy=_REMEDY)
     return [(str(name), item) for name, item in value.items()]
 
 

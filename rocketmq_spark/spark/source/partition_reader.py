@@ -246,15 +246,15 @@ def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_
         deadline = Deadline.after(options.request_timeout)
         route_reader.get(queue.topic)  # fetches the route, because a task has no routes at first
         fetch_store_time_ms = functools.partial(offset_reader.store_time_ms, options.group, queue, end - 1, deadline)
-        stored_ms = fetch_store_time_ms()
-        if stored_ms is None:
+        store_time_ms = fetch_store_time_ms()
+        if store_time_ms is None:
             # Compaction may have removed the message. But if the queue ends before the offset of the message, the topic was
             # created again.
             bounds = offset_reader.bounds([queue], deadline).get(queue)
             if bounds is not None and bounds.max_offset < end:
                 return True
-            stored_ms = fetch_store_time_ms()  # a new topic may have grown past this offset since the first request
-        return stored_ms is not None and stored_ms > newest_ms
+            store_time_ms = fetch_store_time_ms()  # a new topic may have grown past this offset since the first request
+        return store_time_ms is not None and store_time_ms > newest_ms
 
     return Retry(options.num_retries, options.retry_interval).run(has_newer_last_message)
 

@@ -75,21 +75,21 @@ _FIELD_BY_NAME = {row.name: row.field for row in _OPTION_ROWS.values()} | _CONST
 _REQUIRED_NAMES = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 
-def logged_partitioning(plan: Mapping[str, Any], present: Partitioning) -> tuple[Partitioning, list[str]]:
+def logged_partitioning(plan: Mapping[str, Any], present_partitioning: Partitioning) -> tuple[Partitioning, list[str]]:
     """Return the partitioning that the end offset of a batch records as ``plan``, and the names that this release cannot use.
 
-    If another release planned the batch, values may be missing, or have unknown names. Missing values come from ``present``, the
-    partitioning of the present options. Raises ``OffsetError`` for a value that cannot be used.
+    If another release planned the batch, values may be missing, or have unknown names. Missing values come from
+    ``present_partitioning``, the partitioning of the present options. Raises ``OffsetError`` for a value that cannot be used.
     """
     if not plan:
-        return present, sorted(_FIELD_BY_NAME)
+        return present_partitioning, sorted(_FIELD_BY_NAME)
     values = {_FIELD_BY_NAME[name]: _parse_value(name, value) for name, value in plan.items() if name in _FIELD_BY_NAME}
     missing_names = {name for name in _REQUIRED_NAMES if name not in plan}
     # A checkpoint must not choose code to run: a callable in the log is called only if the options name the same callable.
     strategy = values.get("allocation_strategy", "")
-    if ":" in strategy and strategy != present.allocation_strategy:
+    if ":" in strategy and strategy != present_partitioning.allocation_strategy:
         missing_names.add("allocationStrategy")
-    values |= {_FIELD_BY_NAME[name]: getattr(present, _FIELD_BY_NAME[name]) for name in missing_names}
+    values |= {_FIELD_BY_NAME[name]: getattr(present_partitioning, _FIELD_BY_NAME[name]) for name in missing_names}
     return Partitioning(**values), sorted(missing_names | (plan.keys() - _FIELD_BY_NAME.keys()))
 
 
@@ -111,24 +111,24 @@ def partition_id(number: int) -> str:
 def allocated_queues(
     options: Options,
     queues: Sequence[MessageQueue],
-    owned_before: Collection[MessageQueue] = (),
+    earlier_owned_queues: Collection[MessageQueue] = (),
     possibly_empty_topics: Container[str] = (),
     all_topic_queues: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
     """Return the queues that the source reads, and the queues that the strategy allocates to no partition.
 
-    ``owned_before`` are the queues that the environment of the source owned earlier. ``possibly_empty_topics`` are topics of
-    which the environment may own no queue now. If ``queues`` come from option ``assign``, ``all_topic_queues`` has all queues of
-    their topics, which determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another
+    ``earlier_owned_queues`` are the queues that the environment of the source owned earlier. ``possibly_empty_topics`` are topics
+    of which the environment may own no queue now. If ``queues`` come from option ``assign``, ``all_topic_queues`` has all queues
+    of their topics, which determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another
     environment.
     """
     environment = environment_of(options)
     if environment is not None:
         owned_queues = environment.owned(
-            queues if all_topic_queues is None else all_topic_queues, owned_before, possibly_empty_topics
+            queues if all_topic_queues is None else all_topic_queues, earlier_owned_queues, possibly_empty_topics
         )
         if all_topic_queues is not None:
-            owned_queues = _assigned_of_environment(environment, queues, owned_queues)
+            owned_queues = _assigned_queues_of_environment(environment, queues, owned_queues)
         unallocated_queues = (
             frozenset(queues) - set(owned_queues) if options.allocation_strategy == "environment" else frozenset()
         )
@@ -151,7 +151,7 @@ def allocates_every_queue(allocation_strategy: object) -> bool:
     return allocation_strategy in _COMPLETE_STRATEGIES
 
 
-def _assigned_of_environment(
+def _assigned_queues_of_environment(
     environment: Environment, assigned_queues: Sequence[MessageQueue], owned_queues: Collection[MessageQueue]
 ) -> list[MessageQueue]:
     foreign_queues = sorted(set(assigned_queues) - set(owned_queues))
@@ -165,12 +165,12 @@ def _assigned_of_environment(
 
 
 def _allocate_partitions(
-    partitioning: Partitioning, queues: Sequence[MessageQueue], count: int
+    partitioning: Partitioning, queues: Sequence[MessageQueue], consumer_count: int
 ) -> list[list[MessageQueue]]:
     """Return the queues of each partition. As in Java, the strategy allocates the queues of each topic separately."""
     if partitioning.allocation_strategy == "environment":  # strategy "environment" gives all queues to each consumer
         return [sorted(queues)]
-    consumers = [partition_id(i) for i in range(count)]
+    consumers = [partition_id(i) for i in range(consumer_count)]
     config = _strategy_config(partitioning, consumers)
     queues_by_consumer: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
     for _, topic_queues in groupby(sorted(queues), key=lambda queue: queue.topic):
@@ -270,19 +270,19 @@ def _split_task(task: Task, part_count: int) -> list[Task]:
     rows = _row_count(task)
     parts_by_index: dict[int, Task] = defaultdict(list)
     part_ends, remaining_rows, part_end = [], rows, 0
-    for part in range(part_count):
-        size = remaining_rows // (part_count - part)
+    for part_index in range(part_count):
+        size = remaining_rows // (part_count - part_index)
         remaining_rows -= size
         part_end += size
         part_ends.append(part_end)
-    part, rows_before = 0, 0
+    part_index, rows_before = 0, 0
     for r in task:
         start = r.start
         while start < r.end:
-            while part_ends[part] <= rows_before:
-                part += 1
-            size = min(r.end - start, part_ends[part] - rows_before)
-            parts_by_index[part].append(OffsetRange(r.queue, start, start + size))
+            while part_ends[part_index] <= rows_before:
+                part_index += 1
+            size = min(r.end - start, part_ends[part_index] - rows_before)
+            parts_by_index[part_index].append(OffsetRange(r.queue, start, start + size))
             start += size
             rows_before += size
-    return [parts_by_index[part] for part in sorted(parts_by_index)]
+    return [parts_by_index[part_index] for part_index in sorted(parts_by_index)]

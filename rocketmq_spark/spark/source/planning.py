@@ -66,7 +66,7 @@ def has_store_times(view: QueuesView) -> bool:
     return min(map(itemgetter(2), view.bounds.values()), default=0) > 0
 
 
-def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:
+def without_unsubscribed_topics(start: Offsets, topics: Collection[str]) -> Offsets:
     """Return ``start`` without topics that the options no longer choose. Returns ``start`` unchanged if no topic is known now."""
     if not topics or {queue.topic for queue in start.positions}.issubset(topics):
         return start
@@ -74,7 +74,7 @@ def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:
     return Offsets(
         kept_positions,
         {},
-        {q: mark for q, mark in start.newest_store_ms.items() if q in kept_positions},
+        {q: store_ms for q, store_ms in start.newest_store_ms.items() if q in kept_positions},
         start.source_identity,
     )
 
@@ -105,7 +105,7 @@ def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, start: Offsets)
     return position == bounds.max_offset or bounds.last_update_ms >= start.newest_store_ms.get(queue, 0)
 
 
-def without_timed_out(view: QueuesView) -> QueuesView:
+def without_timed_out_brokers(view: QueuesView) -> QueuesView:
     """Return the view without queues of brokers that timed out, because these queues would delay the batch of the other
     queues.
     """
@@ -183,8 +183,8 @@ def apply_queue_changes(
     positions = {q: position for q, position in start.positions.items() if q not in dropped_queues} | moved_positions
     # If a position was moved, messages before the new position may be newer than any message that was read.
     newest_store_ms = {
-        queue: mark
-        for queue, mark in start.newest_store_ms.items()
+        queue: store_ms
+        for queue, store_ms in start.newest_store_ms.items()
         if queue not in moved_positions and queue in positions
     }
     return Offsets(positions, moved_positions, newest_store_ms, start.source_identity), losses
@@ -204,12 +204,12 @@ def lost_target_ranges(
     target_ends = target_ends or {}
     return [
         OffsetRange(queue, end, target_ends[queue])
-        for queue, end in sorted(capped_target(view, target_ends, removed_ends).items())
+        for queue, end in sorted(capped_target_ends(view, target_ends, removed_ends).items())
         if start.positions.get(queue, 0) <= end < target_ends[queue]
     ]
 
 
-def capped_target(view: QueuesView, target_ends: Positions, removed_ends: Mapping[MessageQueue, int]) -> Positions:
+def capped_target_ends(view: QueuesView, target_ends: Positions, removed_ends: Mapping[MessageQueue, int]) -> Positions:
     """Return the ends of an AvailableNow run, lowered to the current ends. So messages between a lowered end and its earlier
     value are reported as lost only once.
     """
@@ -256,7 +256,7 @@ def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[li
         *((part, Cause.TRUNCATED) for part in truncated_parts),
         *((part, Cause.TOPIC_DELETED) for part in deleted_ranges),
     ]
-    return without_lost(ranges, [*truncated_parts, *deleted_ranges]), losses
+    return without_lost_offsets(ranges, [*truncated_parts, *deleted_ranges]), losses
 
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
@@ -266,7 +266,7 @@ def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) ->
     return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, newest_store_ms=end.newest_store_ms)
 
 
-def drop_recreated(
+def without_recreated_queues(
     ranges: Sequence[OffsetRange], view: QueuesView, recreated_queues: Collection[MessageQueue]
 ) -> tuple[list[OffsetRange], list[Loss]]:
     """Return the ranges without queues that were created again while the query was down, and the ranges of these queues as
@@ -304,27 +304,31 @@ def next_end(start: Offsets, ends: Positions, first_offsets: Positions, max_offs
     Kafka source.
     """
     positions = dict(start.positions)
-    new_queues = {queue: first_offsets[queue] for queue in ends if queue not in positions}
-    positions.update(new_queues)
+    new_queue_starts = {queue: first_offsets[queue] for queue in ends if queue not in positions}
+    positions.update(new_queue_starts)
     backlogs = backlog_by_queue(positions, ends)
-    if not backlogs and not new_queues:
+    if not backlogs and not new_queue_starts:
         return start
     for queue, count in offsets_to_read(backlogs, max_offsets).items():
         positions[queue] += count
-    return Offsets(positions, new_queues)
+    return Offsets(positions, new_queue_starts)
 
 
 def backlog_by_queue(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
     """Return the number of unread offsets of each queue that has any."""
-    return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
+    return {
+        q: end - position for q, end in ends.items() if (position := positions.get(q)) is not None and end > position
+    }
 
 
-def from_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
+def raised_to_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
     """Return ``start`` with positions raised to the minimum offsets, because deleted messages must not count in the limit of a
     batch.
     """
     raised_positions = {
-        q: bounds[q].min_offset for q, p in start.positions.items() if q in bounds and p < bounds[q].min_offset
+        q: bounds[q].min_offset
+        for q, position in start.positions.items()
+        if q in bounds and position < bounds[q].min_offset
     }
     return (
         replace(start, positions={**start.positions, **raised_positions}, new_queue_starts={})
@@ -360,9 +364,9 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
         return []
     batch_ranges = []
     for queue in sorted(end.positions):
-        first, last = end.new_queue_starts.get(queue, start.positions.get(queue)), end.positions[queue]
-        if first is not None and last > first:
-            batch_ranges.append(OffsetRange(queue, first, last))
+        start_offset, end_offset = end.new_queue_starts.get(queue, start.positions.get(queue)), end.positions[queue]
+        if start_offset is not None and end_offset > start_offset:
+            batch_ranges.append(OffsetRange(queue, start_offset, end_offset))
     return batch_ranges
 
 
@@ -406,14 +410,14 @@ def truncated_ranges(ranges: Iterable[OffsetRange], bounds: Bounds) -> list[Offs
     ]
 
 
-def without_lost(ranges: Iterable[OffsetRange], lost_ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+def without_lost_offsets(ranges: Iterable[OffsetRange], lost_ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return the ranges without the offsets before the last end of ``lost_ranges`` in each queue, and without empty ranges."""
-    lost_until: dict[MessageQueue, int] = {}
+    lost_ends: dict[MessageQueue, int] = {}
     for part in lost_ranges:
-        lost_until[part.queue] = max(part.end, lost_until.get(part.queue, 0))
-    if not lost_until:
+        lost_ends[part.queue] = max(part.end, lost_ends.get(part.queue, 0))
+    if not lost_ends:
         return [r for r in ranges if r.end > r.start]
-    shortened_ranges = [OffsetRange(r.queue, max(r.start, lost_until.get(r.queue, r.start)), r.end) for r in ranges]
+    shortened_ranges = [OffsetRange(r.queue, max(r.start, lost_ends.get(r.queue, r.start)), r.end) for r in ranges]
     return [r for r in shortened_ranges if r.size > 0]
 
 
@@ -432,9 +436,13 @@ def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bound
     for queue, position in positions.items():
         newest_read_ms = offsets_before.newest_store_ms.get(queue, 0)
         if (queue_bounds := bounds.get(queue)) is not None:
-            first, end, newest_ms = queue_bounds
-            is_valid = position < end if newest_ms > 0 else position in (offsets_before.positions.get(queue), first)
-            newest_read_ms = max(newest_ms, newest_read_ms if is_valid else 0)
+            min_offset, max_offset, newest_ms = queue_bounds
+            is_earlier_time_valid = (
+                position < max_offset
+                if newest_ms > 0
+                else position in (offsets_before.positions.get(queue), min_offset)
+            )
+            newest_read_ms = max(newest_ms, newest_read_ms if is_earlier_time_valid else 0)
         if position > 0 and newest_read_ms > 0:
             newest_by_queue[queue] = newest_read_ms
     return newest_by_queue
@@ -480,8 +488,8 @@ class ReadLimitPolicy:
         if not unread_count or limits.max_bytes is None:
             return limits.max_offsets
         self._update_mean_message_bytes(backlogs, fetch_sample)
-        max_by_bytes = max(1, int(limits.max_bytes / (self._mean_message_bytes or ASSUMED_MESSAGE_BYTES)))
-        return max_by_bytes if limits.max_offsets is None else min(limits.max_offsets, max_by_bytes)
+        max_offsets_by_bytes = max(1, int(limits.max_bytes / (self._mean_message_bytes or ASSUMED_MESSAGE_BYTES)))
+        return max_offsets_by_bytes if limits.max_offsets is None else min(limits.max_offsets, max_offsets_by_bytes)
 
     def note_planned_batch(self, now_s: float) -> None:
         """Note that a batch was planned at ``now_s``."""

@@ -75,7 +75,7 @@ class Prefetch:
         # The estimated size of a row, from the last batch that was read.
         self._row_bytes = 0.0
         # The number of batches to leave to tasks after a failed read, and the number of batches that were left to tasks.
-        self._batches_to_skip = self._skipped_count = 0
+        self._batch_count_to_skip = self._skipped_batch_count = 0
 
     def __call__(self, partitions: Sequence[RangePartition]) -> list[pa.RecordBatch] | None:
         """Return the rows of a planned batch; None if a task should read them."""
@@ -87,8 +87,8 @@ class Prefetch:
         if row_count * self._row_bytes > MAX_PREFETCH_BYTES:
             self._row_bytes *= _ESTIMATE_DECAY
             return None
-        if self._skipped_count < self._batches_to_skip:
-            self._skipped_count += 1
+        if self._skipped_batch_count < self._batch_count_to_skip:
+            self._skipped_batch_count += 1
             return None
         return self._read(partitions[0])
 
@@ -105,9 +105,12 @@ class Prefetch:
                     break
         except Exception as e:  # noqa: BLE001 - Spark repeats a task, and an error of a plan ends the query
             logger.info("a task reads this batch, because the driver could not: %s: %s", type(e).__name__, e)
-            self._batches_to_skip, self._skipped_count = min(2 * self._batches_to_skip + 1, _MAX_SKIPPED_BATCHES), 0
+            self._batch_count_to_skip, self._skipped_batch_count = (
+                min(2 * self._batch_count_to_skip + 1, _MAX_SKIPPED_BATCHES),
+                0,
+            )
             return None
-        self._batches_to_skip = 0
+        self._batch_count_to_skip = 0
         if row_count:
             self._row_bytes = total_bytes / row_count
         return batches if total_bytes <= MAX_PREFETCH_BYTES else None

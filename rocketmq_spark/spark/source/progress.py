@@ -71,22 +71,24 @@ class ProgressReport:
             return {"lag": None, "behindMs": None}
         positions = {q: max(end.positions.get(q, b.min_offset), b.min_offset) for q, b in bounds.items()}
         backlogs = backlog_by_queue(positions, {queue: b.max_offset for queue, b in bounds.items()})
-        while len(self._samples) > 1 and _is_read(self._samples[1][1], positions):
+        while len(self._samples) > 1 and _has_read_sample(self._samples[1][1], positions):
             del self._samples[0]
-        first_seen_ms = [self._first_seen_ms(queue, positions[queue]) for queue in backlogs]
-        known_times_ms = [ms for ms in first_seen_ms if ms is not None]
-        behind_ms = None if len(known_times_ms) < len(first_seen_ms) else now_ms - min(known_times_ms, default=now_ms)
+        first_seen_times_ms = [self._first_seen_ms(queue, positions[queue]) for queue in backlogs]
+        known_times_ms = [ms for ms in first_seen_times_ms if ms is not None]
+        behind_ms = (
+            None if len(known_times_ms) < len(first_seen_times_ms) else now_ms - min(known_times_ms, default=now_ms)
+        )
         return {"lag": sum(backlogs.values()), "behindMs": behind_ms}
 
     def _first_seen_ms(self, queue: Any, offset: int) -> int | None:
         """Return the time of the first sample that had the message at ``offset``; None if the first sample of the queue had this
         message, because the time is unknown then.
         """
-        ends = ((ms, bounds[queue].max_offset) for ms, bounds in self._samples if queue in bounds)
-        first_sample = next(ends, None)
+        sampled_ends = ((ms, bounds[queue].max_offset) for ms, bounds in self._samples if queue in bounds)
+        first_sample = next(sampled_ends, None)
         if first_sample is None or first_sample[1] > offset:
             return None
-        return next((ms for ms, max_offset in ends if max_offset > offset), None)
+        return next((ms for ms, max_offset in sampled_ends if max_offset > offset), None)
 
     def _add_sample(self, bounds: Bounds, now_ms: int) -> None:
         if self._samples and self._samples[-1][1] == bounds:
@@ -99,7 +101,7 @@ class ProgressReport:
             del samples[min(range(2, len(samples) - 1), key=lambda i: samples[i + 1][0] - samples[i - 1][0])]
 
 
-def _is_read(bounds: Bounds, positions: dict[Any, int]) -> bool:
+def _has_read_sample(bounds: Bounds, positions: dict[Any, int]) -> bool:
     """Whether the query has read all messages that existed at the time of a sample."""
     return all(positions.get(queue, b.max_offset) >= b.max_offset for queue, b in bounds.items())
 
@@ -121,15 +123,15 @@ class LagLog:
             "maxBytesPerTrigger": options.max_bytes_per_trigger,
         }
         self._limit_names = [name for name, limit in limit_by_name.items() if limit is not None]
-        self._next_line_s: float | None = None
+        self._next_log_s: float | None = None
         self._lag: int | None = None
         self._is_first_batch = True
 
     def note_planned_batch(self, now_s: float, get_figures: Callable[[], Mapping[str, Any] | None]) -> None:
         """Note that a batch was planned at ``now_s``, and log the lag if a line is due. ``get_figures`` returns the figures."""
-        if self._next_line_s is not None and now_s < self._next_line_s:
+        if self._next_log_s is not None and now_s < self._next_log_s:
             return
-        self._next_line_s = now_s + LOG_PERIOD_S
+        self._next_log_s = now_s + LOG_PERIOD_S
         figures = get_figures() or {}
         lag = figures.get("lag")
         if lag is None:  # unknown

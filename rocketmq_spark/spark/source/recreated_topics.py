@@ -34,7 +34,7 @@ Connections = Mapping[str, tuple[object, object]]
 # If a queue has the same minimum offset as at a check that was less than this time ago, the topic was not recreated, because
 # retention takes hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach exactly the
 # minimum offset of the old topic.
-_UNCHANGED_MS = 60_000
+_MAX_CHECK_AGE_MS = 60_000
 # The time that the client itself needs for a request about one queue on a slow machine. 100,000 requests take longer than the
 # timeout.
 CLIENT_OVERHEAD_S = 0.0001
@@ -81,30 +81,30 @@ def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, Re
     for queue, position in offsets.positions.items():
         if (queue_bounds := bounds.get(queue)) is None:
             continue
-        known_ms = newest_read_ms.get(queue, 0)
-        first, end, newest_ms = queue_bounds
+        known_store_ms = newest_read_ms.get(queue, 0)
+        min_offset, max_offset, newest_ms = queue_bounds
         # Most queues of a healthy topic are in the first case (no new messages) or in the second case (new messages). Both cases
         # are decided here, because a function call for each queue takes time.
-        if first < position <= end and 0 < newest_ms <= known_ms:
+        if min_offset < position <= max_offset and 0 < newest_ms <= known_store_ms:
             evidence[queue] = same
-        elif first < position < end and 0 < known_ms < newest_ms:
+        elif min_offset < position < max_offset and 0 < known_store_ms < newest_ms:
             evidence[queue] = undecided
         else:
-            evidence[queue] = evidence_of(position, known_ms, queue_bounds)
+            evidence[queue] = evidence_of(position, known_store_ms, queue_bounds)
     return evidence
 
 
 def queues_to_probe(
     evidence: Mapping[MessageQueue, RecreationEvidence],
     checked_pairs: Collection[TopicBroker],
-    any_unchanged: Callable[[Iterable[MessageQueue]], bool] = lambda queues: False,
+    has_unchanged_queue: Callable[[Iterable[MessageQueue]], bool] = lambda queues: False,
 ) -> list[MessageQueue]:
     """Return the undecided queues about which brokers must be asked.
 
     ``checked_pairs`` has the pairs of a topic and a broker that the last plan checked. For a checked pair, only one undecided
     queue is returned. No queue of the pair is returned if another queue of the pair is the same as before, or if
-    ``any_unchanged`` is true for the undecided queues of the pair. All undecided queues are returned for a pair that was not
-    checked, or that has a recreated queue.
+    ``has_unchanged_queue`` is true for the undecided queues of the pair. All undecided queues are returned for a pair that was
+    not checked, or that has a recreated queue.
     """
     undecided_by_pair: dict[TopicBroker, list[MessageQueue]] = {}
     unchanged_pairs, recreated_pairs = set[TopicBroker](), set[TopicBroker]()
@@ -119,7 +119,7 @@ def queues_to_probe(
     for pair, queues in undecided_by_pair.items():
         if pair not in checked_pairs or pair in recreated_pairs:
             probed_queues += queues
-        elif pair not in unchanged_pairs and not any_unchanged(queues):
+        elif pair not in unchanged_pairs and not has_unchanged_queue(queues):
             probed_queues.append(min(queues))
     return probed_queues
 
@@ -130,14 +130,14 @@ def recreated_queues(
     """Return the queues that were recreated: ``queues_with_newer_message``, the queues that the evidence proves to be recreated,
     and the queues without a known store time that have the same topic and broker as a recreated queue.
     """
-    surely_recreated = {*queues_with_newer_message, *_queues_with_evidence(evidence, RecreationEvidence.RECREATED)}
+    proven_queues = {*queues_with_newer_message, *_queues_with_evidence(evidence, RecreationEvidence.RECREATED)}
     recreated_pairs = topic_broker_pairs(
-        [*surely_recreated, *_queues_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE)]
+        [*proven_queues, *_queues_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE)]
     )
     if not recreated_pairs:
         return []
     return sorted(
-        surely_recreated.union(
+        proven_queues.union(
             q
             for q, queue_evidence in evidence.items()
             if queue_evidence is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in recreated_pairs
@@ -217,7 +217,7 @@ class RecreationResult(NamedTuple):
     is_decided: bool = False
 
 
-def _any_unchanged(bounds: Bounds, bounds_before: Bounds, queues: Iterable[MessageQueue]) -> bool:
+def _has_unchanged_queue(bounds: Bounds, bounds_before: Bounds, queues: Iterable[MessageQueue]) -> bool:
     """Whether any of ``queues`` has the same minimum offset as in ``bounds_before``, and the offset is not 0.
 
     A queue with an unchanged minimum offset was not recreated, because a recreated queue begins at 0, and its first messages
@@ -288,9 +288,9 @@ class RecreationWatch:
             self._unchanged_pairs, self._last_check = topic_broker_pairs(bounds), (self._now_ms(), bounds)
             return RecreationResult([], {}, is_decided=True)
         errors: dict[TopicBroker, RocketMQError] = {}
-        is_recent = 0 <= self._now_ms() - checked_at_ms < _UNCHANGED_MS
+        is_recent = 0 <= self._now_ms() - checked_at_ms < _MAX_CHECK_AGE_MS
         probed_queues = queues_to_probe(
-            evidence, self._unchanged_pairs, partial(_any_unchanged, bounds, bounds_before if is_recent else {})
+            evidence, self._unchanged_pairs, partial(_has_unchanged_queue, bounds, bounds_before if is_recent else {})
         )
         queues_with_newer_message = self._queues_with_newer_message(offsets, probed_queues, deadline, errors)
         recreated_pairs = topic_broker_pairs(queues_with_newer_message) & self._unchanged_pairs
@@ -314,7 +314,7 @@ class RecreationWatch:
             return RecreationResult([], errors, is_decided)
         # If a broker did not answer for a topic, the plan omits all queues of this topic on this broker, also queues that were
         # surely recreated.
-        recreated = [
+        confirmed_queues = [
             queue
             for queue in recreated_queues(evidence, queues_with_newer_message)
             if topic_broker(queue) not in errors
@@ -323,10 +323,10 @@ class RecreationWatch:
         # start. Until the next plan, a queue that ended before its position may have grown past this position.
         pairs_ending_before = topic_broker_pairs(_queues_with_evidence(evidence, RecreationEvidence.ENDS_BEFORE))
         self._unchanged_pairs = (
-            topic_broker_pairs(bounds) - errors.keys() - topic_broker_pairs(recreated) - pairs_ending_before
+            topic_broker_pairs(bounds) - errors.keys() - topic_broker_pairs(confirmed_queues) - pairs_ending_before
         )
         self._last_check = self._now_ms(), bounds
-        return RecreationResult(recreated, errors, is_decided)
+        return RecreationResult(confirmed_queues, errors, is_decided)
 
     def _reconnected_brokers(self, connections: Connections) -> set[str]:
         """Return the brokers that may have crashed and restarted since they reported the bounds of the last check.
@@ -364,8 +364,8 @@ class RecreationWatch:
             if name in self._connections and offset_reader.connection(name) != self._connections[name][1]
         }
         return newest_ms | {
-            queue: max(stored_ms, bounds[queue].last_update_ms)
-            for queue, stored_ms in store_times_ms.items()
+            queue: max(store_time_ms, bounds[queue].last_update_ms)
+            for queue, store_time_ms in store_times_ms.items()
             if queue.broker_name not in restarted_brokers
         }
 
@@ -407,14 +407,16 @@ class RecreationWatch:
             # The clocks of masters differ, and old brokers answer with the nearest message, so the message before the position
             # decides. If compaction has removed this message, the first newer message decides.
             try:
-                stored_ms = store_times_ms.get(queue)
-                if stored_ms is None:
-                    stored_ms = offset_reader.store_time_ms(self._group, queue, offset, deadline)
-                if stored_ms is None:
-                    stored_ms = offset_reader.store_time_ms(self._group, queue, first_newer_offsets[queue], deadline)
+                store_time_ms = store_times_ms.get(queue)
+                if store_time_ms is None:
+                    store_time_ms = offset_reader.store_time_ms(self._group, queue, offset, deadline)
+                if store_time_ms is None:
+                    store_time_ms = offset_reader.store_time_ms(
+                        self._group, queue, first_newer_offsets[queue], deadline
+                    )
             except RocketMQError as e:
                 note_error(e, queue)
                 continue
-            if stored_ms is not None and stored_ms > newest_read_ms[queue]:
+            if store_time_ms is not None and store_time_ms > newest_read_ms[queue]:
                 queues_with_newer_message.append(queue)
         return queues_with_newer_message

@@ -40,7 +40,7 @@ def check_start_and_end(options: Options, role: str) -> None:
         ]
     if starting_value == "committed" and "group" not in options.given:
         problems.append("option 'startingOffsets' is 'committed'; give the group with option 'group'")
-    problems += _times_in_wrong_order(options)
+    problems += _time_order_problems(options)
     if problems:
         raise OptionError.of(problems)
 
@@ -61,14 +61,14 @@ def ending_option(options: Options) -> str:
     return "endingOffsets" if options.ending_offsets_by_timestamp is None else "endingOffsetsByTimestamp"
 
 
-def _times_in_wrong_order(options: Options) -> list[str]:
+def _time_order_problems(options: Options) -> list[str]:
     """Return the problem if a starting time is after the ending time, either for all queues or for one queue."""
-    times_of_all = options.starting_timestamp, options.ending_timestamp
-    by_queue = options.starting_offsets_by_timestamp or {}, options.ending_offsets_by_timestamp or {}
-    for queue in [None] if None not in times_of_all else sorted({*by_queue[0], *by_queue[1]}):
+    times_of_all_queues = options.starting_timestamp, options.ending_timestamp
+    times_by_queue = options.starting_offsets_by_timestamp or {}, options.ending_offsets_by_timestamp or {}
+    for queue in [None] if None not in times_of_all_queues else sorted({*times_by_queue[0], *times_by_queue[1]}):
         start, end = (
-            time_of_all if time_of_all is not None or queue is None else times.get(queue)
-            for time_of_all, times in zip(times_of_all, by_queue, strict=True)
+            time_of_all_queues if time_of_all_queues is not None or queue is None else times.get(queue)
+            for time_of_all_queues, times in zip(times_of_all_queues, times_by_queue, strict=True)
         )
         if start is not None and end is not None and start > end:
             return [
@@ -85,9 +85,9 @@ def starting_offsets(
     option = starting_option(options)
     times = _times_by_queue(options.starting_timestamp, options.starting_offsets_by_timestamp, bounds, option)
     if times is not None:
-        return _start_at_times(offset_reader, options, bounds, times, option, deadline)
+        return _starts_at_times(offset_reader, options, bounds, times, option, deadline)
     if options.starting_offsets == "committed":
-        return _start_at_committed(offset_reader, options, bounds, deadline)
+        return _starts_at_committed_offsets(offset_reader, options, bounds, deadline)
     return resolve_offsets(options.starting_offsets, bounds, option)
 
 
@@ -122,14 +122,14 @@ def check_start_before_end(options: Options, starts: Positions, ends: Positions,
 
 
 def _times_by_queue(
-    time_of_all: int | None, by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
+    time_of_all_queues: int | None, times_by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
 ) -> Mapping[MessageQueue, int] | None:
     """Return the time of each queue; None if the options have no time."""
-    if time_of_all is not None:
-        return dict.fromkeys(bounds, time_of_all)
-    if by_queue is not None:
-        check_same_queues(by_queue, bounds, option)
-    return by_queue
+    if time_of_all_queues is not None:
+        return dict.fromkeys(bounds, time_of_all_queues)
+    if times_by_queue is not None:
+        check_same_queues(times_by_queue, bounds, option)
+    return times_by_queue
 
 
 def _offsets_at_times(
@@ -142,7 +142,7 @@ def _offsets_at_times(
     return {queue: bounds[queue].clamp(offset) for queue, offset in found_offsets.items()}
 
 
-def _start_at_times(
+def _starts_at_times(
     offset_reader: OffsetReader,
     options: Options,
     bounds: Bounds,
@@ -162,7 +162,7 @@ def _start_at_times(
     return starts
 
 
-def _start_at_committed(
+def _starts_at_committed_offsets(
     offset_reader: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
 ) -> dict[MessageQueue, int]:
     committed_offsets = offset_reader.committed(options.group, sorted(bounds), deadline)
@@ -190,10 +190,10 @@ def resolve_offsets(
     if isinstance(option_value, str):
         is_earliest = option_value == "earliest"
         return {queue: b.min_offset if is_earliest else b.max_offset for queue, b in bounds.items()}
-    by_queue = _number_by_queue(option_value, bounds, option)
-    check_same_queues(by_queue, bounds, option)
+    number_by_queue = _number_by_queue(option_value, bounds, option)
+    check_same_queues(number_by_queue, bounds, option)
     resolved_offsets = {}
-    for queue, number in by_queue.items():
+    for queue, number in number_by_queue.items():
         if number > bounds[queue].max_offset:
             raise OffsetError(
                 f"option {option!r}: {queue} is {number}, but the queue ends at {bounds[queue].max_offset}",
@@ -212,8 +212,8 @@ def _number_by_queue(
     number_by_topic = {topic: number for topic, number in option_value.items() if isinstance(topic, str)}
     if unknown_topics := sorted(number_by_topic.keys() - {queue.topic for queue in bounds}):
         raise OffsetError(f"option {option!r} names topics that are not read: {', '.join(unknown_topics)}")
-    by_queue = {queue: number_by_topic[queue.topic] for queue in bounds if queue.topic in number_by_topic}
-    return by_queue | {queue: number for queue, number in option_value.items() if not isinstance(queue, str)}
+    number_by_queue = {queue: number_by_topic[queue.topic] for queue in bounds if queue.topic in number_by_topic}
+    return number_by_queue | {queue: number for queue, number in option_value.items() if not isinstance(queue, str)}
 
 
 _REMEDY_OF_MISSING_QUEUES = {

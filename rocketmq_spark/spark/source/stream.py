@@ -256,9 +256,9 @@ class Stream:
 
         Reports losses, and raises ``DataLossError`` if option ``failOnDataLoss`` says so.
         """
-        subscribed_start = self._drop_unsubscribed(start, view)
-        readable_view = planning.without_timed_out(view)
-        recreation_result = self._check_recreated(start, subscribed_start, readable_view)
+        subscribed_start = self._without_unsubscribed_topics(start, view)
+        readable_view = planning.without_timed_out_brokers(view)
+        recreation_result = self._find_recreated_queues(start, subscribed_start, readable_view)
         if recreation_result.errors:
             # The plan omits queues whose broker did not answer whether they were created again.
             answered_bounds = {
@@ -273,7 +273,7 @@ class Stream:
         reported_losses = frozenset[Loss]() if last_plan is None else last_plan.reported_losses
         if losses:
             if self._target.ends is not None:
-                ends = planning.capped_target(readable_view, self._target.ends, removed_ends)
+                ends = planning.capped_target_ends(readable_view, self._target.ends, removed_ends)
                 self._target = replace(self._target, ends=ends)
             # If a loss must fail the query, each plan reports the loss again, so that each plan fails.
             must_fail = self._options.fail_on_data_loss == "fail"
@@ -282,7 +282,7 @@ class Stream:
         self._last_plan = LastPlan(start, PlanOutcome.CHECKED, view, reported_losses)
         return adapted_start, readable_view, recreation_result
 
-    def _check_recreated(self, start: Offsets, subscribed_start: Offsets, view: QueuesView) -> RecreationResult:
+    def _find_recreated_queues(self, start: Offsets, subscribed_start: Offsets, view: QueuesView) -> RecreationResult:
         """Return the queues that were created again. If a broker does not answer in an AvailableNow run, raise its error, because
         the run must not end without the queues of this broker.
         """
@@ -317,7 +317,7 @@ class Stream:
         assert self._last_plan is not None
         ends = planning.readable_ends(view, self._target.ends)
         first_offsets = {queue: view.bounds[queue].min_offset for queue in ends}
-        readable_start = planning.from_min_offsets(adapted_start, view.bounds)
+        readable_start = planning.raised_to_min_offsets(adapted_start, view.bounds)
         backlogs = planning.backlog_by_queue({**first_offsets, **readable_start.positions}, ends)
         if self._target.ends is not None:
             # The ends are fixed, so a wait would bring no more messages.
@@ -434,8 +434,8 @@ class Stream:
         self._bounds_reader.set_checkpoint_offsets(known_offsets, self._target.ends)
         losses: list[Loss] = []
         if was_logged_before:
-            view, recreated = self._fetch_logged(known_offsets, end, ranges)
-            ranges, new_losses = planning.drop_recreated(ranges, view, recreated)
+            view, recreated_queues = self._fetch_view_of_logged_batch(known_offsets, end, ranges)
+            ranges, new_losses = planning.without_recreated_queues(ranges, view, recreated_queues)
             losses += self._report_losses(new_losses)
         else:
             view = self._bounds_reader.latest_view(is_same_batch=True)
@@ -443,13 +443,13 @@ class Stream:
             self._initial_start = self._initial_start.without_error()
         # Messages before the minimum offset of a new queue are no loss, because the queue starts with its first message.
         expired_ranges = planning.truncated_ranges(new_ranges, view.master_bounds())
-        ranges = planning.without_lost(ranges, expired_ranges)
+        ranges = planning.without_lost_offsets(ranges, expired_ranges)
         ranges, new_losses = planning.readable_ranges(ranges, view)
         losses += self._report_losses(new_losses)
         route_reader, offset_reader = self._bounds_reader.ports
         mismatched_queues = partition_reader.replica_mismatches(self._options, route_reader, offset_reader, ranges)
         lost_ranges = [*expired_ranges, *(lost_range for lost_range, _ in losses)]
-        remaining_tasks = [planning.without_lost(task, lost_ranges) for task in planned_tasks]
+        remaining_tasks = [planning.without_lost_offsets(task, lost_ranges) for task in planned_tasks]
         partition_numbers = self._partition_numbers.numbers_of_batch(end, {part.queue for part in ranges})
         return partition_reader.input_partitions(
             route_reader, remaining_tasks, mismatched_queues, end, partition_numbers
@@ -472,7 +472,7 @@ class Stream:
             )
         return logged_partitioning
 
-    def _fetch_logged(
+    def _fetch_view_of_logged_batch(
         self, known_offsets: Offsets, end: Offsets, ranges: Sequence[OffsetRange]
     ) -> tuple[QueuesView, list[MessageQueue]]:
         """Return the view of all queues, and the queues of a logged batch that were created again while the query was down.
@@ -549,8 +549,8 @@ class Stream:
         self._progress_report.add_losses(losses)
         return losses
 
-    def _drop_unsubscribed(self, start: Offsets, view: QueuesView) -> Offsets:
-        subscribed_start = planning.drop_unsubscribed(start, view.topics)
+    def _without_unsubscribed_topics(self, start: Offsets, view: QueuesView) -> Offsets:
+        subscribed_start = planning.without_unsubscribed_topics(start, view.topics)
         if subscribed_start != start:
             unsubscribed_topics = sorted(
                 {q.topic for q in start.positions} - {q.topic for q in subscribed_start.positions}

@@ -49,7 +49,7 @@ class SubscribedTopics:
         """Return the topics to read according to the last answer of a name server."""
         if self._named_topics is not None:
             return self._named_topics
-        return subscription.plus_checkpoint_topics(self._options, self._matched_topics, checkpoint_topics)
+        return subscription.with_checkpoint_topics(self._options, self._matched_topics, checkpoint_topics)
 
     def postpone(self) -> None:
         """Request the list of topics later, as if name servers had returned the list now."""
@@ -60,7 +60,7 @@ class SubscribedTopics:
         self._matched_topics, self._listed_at_s = (), _NEVER
 
 
-def no_matching_topic(options: Options) -> RouteNotFound:
+def no_matching_topic_error(options: Options) -> RouteNotFound:
     """Return the error of a source that does not wait any longer for a topic of its pattern."""
     return RouteNotFound(
         f"no topic matches option 'subscribePattern' {options.subscribe_pattern!r}",

@@ -146,7 +146,7 @@ def is_subscribed(options: Options, topic: str) -> bool:
         return any(queue.topic == topic for queue in options.assign)
     if options.subscribe_pattern is None:
         return topic in options.subscribe
-    return bool(plus_checkpoint_topics(options, (), [topic]))
+    return bool(with_checkpoint_topics(options, (), [topic]))
 
 
 def subscription_text(options: Options) -> str:
@@ -183,7 +183,7 @@ def _is_allowed(options: PatternOptions, topic: str, internal_topics: set[str]) 
     )
 
 
-def plus_checkpoint_topics(
+def with_checkpoint_topics(
     options: Options, topics: tuple[str, ...], checkpoint_topics: Collection[str]
 ) -> tuple[str, ...]:
     """Return ``topics`` with the topics in ``checkpoint_topics`` that match the pattern, also if name servers do not list these
@@ -275,7 +275,7 @@ def unavailable_reason(route: TopicRoute | None, queue: MessageQueue) -> str:
 
 
 # Syntax that means different things in Python and RE2. RE2 rejects all other syntax that it does not support.
-_DIFFERS_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
+_SYNTAX_DIFFERENT_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
 
 
 def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
@@ -291,7 +291,7 @@ def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
         raise OptionError(f"option 'subscribePattern' is {shortened(pattern)}; expected {problem}")
     # RE2 cannot match single surrogates, and no valid name of a topic contains a surrogate.
     encodable_topics = [topic for topic in topics if topic.isprintable()]
-    if not _DIFFERS_IN_RE2.search(pattern):
+    if not _SYNTAX_DIFFERENT_IN_RE2.search(pattern):
         try:
             # The expression must also be valid outside of a group.
             pc.match_substring_regex(pa.array([""], pa.string()), pattern=pattern)

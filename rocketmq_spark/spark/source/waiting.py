@@ -27,7 +27,7 @@ from rocketmq_spark.spark.source import checkpoint_identity
 from rocketmq_spark.spark.source.bounds_reader import BoundsReader
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, queues_text
 from rocketmq_spark.spark.source.planning import QueuesView
-from rocketmq_spark.spark.source.subscribed_topics import no_matching_topic
+from rocketmq_spark.spark.source.subscribed_topics import no_matching_topic_error
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def fetch_bounds_of_masters(reader: BoundsReader, options: Options, wait_limits:
     """
     view = reader.fetch_complete_view()
     if not view.topics and not wait_limits.topic_deadline.expired:
-        raise no_matching_topic(options)
+        raise no_matching_topic_error(options)
     if brokers_without_master := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
         raise BrokerNotFound(
             f"only slaves of {', '.join(brokers_without_master)} are up, which may lack messages that the master has",
@@ -178,14 +178,16 @@ class UnavailableQueuesLog:
         if newly_unavailable_queues:
             action = "the run ends without" if is_run_ending else "the stream waits for"
             logger.warning(
-                "%s queues that it cannot read now: %s", action, _grouped_by_reason(newly_unavailable_queues, reason_of)
+                "%s queues that it cannot read now: %s", action, _text_by_reason(newly_unavailable_queues, reason_of)
             )
         if queues_available_again:
             logger.warning("the stream can read these queues again: %s", queues_text(queues_available_again))
 
 
-def _grouped_by_reason(queues: Iterable[MessageQueue], reason_of: Callable[[MessageQueue], str]) -> str:
-    reasons: dict[str, list[MessageQueue]] = {}
+def _text_by_reason(queues: Iterable[MessageQueue], reason_of: Callable[[MessageQueue], str]) -> str:
+    queues_by_reason: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
-        reasons.setdefault(reason_of(queue), []).append(queue)
-    return "; ".join(f"{queues_text(queues_of_reason)} ({reason})" for reason, queues_of_reason in reasons.items())
+        queues_by_reason.setdefault(reason_of(queue), []).append(queue)
+    return "; ".join(
+        f"{queues_text(queues_of_reason)} ({reason})" for reason, queues_of_reason in queues_by_reason.items()
+    )

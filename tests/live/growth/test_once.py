@@ -121,7 +121,7 @@ def test_what_lies_below_the_minimum_takes_no_share_of_a_batch():
     queue, other = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
     begin = Offsets({queue: 5, other: 7}, {queue: 5}, {queue: 1})
     bounds = {queue: QueueBounds(1000, 1010, 2), other: QueueBounds(0, 9, 2)}
-    live = planning.from_min_offsets(begin, bounds)
+    live = planning.raised_to_min_offsets(begin, bounds)
     assert live.positions == {queue: 1000, other: 7}
     assert (live.new_queue_starts, live.newest_store_ms) == ({}, {queue: 1})
-    assert planning.from_min_offsets(live, bounds) is live
+    assert planning.raised_to_min_offsets(live, bounds) is live

@@ -13,7 +13,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.spark.compat import EqualTo, LessThan
 from rocketmq_spark.spark.source import batch_reader as batch_reader_module
-from rocketmq_spark.spark.source.batch_reader import PrunedReader
+from rocketmq_spark.spark.source.batch_reader import PushdownReader
 from tests.reading import Run, batch_reader, bodies, feed, plan, ranges_of, read, rows
 
 
@@ -198,9 +198,9 @@ def test_predicate_pushdown__is_off_unless_asked_for(rocketmq, filled, monkeypat
     """Whether Spark asks is seen in tests/spark; here, which reader it gets when it does."""
     topic, _ = filled
     monkeypatch.setattr(batch_reader_module, "is_pushdown_enabled", lambda: True)
-    assert not isinstance(batch_reader(rocketmq, subscribe=topic), PrunedReader)
+    assert not isinstance(batch_reader(rocketmq, subscribe=topic), PushdownReader)
     reader = batch_reader(rocketmq, subscribe=topic, predicatePushdown=True, numPartitions=4)
-    assert isinstance(reader, PrunedReader)
+    assert isinstance(reader, PushdownReader)
     predicates = [EqualTo(("queueId",), 2), LessThan(("queueOffset",), 10)]
     assert list(reader.pushFilters(predicates)) == predicates
     ((only,),) = ranges_of(reader.partitions())
