@@ -77,7 +77,7 @@ def check_subscription(options: Options) -> None:
             f"{options.environment_source} is {options.environment!r}, but with environmentMode=queues {INNER_TOPIC} has the "
             "delayed messages of all environments: the query would read only some of its queues, and never deliver the other "
             "messages",
-            remedy="Read it without an environment, and write the due messages without one, too",
+            remedy=f"Read {INNER_TOPIC} without an environment, and write the due messages without an environment, too",
         )
     if options.tags is not None and options.sql is not None:
         raise OptionError("options 'tags' and 'sql' are mutually exclusive: set only one")
