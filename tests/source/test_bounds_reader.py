@@ -12,6 +12,7 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.client.offsets import RemotingOffsetReader
 from rocketmq_spark.errors import (
+    BrokerNotFound,
     CallTimeout,
     CheckpointMismatch,
     ConnectionLost,
@@ -447,6 +448,24 @@ def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
     eventually(lambda: again(one).bounds[B].max_offset == 9)
 
 
+def test_a_call_that_waits_for_all_uses_no_view_without_a_broker(two):
+    """A progress report waits shortly for a broker. The next call of a run to the end needs the bounds of this broker."""
+    name_server, _, b = two
+    one = bounds_reader(name_server.address)
+    one.fetch_complete_view()
+    held = Held()
+    b.on(Request.GET_TOPIC_STATS_INFO, held)
+    view = again(one)
+    assert view.timed_out_brokers == {"broker-b"}
+    one.poll_interval.note_poll(one.clock.now() + 60, 0, is_unchanged=True)
+    assert one.latest_view() is view
+    b.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 9)}))
+    held.calls[0].answer(scripted_stats({B: (0, 8)}))
+    complete_view = one.latest_view(wait_for_all=True)
+    assert not complete_view.timed_out_brokers
+    assert complete_view.bounds[B].max_offset > 5
+
+
 def test_while_no_name_server_answers_its_last_word_holds(two, caplog):
     name_server, a, _ = two
     one = bounds_reader(name_server.address)
@@ -469,9 +488,19 @@ def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
         assert caplog.text.count("the source waits") == count
         assert one.retriable_errors.retry_errors.attempts == 4
         scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
-        # Only the second poll without an error in a row allows another warning.
-        assert all(again(one).bounds for _ in range(2))
-        assert one.retriable_errors.retry_errors.first is None
+        for _ in range(2):
+            assert again(one).bounds
+            assert one.retriable_errors.retry_errors.first is None
+
+
+def test_an_error_that_comes_again_after_each_poll_is_logged_once(scripted, caplog):
+    """A run to the end notes that a broker is away; the polls do not miss it."""
+    one = bounds_reader(scripted.address)
+    one.fetch_complete_view()
+    for _ in range(4):
+        one.note_retriable_error(BrokerNotFound("no broker answers"))
+        assert again(one).bounds
+    assert caplog.text.count("no broker answers") == 1
 
 
 def only(*brokers):

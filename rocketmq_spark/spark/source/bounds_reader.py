@@ -232,13 +232,15 @@ class BoundsReader:
     def latest_view(self, wait_for_all: bool = False, is_same_batch: bool = False) -> QueuesView:
         """Return the last view if it is recent, otherwise a new view with the brokers that answer.
 
-        A broker that hangs does not delay the queues of other brokers, unless ``wait_for_all`` is true. With ``is_same_batch``,
-        the view from which the batch was planned counts as recent, unless an error occurred since the plan.
+        A broker that hangs does not delay the queues of other brokers, unless ``wait_for_all`` is true. In this case, a view that
+        lacks the answer of a broker is not recent. With ``is_same_batch``, the view from which the batch was planned counts as
+        recent, unless an error occurred since the plan.
         """
         polled_at_s = self.clock.now()
-        if not self.poll_interval.is_due(polled_at_s) or (
+        is_recent = not self.poll_interval.is_due(polled_at_s) or (
             is_same_batch and not self._routes_are_stale and self.poll_interval.serves_same_batch(polled_at_s)
-        ):
+        )
+        if is_recent and not (wait_for_all and self._last_view.timed_out_brokers):
             return self._last_view
         error_count_before = self.retriable_errors.retry_errors.attempts
         topics = self.topics_or_last_known()
