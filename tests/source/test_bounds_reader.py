@@ -448,7 +448,7 @@ def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
     eventually(lambda: again(one).bounds[B].max_offset == 9)
 
 
-def test_a_call_that_waits_for_all_uses_no_view_without_a_broker(two):
+def test_call_that_waits_for_all_uses_no_view_without_a_broker(two):
     """A progress report waits shortly for a broker. The next call of a run to the end needs the bounds of this broker."""
     name_server, _, b = two
     one = bounds_reader(name_server.address)
@@ -493,7 +493,7 @@ def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
             assert one.retriable_errors.retry_errors.first is None
 
 
-def test_an_error_that_comes_again_after_each_poll_is_logged_once(scripted, caplog):
+def test_error_that_comes_again_after_each_poll_is_logged_once(scripted, caplog):
     """A run to the end notes that a broker is away; the polls do not miss it."""
     one = bounds_reader(scripted.address)
     one.fetch_complete_view()
