@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.cli.command import TIMES, CliGroup, time_option, with_yes
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, time_text
 from rocketmq_spark.errors import AccessDenied, NotSupported, OffsetError, RocketMQError, RouteNotFound
@@ -161,7 +161,7 @@ def _next_batch_text(last_read: BatchRead) -> str:
 
 @checkpoint.command()
 @click.argument("folder")
-@connected
+@with_connection_options
 @click.pass_obj
 @click.pass_context
 def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> None:

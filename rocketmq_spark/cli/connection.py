@@ -60,7 +60,7 @@ class Target:
         }
         return replace(self, given_options=accepted_options)
 
-    def without(self, fields: Collection[str]) -> Target:
+    def without_fields(self, fields: Collection[str]) -> Target:
         """Return a target without the options of these fields."""
         return replace(
             self,
@@ -76,7 +76,7 @@ class Target:
         """
         recorded_scopes = [record for record in identities if "namespace" in record]
         scopes = [
-            {"namespace": record["namespace"], **_topic_environment(record)}
+            {"namespace": record["namespace"], **_topic_environment_options(record)}
             for record in recorded_scopes
             if len(recorded_scopes) == len(identities)
         ]
@@ -143,7 +143,7 @@ ENVIRONMENT_OPTIONS = ("environment", "environmentmode", "environments")
 _SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
 
 
-def _topic_environment(record: Mapping[str, object]) -> dict[str, Any]:
+def _topic_environment_options(record: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a recorded environment that has its own topics. Other environments need no options, because the
     recorded positions name their queues.
     """
@@ -151,7 +151,7 @@ def _topic_environment(record: Mapping[str, object]) -> dict[str, Any]:
     return {"environment": record["environment"], "environmentMode": "suffix"} if has_suffix else {}
 
 
-def connected(function: Callable[..., None]) -> Callable[..., None]:
+def with_connection_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the connection options to a command, which receives them as ``target``."""
 
     @functools.wraps(function)
@@ -227,8 +227,8 @@ def parse_pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, .
     """Callback of options such as ``--property name=value``."""
     value_by_name = {}
     for value in values:
-        name, equals, text = value.partition("=")
-        if not equals or not name:
+        name, separator, text = value.partition("=")
+        if not separator or not name:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE")
         value_by_name[name] = text
     return value_by_name

@@ -19,7 +19,13 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import ENVIRONMENT_OPTIONS, Target, connected, parse_pairs, read_secret_files
+from rocketmq_spark.cli.connection import (
+    ENVIRONMENT_OPTIONS,
+    Target,
+    parse_pairs,
+    read_secret_files,
+    with_connection_options,
+)
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consumer_options, subscribed_consumer
@@ -40,14 +46,14 @@ if TYPE_CHECKING:
 
     Location = tuple[str, str, Environment | None]
 
-_POLL_S = 0.5
+_POLL_TIMEOUT_S = 0.5
 # If the command is killed, a restart repeats the messages sent within this time, and those in flight.
-COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
+COMMIT_INTERVAL_S, MAX_IN_FLIGHT = 0.25, 256
 # The most bytes of the original messages of one batch. A larger message is sent alone, because the limit of single messages is
 # higher.
 _MAX_BATCH_BYTES = 512 << 10
 # The interval of the checks whether the group has reached the end, while messages arrive.
-_END_CHECK_S = 1.0
+_END_CHECK_INTERVAL_S = 1.0
 # Shorter pauses are skipped.
 _MIN_PAUSE_S = 0.01
 # With ``--rate``, the command makes up for at most this many seconds in which it had no messages.
@@ -88,7 +94,7 @@ class Copier:
             self._send(chunk)
             done_count += len(chunk)
             polled.mark_finished(done_count)
-            if time.monotonic() - self._last_commit_s >= COMMIT_S:
+            if time.monotonic() - self._last_commit_s >= COMMIT_INTERVAL_S:
                 self.commit()
         return done_count
 
@@ -96,7 +102,7 @@ class Copier:
         """Wait until the rate allows messages that take ``duration_s``. Idle time counts for at most a second."""
         self._next_send_s = max(self._next_send_s, time.monotonic() - _MAX_CREDIT_S)
         while not self._stop.is_set() and (early_s := self._next_send_s - time.monotonic()) > _MIN_PAUSE_S:
-            self._stop.wait(min(early_s, COMMIT_S))
+            self._stop.wait(min(early_s, COMMIT_INTERVAL_S))
         self._next_send_s += duration_s
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
@@ -226,7 +232,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
 )
 @click.option("--mark", metavar="NAME", help="Give each copy this property, with the id of its original.")
 @click.option("--skip-bad", is_flag=True, help="Skip messages that cannot be decoded or sent [default: fail].")
-@connected
+@with_connection_options
 @click.pass_obj
 def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     """Copy messages of topic SOURCE to topic DESTINATION, of the same or another cluster.
@@ -278,8 +284,10 @@ def _locations(target: Target, topic: str) -> set[Location]:
     source_target = target.for_role("batch source")
     client, environment = source_target.client(), environment_of(source_target.options())
     route = client.routes.get_existing(topic, 0.0)
-    on_wire = client.rpc_client.on_wire(topic)
-    return {(address, on_wire, environment) for data in route.brokers.values() for address in data.addresses.values()}
+    wire_topic = client.rpc_client.on_wire(topic)
+    return {
+        (address, wire_topic, environment) for data in route.brokers.values() for address in data.addresses.values()
+    }
 
 
 def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
@@ -333,18 +341,18 @@ def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments:
     from rocketmq_spark.consumer.pull import PolledMessages
 
     ends = None if arguments["follow"] else _ends(target, arguments["source"])
-    left_count, next_check = arguments["count"], Deadline.after(_END_CHECK_S)
+    remaining_count, next_end_check = arguments["count"], Deadline.after(_END_CHECK_INTERVAL_S)
     while not stop.is_set():
-        polled_messages = PolledMessages(consumer, _POLL_S)
-        done_count = copier.send(polled_messages, left_count)
-        left_count = None if left_count is None else left_count - done_count
-        if left_count == 0 or stop.is_set():
+        polled_messages = PolledMessages(consumer, _POLL_TIMEOUT_S)
+        done_count = copier.send(polled_messages, remaining_count)
+        remaining_count = None if remaining_count is None else remaining_count - done_count
+        if remaining_count == 0 or stop.is_set():
             break
-        if not polled_messages.messages or next_check.expired:
+        if not polled_messages.messages or next_end_check.expired:
             copier.commit()
             if ends is not None and _has_reached(target, arguments["group"], ends):
                 break
-            next_check = Deadline.after(_END_CHECK_S)
+            next_end_check = Deadline.after(_END_CHECK_INTERVAL_S)
     copier.commit()
 
 

@@ -12,7 +12,7 @@ import click
 
 from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, confirm, start_or_time, with_yes
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.output import Output
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def group() -> None:
 
 
 @group.command("list")
-@connected
+@with_connection_options
 @click.pass_obj
 def list_groups(output: Output, target: Target) -> None:
     """List the consumer groups that brokers know, one per line."""
@@ -51,7 +51,7 @@ def list_groups(output: Output, target: Target) -> None:
 
 @group.command()
 @click.argument("name")
-@connected
+@with_connection_options
 @click.pass_obj
 def describe(output: Output, target: Target, name: str) -> None:
     """Show the members, subscriptions and lag of a consumer group.
@@ -143,7 +143,7 @@ def _queue_rows(description: GroupDescription) -> list[dict[str, object]]:
 @click.option("--topics", is_flag=True, help="Also delete its retry topics and dead-letter topic, with their messages.")
 @click.option("--force", is_flag=True, help="Delete it although it has members.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@connected
+@with_connection_options
 @click.pass_obj
 def delete(output: Output, /, target: Target, name: str, topics: bool, force: bool, yes: bool) -> None:
     """Delete the settings and the offsets of a consumer group. Stop its members first.
@@ -210,7 +210,7 @@ def offsets() -> None:
 @offsets.command()
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, help="Only this topic (may be repeated).")
-@connected
+@with_connection_options
 @click.pass_obj
 def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) -> None:
     """Show the committed offset of GROUP in each queue: the next offset to read, or '-' (JSON: null) if there is none."""
@@ -266,7 +266,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     is_flag=True,
     help="Set the offsets although the group has members, which will soon overwrite them with their own.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def set_offsets(
     output: Output, /, target: Target, group: str, topics: tuple[str, ...], target_offsets: OffsetTarget, **flags: bool

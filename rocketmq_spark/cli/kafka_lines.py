@@ -19,7 +19,7 @@ from rocketmq_spark.cli.kafka_frames import Frames
 from rocketmq_spark.cli.kafka_options import KAFKA, ROCKETMQ, Setting, replacements
 from rocketmq_spark.cli.kafka_text import (
     CHECK_TEXT,
-    JAR,
+    JAR_PATTERN,
     REMOVE_SETTING,
     USE_PACKAGE,
     KafkaFinding,
@@ -44,11 +44,16 @@ class PortReport(NamedTuple):
     searched_parts: list[str]
 
 
-_DSTREAMS = "a stream of format rocketmq; there are no DStreams"
+_DSTREAM_REPLACEMENT = "a stream of format rocketmq; there are no DStreams"
 _LAG_REPLACEMENT = 'progress(query)["lag"] (docs/monitoring.md)'
-_CLIENT = "rocketmq_spark.Producer, PullConsumer and Consumer; Admin for topics, queues and groups: help(rocketmq_spark.Admin)"
-_ASYNC = "rocketmq_spark.aio (rocketmq-spark help asyncio)"
-_CLIENTS = {"kafka": _CLIENT, "confluent_kafka": _CLIENT, "aiokafka": _ASYNC, "faust": _ASYNC}
+_CLIENT_REPLACEMENT = "rocketmq_spark.Producer, PullConsumer and Consumer; Admin for topics, queues and groups: help(rocketmq_spark.Admin)"
+_ASYNC_REPLACEMENT = "rocketmq_spark.aio (rocketmq-spark help asyncio)"
+_REPLACEMENT_BY_MODULE = {
+    "kafka": _CLIENT_REPLACEMENT,
+    "confluent_kafka": _CLIENT_REPLACEMENT,
+    "aiokafka": _ASYNC_REPLACEMENT,
+    "faust": _ASYNC_REPLACEMENT,
+}
 # Databricks stores notebooks as programs, in which cells in other languages are comments.
 _MAGIC_PREFIX = re.compile(r"^(?:#|--|//) MAGIC(?: |$)", re.MULTILINE)
 _MAGIC_CELL = re.compile(r"(?:^# MAGIC(?: .*)?$\n?)+", re.MULTILINE)
@@ -194,7 +199,7 @@ def _other_findings(tree: ast.Module, program: PythonProgram, kafka_chains: Kafk
 
 
 def _built_sql_findings(
-    node: ast.expr, place: ast.expr, program: PythonProgram, seen_nodes: set[ast.AST]
+    node: ast.expr, line_node: ast.expr, program: PythonProgram, seen_nodes: set[ast.AST]
 ) -> Iterator[KafkaFinding]:
     """Yield the findings of SQL in a text that is put together."""
     constants = [
@@ -202,7 +207,7 @@ def _built_sql_findings(
     ]
     texts = program.texts(node) if any(re.search(r"create|using", text, re.IGNORECASE) for text in constants) else []
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
-    findings = [finding for text in texts for finding in sql_findings(text, place.lineno)]
+    findings = [finding for text in texts for finding in sql_findings(text, line_node.lineno)]
     seen_nodes.update(parts)
     if findings:  # otherwise each part is searched separately
         seen_nodes.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
@@ -226,7 +231,7 @@ def _dictionary_findings(
 
 
 def _constant_findings(text: str, line: int) -> Iterator[KafkaFinding]:
-    if match := JAR.search(text):
+    if match := JAR_PATTERN.search(text):
         yield line, match[0], USE_PACKAGE
     elif text.startswith("spark.kafka."):
         yield line, text, REMOVE_SETTING
@@ -238,6 +243,6 @@ def _import_findings(node: ast.Import | ast.ImportFrom) -> Iterator[KafkaFinding
     modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
     for module in modules:
         if module.startswith("pyspark.streaming.kafka"):
-            yield node.lineno, module, _DSTREAMS
-        elif replacement := _CLIENTS.get(module.partition(".")[0]):
+            yield node.lineno, module, _DSTREAM_REPLACEMENT
+        elif replacement := _REPLACEMENT_BY_MODULE.get(module.partition(".")[0]):
             yield node.lineno, module, replacement

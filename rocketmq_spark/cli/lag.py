@@ -20,7 +20,7 @@ from rocketmq_spark.base import exposition
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import FloatRange
 from rocketmq_spark.cli.output import Output, one_line, safe, safe_labels
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -66,7 +66,7 @@ def _parse_address(ctx: click.Context, param: click.Parameter, value: str | None
     callback=_parse_address,
     help="Serve Prometheus metrics at /metrics until Ctrl-C; each request asks brokers. Without HOST, on loopback only.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **arguments: Any) -> None:
     """Show how many messages a group or a query has not read yet, by queue, and the age of the oldest unread message.

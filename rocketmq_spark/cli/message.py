@@ -13,7 +13,7 @@ import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, time_option, with_yes
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import message_document, message_line
@@ -76,7 +76,7 @@ def dlq() -> None:
 @dlq.command()
 @click.argument("group")
 @_filter_options
-@connected
+@with_connection_options
 @click.pass_obj
 def show(
     output: Output, target: Target, group: str, keys: tuple[str, ...], since: int | None, until: int | None
@@ -104,7 +104,7 @@ def show(
 @click.option(
     "--to-topic", metavar="NAME", help="Resend all to this topic, not to the topics in which GROUP read them."
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def resend(
     output: Output,
@@ -171,7 +171,7 @@ def _without_spool(output: Output, target: Target) -> Target:
 
     if options.parse(target.given_options).on_send_failure == "spool":
         output.warning("onSendFailure=spool is ignored: a dead letter that cannot be sent stays in its topic")
-    return target.without(SPOOL_OPTIONS)
+    return target.without_fields(SPOOL_OPTIONS)
 
 
 def _unsendable_reason(letter: ReceivedMessage) -> str | None:
@@ -396,7 +396,7 @@ def message() -> None:
 @click.option(
     "--topic", help="The topic of the message. Required if ID is a msgId, or if brokers check permissions (ACL)."
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
     """Show one message by its offset message id or, with --topic, by the id that its producer assigned.
@@ -439,7 +439,7 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
     help="With --key, show the newest messages, at most this many of each broker (1 to 64). Without it, show the oldest "
     "messages, at most this many in all (1 to 10000).",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def find(
     output: Output, target: Target, topic: str, key: str | None, begin: int | None, end: int | None, limit: int

@@ -114,7 +114,7 @@ class PythonProgram:
         self._calls_of: dict[ast.AST, list[ast.Call]] = {}  # by function
         self._all_calls: list[ast.Call] = []  # resolved when all functions are bound
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
-        self._in_evaluation: set[object] = set()  # keys of the values that are being computed, to detect cycles
+        self._evaluated_keys: set[object] = set()  # keys of the values that are being computed, to detect cycles
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
         # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
         self._is_incomplete = False
@@ -492,31 +492,31 @@ class PythonProgram:
         if isinstance(node, ast.Constant):
             self._used_constants.add(node)
             return (UNKNOWN if node.value is Ellipsis else node.value,), frozenset([node])
-        self._step_count = self._step_count + 1 if self._in_evaluation else 0
+        self._step_count = self._step_count + 1 if self._evaluated_keys else 0
         self._total_step_count += 1
         is_over_limit = self._step_count > _MAX_STEPS or self._total_step_count > _MAX_TOTAL_STEPS
-        if memo_key in self._in_evaluation or is_over_limit or len(self._in_evaluation) > _MAX_DEPTH:
+        if memo_key in self._evaluated_keys or is_over_limit or len(self._evaluated_keys) > _MAX_DEPTH:
             self._is_incomplete = True
-            return (() if memo_key in self._in_evaluation else (UNKNOWN,)), frozenset()
+            return (() if memo_key in self._evaluated_keys else (UNKNOWN,)), frozenset()
         outer_constants, self._used_constants = self._used_constants, set()
-        self._in_evaluation.add(memo_key)
+        self._evaluated_keys.add(memo_key)
         try:
-            values = tuple(_distinct(self._evaluate(node)))
+            values = tuple(_distinct_values(self._evaluate(node)))
             self._total_chars += sum(len(value) for value in values if isinstance(value, str))
             if self._total_chars > _MAX_TOTAL_CHARS:
                 values = (UNKNOWN,)
         finally:
-            self._in_evaluation.discard(memo_key)
+            self._evaluated_keys.discard(memo_key)
             values_and_constants, self._used_constants = (
                 frozenset(self._used_constants),
                 outer_constants | self._used_constants,
             )
-        if not values and not self._in_evaluation:
+        if not values and not self._evaluated_keys:
             values = (UNKNOWN,)  # the value depends only on itself
         result = values, values_and_constants
-        if not self._is_incomplete or not self._in_evaluation:
+        if not self._is_incomplete or not self._evaluated_keys:
             self._memo[memo_key] = result
-        if not self._in_evaluation:
+        if not self._evaluated_keys:
             self._is_incomplete = False
         return result
 
@@ -661,7 +661,10 @@ class PythonProgram:
         called_functions = self.functions(function)
         if called_functions:
             return [
-                value for called in called_functions for node in self.returned(called) for value in self.values(node)
+                value
+                for called_function in called_functions
+                for node in self.returned(called_function)
+                for value in self.values(node)
             ]
         if name == "dict" and isinstance(function, ast.Name):
             keywords = [
@@ -737,11 +740,11 @@ class PythonProgram:
     def _as_json(self, value: Value) -> str:
         self._json_budget = _MAX_TEXT_CHARS
         try:
-            return json.dumps(self._to_plain(value))
+            return json.dumps(self._plain_value(value))
         except (TypeError, ValueError, RecursionError):
             return UNKNOWN
 
-    def _to_plain(self, value: Value) -> object:
+    def _plain_value(self, value: Value) -> object:
         """Return a value without nodes. Raises ``ValueError`` if a part is unknown, or if the parts are too many or too long."""
         self._json_budget -= _MAX_TEXT_CHARS // _MAX_JSON_VALUES + (len(value) if isinstance(value, str) else 0)
         if isinstance(value, DictValue):
@@ -763,7 +766,7 @@ class PythonProgram:
         values = self.values(node)
         if len(values) != 1:
             raise ValueError("there are several values, or none")
-        return self._to_plain(values[0])
+        return self._plain_value(values[0])
 
 
 def _last_name(base: ast.expr) -> str:
@@ -772,7 +775,7 @@ def _last_name(base: ast.expr) -> str:
     return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
 
 
-def _distinct(values: Iterable[Value]) -> Iterator[Value]:
+def _distinct_values(values: Iterable[Value]) -> Iterator[Value]:
     seen: dict[tuple[type, Value], None] = {}
     for value in values:
         if len(seen) == _MAX_VALUES:

@@ -27,7 +27,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals, tune_gc
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import FloatRange, SizeType
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
@@ -111,7 +111,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
             if records:
                 for entry in reading.entries():
                     row = _record_row(path, entry, _summary_fields)
-                    output.item(row, _line(row))
+                    output.item(row, _record_line(row))
             if damage_errors := _damage_errors(path, reading):
                 rows[-1]["damaged"] = True
                 errors += damage_errors
@@ -155,7 +155,7 @@ def export(output: Output, folder: Path) -> None:
     show_default=True,
     help="Time limit for each spool, in seconds.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
     """Send all records of FOLDER now, even those that are not due.
@@ -201,7 +201,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     "--delay-group",
     help="Group of the delay service that owns FOLDER, if the folder is damaged and no longer names it.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def assign(output: Output, target: Target, folder: Path, delay_group: str | None) -> None:
     """Assign the records of FOLDER to the cluster, namespace and environment that the options name.
@@ -551,7 +551,7 @@ def _content_fields(entry: SpoolEntry) -> dict[str, object]:
 _LINE_FIELDS = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "givenUp", "error")
 
 
-def _line(row: dict[str, object]) -> str:
+def _record_line(row: dict[str, object]) -> str:
     parts = [f"{row['record']} {row['standing']}"]
     parts += [f"{name} {row[name]}" for name in _LINE_FIELDS if row.get(name)]
     ids = row.get("msgIds")
@@ -594,7 +594,7 @@ def delay() -> None:
     is_flag=True,
     help="Also send the dead letters in --data again: messages that were given up and that --dead-topic refused.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def serve(
     output: Output,

@@ -19,7 +19,7 @@ from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_or_time, time_ms
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import FloatRange, IntRange
 from rocketmq_spark.cli.output import Json, Output
 from rocketmq_spark.errors import OptionError
@@ -103,7 +103,7 @@ def _check_tags(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option("--tags", callback=_check_tags, help="Only messages with one of these tags: 'a || b'.")
 @click.option("--count", type=IntRange(1), help="Stop after this many messages.")
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages, or stop at the end. [default: follow]")
-@connected
+@with_connection_options
 @click.pass_obj
 def tail(
     output: Output,
@@ -216,7 +216,7 @@ def _utf8_text(body: bytes) -> str | None:
 
 
 # The time that one poll waits. Printed messages are committed before the next poll.
-_POLL_S = 0.5
+_POLL_TIMEOUT_S = 0.5
 
 
 def _parse_group_start(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -301,7 +301,7 @@ def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) 
 @click.argument("topic")
 @consumer_options("latest")
 @click.option("--idle", "idle_s", type=FloatRange(0), help="Stop after this many seconds without a message.")
-@connected
+@with_connection_options
 @click.pass_obj
 def consume(output: Output, /, target: Target, topic: str, idle_s: float | None, **arguments: Any) -> None:
     """Consume messages of TOPIC as a member of a group, until --count, --idle or Ctrl-C. Prints JSON, one object per line.
@@ -318,7 +318,9 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     with subscribed_consumer(target, topic, arguments) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
         last_message_s = time.monotonic()
         while not stop.is_set() and (remaining_count is None or remaining_count > 0):
-            polled_messages = PolledMessages(consumer, _POLL_S if idle_s is None else min(_POLL_S, idle_s))
+            polled_messages = PolledMessages(
+                consumer, _POLL_TIMEOUT_S if idle_s is None else min(_POLL_TIMEOUT_S, idle_s)
+            )
             messages, now_s = polled_messages.messages, time.monotonic()
             _print(json_output, consumer, polled_messages, remaining_count)
             remaining_count = None if remaining_count is None else remaining_count - len(messages)

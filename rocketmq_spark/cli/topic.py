@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocketmq_spark.cli.command import CliGroup, confirm
-from rocketmq_spark.cli.connection import Target, connected, parse_pairs
+from rocketmq_spark.cli.connection import Target, parse_pairs, with_connection_options
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, time_text
 
@@ -41,7 +41,7 @@ def topic() -> None:
     is_flag=True,
     help="Create a batch topic, which stores batches whole and is faster (docs/batch-topics.md).",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def create(
     output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **arguments: Any
@@ -81,7 +81,7 @@ def _resize_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @topic.command()
 @_resize_options
-@connected
+@with_connection_options
 @click.pass_obj
 def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
     """Add queues to a topic.
@@ -129,7 +129,7 @@ def _check_not_shared(target: Target, name: str, effect: str = "remove messages 
     help="Set an attribute, such as message.type=FIFO (may be repeated).",
 )
 @click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all).")
-@connected
+@with_connection_options
 @click.pass_obj
 def update(
     output: Output, /, target: Target, name: str, queues: int | None, brokers: tuple[str, ...], **arguments: Any
@@ -161,7 +161,7 @@ def update(
 @topic.command()
 @_resize_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@connected
+@with_connection_options
 @click.pass_obj
 def shrink(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...], yes: bool) -> None:
     """Remove queues from a topic: those with the highest ids.
@@ -186,7 +186,7 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
     is_flag=True,
     help="Include RocketMQ's own topics, and those of retries and dead letters.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def list_topics(output: Output, target: Target, with_system_topics: bool) -> None:
     """List the topics of a cluster, one per line."""
@@ -201,7 +201,7 @@ def list_topics(output: Output, target: Target, with_system_topics: bool) -> Non
 
 @topic.command()
 @click.argument("name")
-@connected
+@with_connection_options
 @click.pass_obj
 def describe(output: Output, target: Target, name: str) -> None:
     """Show offsets and last message time of each queue of a topic.
@@ -248,7 +248,7 @@ def describe(output: Output, target: Target, name: str) -> None:
 @topic.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@connected
+@with_connection_options
 @click.pass_obj
 def delete(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete a topic and all of its messages."""
@@ -278,7 +278,7 @@ def environment() -> None:
 
 @environment.command()
 @click.argument("topic")
-@connected
+@with_connection_options
 @click.pass_obj
 def show(output: Output, target: Target, topic: str) -> None:
     """Show which environments write and read each queue of TOPIC.

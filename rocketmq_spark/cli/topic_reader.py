@@ -110,8 +110,8 @@ class TopicReader:
                 remedy=f"Look with: rocketmq-spark topic describe {self._topic}",
             )
         clamped_starts = {}
-        for queue, start_or_mark in self._start_offsets.items():
-            queue_bounds, start = bounds[queue], _resolve_offset(start_or_mark, bounds[queue])
+        for queue, start_or_constant in self._start_offsets.items():
+            queue_bounds, start = bounds[queue], _resolve_offset(start_or_constant, bounds[queue])
             if start > queue_bounds.max_offset:
                 raise OffsetError(
                     f"{queue} ends at {queue_bounds.max_offset}, before {start}: {Cause.WENT_BACK.value}",
@@ -282,8 +282,8 @@ def latest(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     return {queue: bound.max_offset for queue, bound in bounds.items()}
 
 
-def _resolve_offset(offset_or_mark: int, bounds: QueueBounds) -> int:
-    return {EARLIEST: bounds.min_offset, LATEST: bounds.max_offset}.get(offset_or_mark, offset_or_mark)
+def _resolve_offset(offset_or_constant: int, bounds: QueueBounds) -> int:
+    return {EARLIEST: bounds.min_offset, LATEST: bounds.max_offset}.get(offset_or_constant, offset_or_constant)
 
 
 def at_offset(offset: int) -> StartFunction:

@@ -102,9 +102,9 @@ class LocalBroker(Closeable):
         self._proxy_conf = servers.checked_conf(proxy if isinstance(proxy, Mapping) else {}, allowed=["proxyMode"])
         self._has_local_proxy = servers.proxy_mode(self._proxy_conf) == servers.LOCAL
         self._refuse_more_than_one(len(self._specs))
-        if self._has_local_proxy and servers.TLS_CERT in self._proxy_conf:
+        if self._has_local_proxy and servers.TLS_CERT_FIELD in self._proxy_conf:
             raise LocalBrokerError(
-                f"A proxy in LOCAL mode takes no {servers.TLS_CERT}: its broker would demand TLS, too",
+                f"A proxy in LOCAL mode takes no {servers.TLS_CERT_FIELD}: its broker would demand TLS, too",
                 remedy="Omit proxyMode: a proxy in CLUSTER mode takes it",
             )
         if PROXY in (ports or {}) and (self._has_local_proxy or not self._has_proxy):
@@ -315,9 +315,13 @@ class LocalBroker(Closeable):
         ``conf`` changes settings of broker.conf, or fields of the proxy's rmq-proxy.json. In LOCAL mode the broker restarts with
         its proxy.
         """
-        if broker == PROXY and servers.TLS_CERT in (conf or {}) and servers.TLS_CERT not in self._proxy_conf:
+        if (
+            broker == PROXY
+            and servers.TLS_CERT_FIELD in (conf or {})
+            and servers.TLS_CERT_FIELD not in self._proxy_conf
+        ):
             raise LocalBrokerError(
-                f"conf sets {servers.TLS_CERT}, but this proxy was started without TLS",
+                f"conf sets {servers.TLS_CERT_FIELD}, but this proxy was started without TLS",
                 remedy="Pass the fields to LocalBroker(proxy=...)",
             )
         with self._lock, _starting_on(self.data):

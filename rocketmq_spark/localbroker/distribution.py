@@ -338,7 +338,7 @@ def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[i
     title = f"{description}, {total / 1e6:.0f} MB"
     if quiet or not sys.stderr.isatty() or not extras.installed("rich"):
         _print(quiet, f"{title} ...")
-        yield lambda arrived: None
+        yield lambda arrived_bytes: None
         _print(quiet, "RocketMQ is fetched")
         return
     from rich.console import Console
@@ -350,7 +350,7 @@ def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[i
     )  # fmt: skip
     with bar:
         task = bar.add_task(title, total=total)
-        yield lambda arrived: bar.update(task, completed=min(arrived, total))
+        yield lambda arrived_bytes: bar.update(task, completed=min(arrived_bytes, total))
 
 
 def _print(quiet: bool, text: str) -> None:
@@ -383,10 +383,10 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
     try:
         with zipfile.ZipFile(jar) as archive:
             library_bytes = archive.read(name)
-        for place in (folder, target.parent):
-            folders.make_folders(place, folders.READABLE)
-            if not folders.is_writable_by_owner_only(place):
-                raise PermissionError(f"others may write to {place}")
+        for folder_to_check in (folder, target.parent):
+            folders.make_folders(folder_to_check, folders.READABLE)
+            if not folders.is_writable_by_owner_only(folder_to_check):
+                raise PermissionError(f"others may write to {folder_to_check}")
         if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == library_bytes):
             folders.replace_file(target, library_bytes, _FILE_MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:

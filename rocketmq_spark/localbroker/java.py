@@ -100,7 +100,7 @@ def _major_version(identity: str) -> int | None:
 _LOG = logging.getLogger(__name__)
 _MAX_ARCHIVES = 6
 # A dump never takes this long, so temporary files that are older belong to a killed process.
-_STALE_S = 3600
+_MAX_DUMP_S = 3600
 # Names of archives, and of files that a dump creates beside them. Other files in the folder do not belong to this package.
 _OWN_FILE_NAME = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
 CLASS_LIST = "classes.lst"
@@ -155,7 +155,7 @@ class Archive:
             and (not self.path.exists() or self._is_usable() or folder.stat().st_uid == os.geteuid())
         ):
             self.path = user_cache() / "archives" / self.path.name
-        self._dump: subprocess.Popen[bytes] | None = None
+        self._dump_process: subprocess.Popen[bytes] | None = None
         self._stop_event = threading.Event()
 
     def flags(self, home: Path) -> list[str]:
@@ -181,7 +181,7 @@ class Archive:
 
     def start_dump(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
         """Make the archive in the background, unless it exists or another process is making it."""
-        if not self._is_usable() and self._dump is None:
+        if not self._is_usable() and self._dump_process is None:
             threading.Thread(
                 target=self._make_archive, args=(server_folders, spawn), name="class-data archive", daemon=True
             ).start()
@@ -189,9 +189,9 @@ class Archive:
     def stop(self) -> None:
         """Abort a running dump."""
         self._stop_event.set()
-        if self._dump is not None:
-            self._dump.kill()
-            self._dump.wait()
+        if self._dump_process is not None:
+            self._dump_process.kill()
+            self._dump_process.wait()
 
     def _make_archive(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
         try:
@@ -215,12 +215,12 @@ class Archive:
             path.unlink(missing_ok=True)  # so that writing cannot follow a link of this name
         folders.replace_file(class_list, "\n".join(_merged_class_lists(server_folders)) + "\n")
         command = [
-            *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),
+            *([nice_program, "-n", "19"] if (nice_program := shutil.which("nice")) else []),
             str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={class_list}",
             f"-XX:SharedArchiveFile={part_file}", "-XX:+UseSerialGC", "-Xmx256m", "-cp", self._class_path,
         ]  # fmt: skip
         with spawn(command, self.path.with_suffix(".log")) as dump:
-            self._dump = dump
+            self._dump_process = dump
             if self._stop_event.is_set():
                 dump.kill()
         if dump.returncode == 0:
@@ -237,7 +237,7 @@ class Archive:
         archives = sorted(
             (path for path in own_files if path.suffix == ".jsa"), key=modified_s.__getitem__, reverse=True
         )
-        kept_keys, stale_before_s = {path.stem for path in archives[:_MAX_ARCHIVES]}, time.time() - _STALE_S
+        kept_keys, stale_before_s = {path.stem for path in archives[:_MAX_ARCHIVES]}, time.time() - _MAX_DUMP_S
         for path in own_files:
             if path in archives[_MAX_ARCHIVES:] or (path.stem not in kept_keys and modified_s[path] < stale_before_s):
                 path.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ from rocketmq_spark.errors import LocalBrokerError
 
 SETTINGS_VARIABLE = "ROCKETMQ_SPARK_IVY_SETTINGS"
 CENTRAL = "https://repo1.maven.org/maven2/"
-STALLED_AFTER_S = 60.0
+STALL_TIMEOUT_S = 60.0
 _PARALLEL_DOWNLOADS = 4
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.1
@@ -169,24 +169,24 @@ def _download_file(
     if existing_bytes:
         request.add_header("Range", f"bytes={existing_bytes}-")
     try:
-        answer = urllib.request.build_opener(*handlers).open(request, timeout=STALLED_AFTER_S)
+        answer = urllib.request.build_opener(*handlers).open(request, timeout=STALL_TIMEOUT_S)
     except urllib.error.HTTPError as e:
         if existing_bytes and e.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the file is complete
             return
         raise
     with (
         answer,
-        file.open("ab" if existing_bytes and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as out,
+        file.open("ab" if existing_bytes and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as output_file,
     ):
         length = answer.headers.get("Content-Length")
         bytes_left = None if length is None else int(length)
         while not stop_event.is_set() and (chunk := answer.read(_CHUNK_BYTES)):
-            if out.tell() + len(chunk) > target.max_bytes:
+            if output_file.tell() + len(chunk) > target.max_bytes:
                 raise LocalBrokerError(
                     f"{request.full_url} has more than {target.max_bytes} bytes, the size limit of {coordinate}, and is not used",
                     remedy="Check the mirror, or the proxy that changes downloads",
                 )
-            out.write(chunk)
+            output_file.write(chunk)
             bytes_left = None if bytes_left is None else bytes_left - len(chunk)
         if bytes_left:
             raise ConnectionError("the connection ended before the file did")

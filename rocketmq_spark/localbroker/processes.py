@@ -39,11 +39,11 @@ _PORT_RANGE = range(20_000, 32_000)
 _BLOCK_SIZE = 60
 
 # A broker's ports relative to listenPort: itself, the fast port, replication (on all interfaces).
-BROKER_PORTS = (0, -2, 1)
+BROKER_PORT_DISTANCES = (0, -2, 1)
 # A proxy's ports: Remoting, and one above, gRPC.
-PROXY_PORTS = (0, 1)
+PROXY_PORT_DISTANCES = (0, 1)
 # A broker's ports, and those of a proxy in its process.
-LOCAL_PROXY_PORTS = (*BROKER_PORTS, 2, 3)
+LOCAL_PROXY_PORT_DISTANCES = (*BROKER_PORT_DISTANCES, 2, 3)
 
 
 def is_free(port: int) -> bool:
@@ -57,7 +57,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
+def are_all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
     return all(is_free(port + d) for d in distances)
 
 
@@ -67,7 +67,11 @@ def free_port(distances: Iterable[int] = (0,), ports_to_avoid: Iterable[int] = (
     with _blocks.lock:
         for port in _blocks.candidates():
             ports = {port + d for d in distances}
-            if avoided_ports.isdisjoint(ports) and _blocks.chosen_ports.isdisjoint(ports) and all_free(port, distances):
+            if (
+                avoided_ports.isdisjoint(ports)
+                and _blocks.chosen_ports.isdisjoint(ports)
+                and are_all_free(port, distances)
+            ):
                 _blocks.chosen_ports |= ports
                 return port
     raise LocalBrokerError(
@@ -155,10 +159,12 @@ class PortAssignments:
         """Return the port for a server that is about to start."""
         with self._lock:
             port = self._requested_ports.get(name) or self._ports.get(name)
-            if port is None or (name not in self._requested_ports and not all_free(port, distances)):
+            if port is None or (name not in self._requested_ports and not are_all_free(port, distances)):
                 # Avoid the requested ports of servers that start later, too.
                 assigned_ports = {**self._ports, **self._requested_ports}.values()
-                port = free_port(distances, ports_to_avoid=[p + d for p in assigned_ports for d in BROKER_PORTS])
+                port = free_port(
+                    distances, ports_to_avoid=[p + d for p in assigned_ports for d in BROKER_PORT_DISTANCES]
+                )
             self._ports[name] = port
             folders.replace_file(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port
@@ -174,7 +180,7 @@ DATA_FLAG = "-Drocketmq.spark.data="
 # Variables that servers do not need. They are removed, because other processes can read a server's environment while it runs.
 _SECRET_VARIABLES = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_NEW_PASSWORD")
 
-_FLAGS = (
+_JVM_FLAGS = (
     "-Xss256k",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # for a fast start: the second compiler would take more time than it saves
@@ -215,7 +221,7 @@ class Server:
         program = self.program
         self._log_sizes = {path: path.stat().st_size for path in self._log_files() if path.exists()}
         command = [
-            str(self._java.path), f"-Xmx{program.heap_mb}m", *_FLAGS, *self._archive.flags(program.home),
+            str(self._java.path), f"-Xmx{program.heap_mb}m", *_JVM_FLAGS, *self._archive.flags(program.home),
             f"{DATA_FLAG}{self._data}", f"-Duser.home={program.home}", *program.flags,
             "-cp", os.pathsep.join(map(str, program.jars)), program.main_class, *program.arguments,
         ]  # fmt: skip

@@ -27,7 +27,7 @@ RESERVED_SETTINGS = frozenset(
     | {"remotingListenPort", "grpcServerPort", "proxyMode"}
 )
 BROKER_CONF, PROXY_CONF = "broker.conf", "rmq-proxy.json"
-TLS_CERT = "tlsCertPath"  # the field of a proxy that demands TLS
+TLS_CERT_FIELD = "tlsCertPath"  # the field of a proxy that demands TLS
 
 
 def template(name: str) -> str:
@@ -174,7 +174,7 @@ def broker(
     }
     replace_file(path, replace_lines(render(path.name, values), conf))
     _write_timer_checkpoint(home / "store")
-    ports = tuple(port + distance for distance in processes.BROKER_PORTS)
+    ports = tuple(port + distance for distance in processes.BROKER_PORT_DISTANCES)
     main_class, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
     return Program(spec.name, home, ports, main_class, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 
@@ -184,7 +184,7 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
     home = _prepare_home(data, PROXY)
     path = home / PROXY_CONF
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
-    has_tls = TLS_CERT in conf
+    has_tls = TLS_CERT_FIELD in conf
     fields = {**({"tlsTestModeEnable": False} if has_tls else {}), **conf}
     replace_file(path, replace_fields(render(path.name, values), fields))
     main_class, arguments = _PROXY_STARTUP, ("-pc", str(path))
@@ -204,12 +204,15 @@ def proxy_mode(conf: Mapping[str, object]) -> str:
 def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, conf: Mapping[str, object]) -> Program:
     """Return a program that runs ``broker`` with a proxy in the same process, as ``mqbroker --enable-proxy`` does."""
     port = broker.ports[0]
-    values = {"port": port + processes.LOCAL_PROXY_PORTS[-2], "grpc_port": port + processes.LOCAL_PROXY_PORTS[-1]}
+    values = {
+        "port": port + processes.LOCAL_PROXY_PORT_DISTANCES[-2],
+        "grpc_port": port + processes.LOCAL_PROXY_PORT_DISTANCES[-1],
+    }
     path = broker.home / PROXY_CONF
     replace_file(path, replace_fields(render(path.name, {**values, "name_server": name_server}), conf))
     return replace(
         broker,
-        ports=tuple(port + distance for distance in processes.LOCAL_PROXY_PORTS),
+        ports=tuple(port + distance for distance in processes.LOCAL_PROXY_PORT_DISTANCES),
         main_class=_PROXY_STARTUP,
         arguments=("-pc", str(path), "-pm", LOCAL, "-bc", str(broker.home / BROKER_CONF)),
         jars=jars,

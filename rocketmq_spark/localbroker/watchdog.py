@@ -12,7 +12,7 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG = 1
-_WATCH_EVERY_S = 0.2
+_WATCH_INTERVAL_S = 0.2
 
 
 def _become(parent_pid: int, command: list[str]) -> None:
@@ -30,7 +30,7 @@ def _watch(parent_pid: int, command: list[str]) -> int:
         while child.poll() is None:
             if os.getppid() != parent_pid:
                 child.kill()
-            time.sleep(_WATCH_EVERY_S)
+            time.sleep(_WATCH_INTERVAL_S)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

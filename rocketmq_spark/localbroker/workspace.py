@@ -185,14 +185,14 @@ def _clean_up(record: Path) -> None:
         reservation = json.load(record_file)
         data = Path(reservation["data"])
         # Another user may have created a folder of this name after it was removed.
-        is_own = folders.foreign_file(data) is None
+        is_own_folder = folders.foreign_file(data) is None
         was_reserved = folders.foreign_file(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
         # A process with another cache may use the folder now. In this case, the servers belong to that process.
-        with _locked_if_unused(data) if is_own else contextlib.nullcontext():
+        with _locked_if_unused(data) if is_own_folder else contextlib.nullcontext():
             for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if is_own and was_reserved and reservation["delete"] and data.name.startswith(TEMPORARY_PREFIX):
+            if is_own_folder and was_reserved and reservation["delete"] and data.name.startswith(TEMPORARY_PREFIX):
                 shutil.rmtree(data, ignore_errors=True)
         record.unlink()
 
@@ -273,7 +273,7 @@ class Workspace:
         self, name: str, port: int, distances: tuple[int, ...], program: Program, failure: LocalBrokerError
     ) -> bool:
         """Whether another attempt may succeed: on other ports, or without the archive if no other cause is known."""
-        if not processes.all_free(port, distances):
+        if not processes.are_all_free(port, distances):
             return self._ports.may_change(name)
         return failure.remark is not None and self._archive(program.jars).discard()
 

@@ -12,7 +12,7 @@ from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, TRANSI
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model.message import MessageQueue, PoppedMessage, ReceivedMessage
 
-_BYTES = (bytes, memoryview)  # a tuple, because each evaluation of ``bytes | memoryview`` makes an object
+_BYTES_TYPES = (bytes, memoryview)  # a tuple, because each evaluation of ``bytes | memoryview`` makes an object
 
 
 class SendStatus(enum.Enum):
@@ -160,7 +160,7 @@ class HalfPlace(NamedTuple):
 # RocketMQ's own properties that belong to the content of a message, and those that a broker adds to a half message. The digest
 # covers all further properties, too, because some of them would, for instance, change the delivery time.
 _CONTENT_PROPERTIES = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
-_ADDED_BY_BROKERS = frozenset({
+_BROKER_PROPERTIES = frozenset({
     Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
     Property.TRANSACTION_ID, Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET,
     Property.CHECK_IMMUNITY_TIME, Property.REAL_TOPIC, Property.REAL_QUEUE_ID, Property.MSG_REGION, Property.TRACE_ON,
@@ -177,7 +177,7 @@ def content_digest(topic: str, body: bytes | memoryview, properties: Mapping[str
     texts = [topic]
     for name in sorted(properties):
         is_reserved = name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
-        if name in _CONTENT_PROPERTIES or (is_reserved and name not in _ADDED_BY_BROKERS) or not is_reserved:
+        if name in _CONTENT_PROPERTIES or (is_reserved and name not in _BROKER_PROPERTIES) or not is_reserved:
             texts += (name, properties[name])
     digest = hashlib.sha256()
     for part in (*(text.encode("utf-8", "replace") for text in texts), body):
@@ -259,7 +259,7 @@ class SendRequest(NamedTuple):
     @property
     def data(self) -> bytes | memoryview:
         """The body as bytes. Not for a batch object of a transport's encoder."""
-        assert isinstance(self.body, _BYTES), "a batch that only its transport can read"
+        assert isinstance(self.body, _BYTES_TYPES), "a batch that only its transport can read"
         return self.body
 
 

@@ -32,11 +32,11 @@ ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
 # Spark's driver keeps all tasks of a batch in memory. An option, or the offsets that a broker reports, could ask for any number.
 MAX_TASKS = 10_000
 # Environment variables that give a field its value if the option is not set.
-_VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
+_VARIABLE_BY_FIELD = {"environment": ENVIRONMENT_VARIABLE}
 
 # Options that name files and folders that the package opens. ``ROCKETMQ_SPARK_PATHS`` confines them. The code that opens a file
 # checks its path again.
-_PATHS = frozenset(
+_PATH_FIELDS = frozenset(
     {"credentials_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "spool_dir", "local_offsets_dir"}
 )
 
@@ -890,16 +890,18 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         try:
             values[row.field] = value if row.accepts_callables and callable(value) else row.parse(p.text(value))
-            if row.field in _PATHS and (problem := paths.length_problem(values[row.field])):
+            if row.field in _PATH_FIELDS and (problem := paths.length_problem(values[row.field])):
                 problems.append(f"option {shown_name!r} is {paths.shortened(values[row.field])}; {problem}")
-            elif row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
+            elif row.field in _PATH_FIELDS and (
+                problem := paths.confinement_problem(Path(values[row.field]), variables)
+            ):
                 problems.append(f"option {shown_name!r} is {value!r}; {problem}")
         except ValueError as e:
             is_long = isinstance(value, str) and len(value) > paths.MAX_PATH_BYTES
             value_text = "'***'" if row.parse is p.secret else paths.shortened(str(value)) if is_long else repr(value)
             problems.append(f"option {shown_name!r} is {value_text}; expected {e}")
     from_environment: dict[str, Any] = {}
-    for field, variable in _VARIABLES.items():
+    for field, variable in _VARIABLE_BY_FIELD.items():
         text = None if field in values else variables.get(variable)
         if text:
             try:

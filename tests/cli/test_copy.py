@@ -228,7 +228,7 @@ def test_an_operators_reset_while_a_send_blocks_holds(monkeypatch: pytest.Monkey
 def test_it_commits_now_and_then(cluster: Cluster) -> None:
     copier = cluster.copier()
     copier.send(cluster.polled(message(0)))
-    cluster.now += copying.COMMIT_S
+    cluster.now += copying.COMMIT_INTERVAL_S
     copier.send(cluster.polled(message(1)))
     assert cluster.log == [(0, 0), (0, 1), ("commit", {SOURCE[0]: 2})]
 
@@ -347,7 +347,7 @@ def test_polled_messages_unsent_at_ctrl_c_are_not_committed(cluster: Cluster, mo
 
     def interrupted(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
         copier._stop.set()
-        cluster.now += 10 * copying._END_CHECK_S
+        cluster.now += 10 * copying._END_CHECK_INTERVAL_S
         return send_batch(messages, queue)
 
     cluster.send_batch = interrupted  # type: ignore[method-assign]

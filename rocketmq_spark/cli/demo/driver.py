@@ -24,8 +24,8 @@ from rocketmq_spark.cli.demo import process_session
 from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
 from rocketmq_spark.errors import RocketMQError
 
-_END_WITHIN_S, _POLL_S = 30.0, 0.05
-_STOP_WITHIN_S = 5.0
+_END_TIMEOUT_S, _POLL_S = 30.0, 0.05
+_STOP_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 16
 
 
@@ -51,7 +51,7 @@ class SparkDriver:
     def __enter__(self) -> SparkDriver:
         self._watcher = subprocess.Popen(
             **python_call("-I", "-S", process_session.__file__), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, pass_fds=self._locks, start_new_session=True,
+            stderr=subprocess.DEVNULL, pass_fds=self._lock_descriptors, start_new_session=True,
         )  # fmt: skip
         self.start()
         return self
@@ -78,7 +78,7 @@ class SparkDriver:
         ) as log:
             # The driver gets its own session, so that only the demo gets Ctrl-C, and ``kill`` finds all processes of the driver.
             self._process = subprocess.Popen(
-                **call_arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_fd, *self._locks],
+                **call_arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_fd, *self._lock_descriptors],
                 start_new_session=True,
             )  # fmt: skip
         os.close(write_fd)
@@ -86,7 +86,7 @@ class SparkDriver:
         self._send(self._environment.to_json())
 
     @property
-    def _locks(self) -> list[int]:
+    def _lock_descriptors(self) -> list[int]:
         return [] if self._environment.lock is None else [self._environment.lock]
 
     def _name_session(self, session: int) -> None:
@@ -135,7 +135,7 @@ class SparkDriver:
     def stop(self) -> bool:
         """Stop all processes of the driver with SIGSTOP. Returns False if there are none, or if one of them still runs."""
         assert self._process is not None
-        return process_session.stop(self._process.pid, _STOP_WITHIN_S)
+        return process_session.stop(self._process.pid, _STOP_TIMEOUT_S)
 
     def resume(self) -> None:
         """Let the processes continue after ``stop``."""
@@ -157,7 +157,7 @@ class SparkDriver:
 
     def wait(self) -> None:
         """Wait until the driver has ended, for half a minute at most."""
-        deadline = Deadline.after(_END_WITHIN_S)
+        deadline = Deadline.after(_END_TIMEOUT_S)
         while self._exit_code() is None and not deadline.expired:
             deadline.pause(_POLL_S)
 

@@ -28,7 +28,7 @@ QUEUES = 4
 # The line that the driver reads when all orders are written.
 FINISH = b"finish"
 # The longest time from the first Ctrl-C to the end of the process.
-_STOP_WITHIN_S = 10
+_STOP_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def interruptible() -> Iterator[None]:
         if is_stopping:
             end_process()
         is_stopping = True
-        signal.alarm(_STOP_WITHIN_S)
+        signal.alarm(_STOP_TIMEOUT_S)
         _write_to_stderr("Stopping ...")
         raise KeyboardInterrupt
 

@@ -160,8 +160,8 @@ class _Reports:
         # Spark keeps every progress of the query (numRecentProgressUpdates), in order.
         for progress in self._query.recentProgress[self._reported_count :]:
             self._reported_count += 1
-            late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
-            self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
+            late_count = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+            self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late_count})
 
 
 def _totals(spark: SparkSession, environment: DemoEnvironment) -> dict[str, int]:

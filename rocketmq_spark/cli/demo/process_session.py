@@ -21,13 +21,13 @@ from pathlib import Path
 
 _PAUSE_S = 0.002
 _PROC = Path("/proc")
-_STOPPED, _ENDED = frozenset("Tt"), frozenset("ZX")
+_STOPPED_STATES, _ENDED_STATES = frozenset("Tt"), frozenset("ZX")
 
 
 def members(session: int) -> dict[int, frozenset[str]]:
     """Return the living processes of a session, each with the states of its threads: letters as those of ``ps``."""
-    states_of = {pid: _states(pid) for pid in _pids() if _session(pid) == session}
-    return {pid: states for pid, states in states_of.items() if states - _ENDED}
+    states_by_pid = {pid: _states(pid) for pid in _pids() if _session(pid) == session}
+    return {pid: states for pid, states in states_by_pid.items() if states - _ENDED_STATES}
 
 
 def stop(session: int, within_s: float) -> bool:
@@ -36,7 +36,7 @@ def stop(session: int, within_s: float) -> bool:
     stopped_pids: set[int] = set()
     while time.monotonic() < end_s:
         living_processes = members(session)
-        running_pids = [pid for pid, states in living_processes.items() if states - _ENDED - _STOPPED]
+        running_pids = [pid for pid, states in living_processes.items() if states - _ENDED_STATES - _STOPPED_STATES]
         # Just before a process stopped, it may have started another process that the listing missed. So list the processes once
         # more.
         if not running_pids and stopped_pids == living_processes.keys():

@@ -15,12 +15,12 @@ from rocketmq_spark.cli.demo.watch import DemoState, DemoWatch
 from rocketmq_spark.errors import RocketMQError
 
 # The driver may be killed after this part of the writing time.
-_KILL_AFTER = 0.4
+_KILL_FRACTION = 0.4
 _REFRESH_S = 0.5
 # The pause between two checks whether to kill the driver now.
 _KILL_CHECK_S = 0.01
 # If the last order is read and no number changes for this time, the driver is killed between two batches.
-_IDLE_S = 5.0
+_IDLE_BEFORE_KILL_S = 5.0
 # If no number changes for this time, which includes Spark's start, the run fails.
 _NO_PROGRESS_S = 180.0
 
@@ -93,7 +93,7 @@ class DemoRun:
                 return
             if time.monotonic() - self._shown_s >= self._view.interval_s:
                 self._show()
-            if self._kill is None and state.elapsed_s > self._seconds * _KILL_AFTER:
+            if self._kill is None and state.elapsed_s > self._seconds * _KILL_FRACTION:
                 self._kill_in_a_batch()
             else:
                 time.sleep(_REFRESH_S)
@@ -137,8 +137,8 @@ class DemoRun:
                 self._driver.resume()
             time.sleep(_KILL_CHECK_S)
         has_read_all = self._watch.state.read > self._writer.sent_count
-        if has_read_all and time.monotonic() - self._changed_s > _IDLE_S:
-            if self._driver.stop() and not self._watch.batches().in_flight:
+        if has_read_all and time.monotonic() - self._changed_s > _IDLE_BEFORE_KILL_S:
+            if self._driver.stop() and not self._watch.batches().is_in_flight:
                 self._end_driver(Kill(None, 0))
             else:
                 self._driver.resume()
