@@ -248,7 +248,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
             bounds = {
                 queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
             }
-    # The route may name a new queue that the broker does not have. The query will not read such a queue.
+    # The query will not read a new queue that the route names and the broker does not have.
     compared_positions = {
         q: position
         for q, position in positions.items()
@@ -304,7 +304,7 @@ def rewind(
 ) -> None:
     """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time.
 
-    The query reads the messages after that batch again. The command removes the files of later batches, after it has
+    The query reads the messages after the given batch again. The command removes the files of later batches, after it has
     copied them to a backup beside FOLDER. Nothing is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as rewinding

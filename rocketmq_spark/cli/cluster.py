@@ -35,8 +35,8 @@ _BROKER_COLUMNS = {
 def cluster(ctx: click.Context, output: Output, target: Target) -> None:
     """Show all brokers, masters (ID 0) and slaves, with the figures that they report.
 
-    Exits with 1 if a broker does not answer, or if there is none. With --json, the field facts has everything
-    that a broker reports.
+    The exit code is 1 if a broker does not answer, or if there is no broker. With --json, the field facts has everything that a
+    broker reports.
     """
     from rocketmq_spark.admin import brokers
 

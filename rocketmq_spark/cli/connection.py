@@ -137,7 +137,7 @@ class Target:
 _SPARK_ROLES = frozenset({"stream source", "batch source", "sink"})
 # Hints for options of queries that a command replaces.
 _COMMAND_HINTS = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
-# Options of a source that also apply to commands, which read in the same way.
+# Options of a source that also apply to commands, because commands read messages as a source does.
 _READ_FIELDS = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
 ENVIRONMENT_OPTIONS = ("environment", "environmentmode", "environments")
 _SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
@@ -166,8 +166,8 @@ def with_connection_options(function: Callable[..., None]) -> Callable[..., None
 
 
 def _merge_options(ctx: click.Context, options: dict[str, Any], further_options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a command, merged with ``further_options``, the options of ``-o``. These override environment
-    variables.
+    """Return the options of a command, merged with ``further_options``, the options of ``-o``. Options of the command line
+    override environment variables.
 
     Raises ``OptionError`` for an option that the command line gives twice, in any spelling.
     """
@@ -214,7 +214,7 @@ def _first_line(option: str, path: Path) -> str:
 
 
 def _field_name(name: str) -> str:
-    """Return the field of an option, for any spelling of its name. An unknown name is returned unchanged."""
+    """Return the field of an option, for any spelling of its name. Returns an unknown name unchanged."""
     from rocketmq_spark import options
 
     field_names = {

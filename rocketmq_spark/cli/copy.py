@@ -54,9 +54,9 @@ COMMIT_INTERVAL_S, MAX_IN_FLIGHT = 0.25, 256
 _MAX_BATCH_BYTES = 512 << 10
 # The interval of the checks whether the group has reached the end, while messages arrive.
 _END_CHECK_INTERVAL_S = 1.0
-# Shorter pauses are skipped.
+# The command does not wait if the pause that the rate requires is shorter.
 _MIN_PAUSE_S = 0.01
-# With ``--rate``, the command makes up for at most this many seconds in which it had no messages.
+# With ``--rate``, the command may catch up for at most this many seconds in which it had no messages.
 _MAX_CREDIT_S = 1.0
 _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
@@ -65,7 +65,8 @@ class Copier:
     """Sends copies of messages, and commits the offsets behind acknowledged messages. ``stop`` ends a pause.
 
     The messages of a source queue go to one queue. Messages with a sharding key go to the queue that the hash of the key selects.
-    A batch contains messages for one queue, and is acknowledged before the next batch is sent. So the order is kept.
+    A batch contains messages for one queue, and is acknowledged before the next batch is sent. This keeps the order of
+    messages.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop: Latch) -> None:
@@ -79,9 +80,9 @@ class Copier:
         self.copied_count = self.skipped_count = self.spooled_count = 0
 
     def send(self, polled: PolledMessages, limit: int | None = None) -> int:
-        """Send copies of the messages of one queue, in order. Returns how many messages are done. Ends early if the command
-        stops. Also ends early if the queue was revoked, because the rest of the messages belong to the next owner, which may be
-        this command.
+        """Send copies of the messages of one queue, in order. Returns how many messages were copied or skipped. Ends early if
+        the command stops. Also ends early if the queue was revoked, because the rest of the messages belong to the next owner,
+        which may be this command.
         """
         rate, done_count = self._arguments["rate"], 0
         for chunk in chunks(
@@ -99,7 +100,9 @@ class Copier:
         return done_count
 
     def _pace(self, duration_s: float) -> None:
-        """Wait until the rate allows messages that take ``duration_s``. Idle time counts for at most a second."""
+        """Wait until the rate allows the next messages, for which the rate reserves ``duration_s``. Idle time counts for at most
+        a second.
+        """
         self._next_send_s = max(self._next_send_s, time.monotonic() - _MAX_CREDIT_S)
         while not self._stop.is_set() and (early_s := self._next_send_s - time.monotonic()) > _MIN_PAUSE_S:
             self._stop.wait(min(early_s, COMMIT_INTERVAL_S))
@@ -152,9 +155,9 @@ class Copier:
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of the destination that gets the copies of a source queue. This is the queue with the same broker name
-    and id. If there is no such queue, a number that is computed from broker name and id selects a queue. The result does not
-    depend on other source queues, because these are missing in the route while their broker is down.
+    """Return the queue of the destination that gets the copies of a source queue. This is the queue with the same broker name and
+    id. If there is no such queue, a number that is computed from broker name and id selects a queue. The result does not depend
+    on other source queues, because a queue is missing in the route while its broker is down.
     """
     broker_and_id = source.broker_name, source.queue_id
     queue_number = zlib.crc32(source.broker_name.encode()) + source.queue_id
@@ -164,8 +167,8 @@ def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQu
 def remapped_queues(
     sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
 ) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
-    """Return the source queues whose copies went to another queue in releases up to 0.1.0. Each source queue has the old and the
-    new queue of the destination.
+    """Return the source queues whose copies went to another queue in releases up to 0.1.0. The values are the old and the new
+    queue of the destination.
     """
     mappings = {
         source: (queues[index % len(queues)], queue_for(source, queues)) for index, source in enumerate(sources)
@@ -237,14 +240,14 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
 def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     """Copy messages of topic SOURCE to topic DESTINATION, of the same or another cluster.
 
-    To resume a copy, run the command again with the same --group. No message is lost. After Ctrl-C none is copied twice. If the
-    command was killed or a send failed, messages sent in the last 0.25 s and those in flight (up to 256) are copied again. If a
-    send got no answer, the producer repeats it, and its messages may be copied twice. With --mark, readers can recognize
+    To resume a copy, run the command again with the same --group. No message is lost. After Ctrl-C, no message is copied twice.
+    If the command was killed or a send failed, messages sent in the last 0.25 s and those in flight (up to 256) are copied again.
+    If a send got no answer, the producer repeats it, and its messages may be copied twice. With --mark, readers can recognize
     duplicates.
 
     Messages with a sharding key are copied to the queue that the hash of the key selects, in order per key. The other messages of
-    a queue are copied to one queue, in their order: to the one at the same broker name with the same id, if there is one. A copy
-    has the body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
+    a queue are copied to one queue, in their order: to the destination queue with the same broker name and id, if that queue
+    exists. A copy has the body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
     """
     source, destination = arguments["source"], arguments["destination"]
     arguments["to_options"] = read_secret_files(output, "--to-option", arguments["to_options"])
@@ -256,7 +259,7 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     source_target, group = target.for_role("batch source"), arguments["group"]
     offsets_before = copied_offsets(
         source_target, group, source
-    )  # before a new group gets the offsets at which it begins
+    )  # must be read before a new group gets its start offsets
     with subscribed_consumer(target, source, arguments) as consumer, destination_target.producer() as producer:
         changes = remapped_queues(list(offsets_before), producer.queues(destination))
         if changes := {queue: old_and_new for queue, old_and_new in changes.items() if offsets_before[queue]}:
@@ -291,9 +294,9 @@ def _locations(target: Target, topic: str) -> set[Location]:
 
 
 def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
-    """The target of the copies: the cluster of the source, with those of its options that a producer has, or another cluster.
-    Both use the environment of the source, because environments share the queues of the destination, too; ``environment=`` means
-    none.
+    """The target of the copies: the cluster of the source, with the options of the source that a producer has, too, or another
+    cluster. Source and destination are in the same environment, because environments share the queues of the destination, too;
+    ``environment=`` means no environment.
 
     Raises ``OptionError`` if messages that are read with TLS would be sent in plain text without an explicit option. Also raises
     ``OptionError`` for a Proxy, because copies name their queues, and a Proxy rejects such messages.
@@ -330,7 +333,7 @@ def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
 
 
 def _normalized(name: str) -> str:
-    """An option's name without case and underscores, because each name has two spellings."""
+    """Return an option's name in lower case without underscores, because each name has two spellings."""
     return name.replace("_", "").lower()
 
 
@@ -403,7 +406,7 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
     client = target.client()
     route = client.routes.get(source, 0.0)
-    if route.unreadable_brokers:  # the copy would end without the messages of closed queues
+    if route.unreadable_brokers:  # a copy would omit the messages of queues without read permission
         raise not_readable_error(route)
     queues = EnvironmentQueues(environment_of(target.options()))(route.readable_queues())
     return {queue: bounds.max_offset for queue, bounds in client.offset_reader.bounds(queues, deadline(client)).items()}

@@ -148,8 +148,8 @@ def _queue_rows(description: GroupDescription) -> list[dict[str, object]]:
 def delete(output: Output, /, target: Target, name: str, topics: bool, force: bool, yes: bool) -> None:
     """Delete the settings and the offsets of a consumer group. Stop its members first.
 
-    It fails while the group has members. Brokers do not know members that consume over gRPC: these do not prevent the
-    deletion, and may get all messages again.
+    The command fails while the group has members. Brokers do not know members that consume over gRPC: such members do not
+    prevent the deletion, and may get all messages again.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
@@ -197,7 +197,7 @@ def _reject_kafka_option(ctx: click.Context, param: click.Parameter, value: str 
     """Reject options of Kafka's tool, and name the replacement."""
     if value is not None:
         raise click.UsageError(
-            "--by-duration, --shift-by and --to-datetime are options of Kafka's tool. Here --to takes them all: "
+            "--by-duration, --shift-by and --to-datetime are options of Kafka's tool. Use --to for all of these: "
             '1h (one hour ago), a time, or offsets as JSON ({"orders":{"broker-a":{"0":17}}}; see offsets show)'
         )
 
@@ -273,8 +273,8 @@ def set_offsets(
 ) -> None:
     """Reset GROUP's committed offsets. Stop its members first.
 
-    It fails while the group has members. Brokers do not know members that consume over gRPC: these do not prevent it, and
-    continue at the new offsets.
+    The command fails while the group has members. Brokers do not know members that consume over gRPC: such members do not
+    prevent the reset, and continue at the new offsets.
 
     With --environment, only the offsets of the environment's queues are reset.
     """
@@ -290,7 +290,7 @@ def set_offsets(
     if not flags["force"] and flags["apply_change"]:
         groups.check_members(group_in_environment, members)
     is_new = all(change.before is None for change in changes)
-    # Before offsets are stored, which creates the group.
+    # The hint is computed before offsets are stored, because storing offsets creates the group.
     hint = groups.similar_groups_hint(client, group_in_environment) if is_new else ""
     if flags["apply_change"]:
         groups.store_offsets(client, group_in_environment, {change.queue: change.after for change in changes})

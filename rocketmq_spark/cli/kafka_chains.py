@@ -22,7 +22,7 @@ _OPTIONS_REMEDY = "the options are computed: compare them with docs/coming-from-
 ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
 _FINAL_CALLS = ("load", "save", "start", "toTable")
 _OTHER_FINAL_CALLS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
-# Methods of readers and writers. ``format`` is missing, because texts have this method, too.
+# Methods of readers and writers. ``format`` is left out, because ``str`` has a method of this name, too.
 _IO_METHODS = {"option", "options", *_FINAL_CALLS}
 # Parameters of load, save, start and toTable that are not options, in the order of positional arguments.
 _PARAMETERS = {
@@ -63,7 +63,7 @@ class CallChain:
         return {name for name, _ in self.calls}
 
     def formats(self, program: PythonProgram) -> list[ast.expr | None]:
-        """Return the expressions of the format. None is an option whose value the program does not show."""
+        """Return the expressions of the format. An entry is None if the program does not show the value of the option."""
         formats: list[ast.expr | None] = []
         for name, call in self.calls:
             if name == "format":
@@ -151,7 +151,7 @@ class Chains:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
-        self._united_functions: set[Function] = set()  # functions whose results are united already
+        self._united_functions: set[Function] = set()  # the functions whose results were united before
         self.chains: list[CallChain] = []
         self._chain_by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []
@@ -184,7 +184,7 @@ class Chains:
         return self._chain_by_call.get(call) if isinstance(call, ast.Call) else None
 
     def format(self, chain: CallChain) -> str | None:
-        """Return the format of a chain: ``KAFKA`` if it may be Kafka's; None if it is unknown."""
+        """Return the format of a chain: ``KAFKA`` if the format may be Kafka's; None if the format is unknown."""
         nodes = chain.formats(self.program) or self.owner(chain).formats
         texts = [text.strip().lower() for node in nodes for text in self.program.texts(node)]
         if any(map(_is_kafka, texts)):
@@ -248,7 +248,7 @@ class Chains:
         return key
 
     def _may_be_io(self, node: ast.expr) -> bool:
-        """Whether an expression may be a reader or a writer. The result of load, save or start is neither."""
+        """Whether an expression may be a reader or a writer. The result of load, save or start is not a reader or writer."""
         match node:
             case ast.Name():
                 return True

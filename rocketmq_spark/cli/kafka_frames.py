@@ -17,7 +17,8 @@ class Frames:
         self._chains = chains
         self._format = format
         self._result_by_key: dict[object, bool | None] = {}  # by variable and function
-        self._origins: dict[ast.expr, ast.expr] = {}  # by each node from the end of a chain to its origin
+        # The origin of a chain, by each node from the end of the chain to its origin.
+        self._origins: dict[ast.expr, ast.expr] = {}
         self._examined_keys: set[object] = set()
         self._is_circular = False
 
@@ -26,7 +27,9 @@ class Frames:
         return self._reads(node) is True
 
     def _reads(self, node: ast.expr) -> bool | None:
-        """As ``reads``; None if the answer depends only on a variable or function that is being examined (recursion)."""
+        """Like ``reads``, but returns None if the answer depends only on a variable or function that is being examined
+        (recursion).
+        """
         origin = self._origin(node)
         if isinstance(origin, ast.Call):
             if functions := self._program.functions(origin.func):

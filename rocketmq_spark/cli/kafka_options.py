@@ -61,7 +61,7 @@ class Setting(NamedTuple):
 
 
 def replacements(setting: Setting) -> Iterator[str]:
-    """Yield the replacements of an option; none if it stays."""
+    """Yield the replacements of an option; yields nothing if the option stays."""
     lower_name = setting.name.lower()
     row = _ROW_BY_NAME.get(lower_name)
     if lower_name == "includeheaders" and setting.format != ROCKETMQ:
@@ -105,7 +105,9 @@ def _no_option_remedy(role: str | None) -> str:
 
 
 def _is_computed(setting: Setting) -> bool:
-    """Whether a part of the value is unknown. False in a program for RocketMQ, because the option has been ported already."""
+    """Whether a part of the value is unknown. Returns False in a program for RocketMQ, because the option has been ported
+    already.
+    """
     return setting.format != ROCKETMQ and (not setting.texts or any(UNKNOWN in text for text in setting.texts))
 
 
@@ -134,7 +136,7 @@ def _numbers_partitions(text: str) -> bool:
 
 
 def _is_by_number(offsets: object) -> bool:
-    """Whether the keys of offsets or times are numbers of partitions. In RocketMQ's form, they are names of brokers."""
+    """Whether the keys of offsets or times are numbers of partitions. In RocketMQ's form, the keys are names of brokers."""
     items = offsets.items() if isinstance(offsets, dict) else ()
     return any(key.isdecimal() and not isinstance(value, dict | list) for key, value in items)
 

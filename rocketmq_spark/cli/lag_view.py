@@ -1,4 +1,4 @@
-"""The output of ``rocketmq-spark lag``: JSON, Prometheus' text format, and lines that fit a terminal. Pure."""
+"""The output of ``rocketmq-spark lag`` as JSON, in Prometheus' text format, and as lines that fit a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def duration(ms: float | None) -> str:
-    """Return a duration in its two largest units, such as ``3 h 12 m``. Below 10 s, it has tenths of a second."""
+    """Return a duration in its two largest units, such as ``3 h 12 m``; below 10 s, in tenths of a second."""
     if ms is None:
         return "-"
     if ms < 9_950:

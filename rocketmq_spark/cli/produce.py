@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REGIONS = ("africa", "america", "asia", "europe", "oceania")
 _CHANNELS = ("app", "shop", "web")
-# The shortest pause between groups of messages. It would cost more CPU to wake up for each message.
+# The shortest pause between groups of messages. Waking up for each message would cost more CPU.
 _MIN_PAUSE_S = 0.02
 
 
@@ -48,7 +48,7 @@ class Order:
     time_s: float
 
     def message(self, topic: str) -> Message:
-        # A double prints the shortest text that reads back as itself, so two decimals stay exact.
+        # A float prints as the shortest text that is parsed as the same float, so amounts with two decimals stay exact.
         time_text = datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         body = {"order_id": self.order_id, "region": self.region, "amount": self.cents / 100, "ts": time_text}
         return Message(topic, json.dumps(body).encode(), tags=self.channel, keys=[self.order_id])
@@ -257,7 +257,8 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
 
     def report_finished(max_unacknowledged: int) -> None:
         while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_unacknowledged):
-            result = unacknowledged[0].result()  # removed only afterwards, because Ctrl-C may interrupt this wait
+            # The future is removed after this wait, because Ctrl-C may interrupt it.
+            result = unacknowledged[0].result()
             unacknowledged.popleft()
             report.add_acknowledged(result)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.consumers import PullConsumer
 
 
-# The most bytes that the line of an undecodable message shows. --json prints all bytes.
+# The maximum number of bytes of an undecodable message in a line of text. With --json, all bytes are printed.
 _MAX_UNDECODABLE_BYTES = 40
 
 
@@ -160,8 +160,9 @@ def _seek(reader: TopicReader, begin: StartPosition) -> None:
 
 
 def message_document(message: ReceivedMessage) -> dict[str, object]:
-    """Return a message as JSON values, with the names of the source's columns. A body that is not UTF-8 is ``bodyBase64``. For a
-    message that cannot be decoded, ``bodyBase64`` is the stored body, and ``sysFlag`` and ``decodeError`` are added.
+    """Return a message as JSON values, with the names of the source's columns. The body is in ``bodyBase64`` if it is not
+    UTF-8. For a message that cannot be decoded, ``bodyBase64`` is the stored body, and ``sysFlag`` and ``decodeError`` are
+    added.
     """
     is_undecodable = message.decode_error is not None
     text = None if is_undecodable else _utf8_text(message.body)
@@ -215,7 +216,7 @@ def _utf8_text(body: bytes) -> str | None:
         return None
 
 
-# The time that one poll waits. Printed messages are committed before the next poll.
+# The longest wait of one poll. Printed messages are committed before the next poll.
 _POLL_TIMEOUT_S = 0.5
 
 
@@ -277,8 +278,8 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
 def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) -> None:
     """Store the start offsets of queues in which the group has no offset, before anything is read.
 
-    Otherwise, if the command is killed, the next command could start at a later offset and miss messages. A group with members
-    already has positions. Errors suggest similar topics.
+    Without stored offsets, a command that follows a killed command could start at a later offset and miss messages. A group with
+    members already has positions. For a topic that does not exist, the error suggests similar names.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group

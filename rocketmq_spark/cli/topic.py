@@ -86,7 +86,8 @@ def _resize_options(function: Callable[..., None]) -> Callable[..., None]:
 def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
     """Add queues to a topic.
 
-    Messages stay in their queues. From then on, hash selectors use the new queues too, so a key may move to another queue.
+    Messages stay in their queues. Hash selectors use the new queues from now on, so the messages of a key may go to another
+    queue than before.
     """
     from rocketmq_spark.admin import topics
 
@@ -164,10 +165,10 @@ def update(
 @with_connection_options
 @click.pass_obj
 def shrink(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...], yes: bool) -> None:
-    """Remove queues from a topic: those with the highest ids.
+    """Remove the queues with the highest ids from a topic.
 
-    The messages of the removed queues cannot be read until you add the queues again. The command shows
-    the number of these messages before it asks for confirmation.
+    The messages of the removed queues cannot be read until you add the queues again. Before it asks for confirmation, the
+    command shows the number of messages that cannot be read.
     """
     from rocketmq_spark.admin import topics
 
@@ -229,7 +230,7 @@ def describe(output: Output, target: Target, name: str) -> None:
             "batch": queue.broker_name in batch_brokers,
         }
         for queue, queue_bounds in description.queues.items()
-        for config in [description.brokers.get(queue.broker_name)]  # None if the master is down
+        for config in [description.brokers.get(queue.broker_name)]  # no attributes are known while the master is down
     ]
     headings = {
         "brokerName": "BROKER",

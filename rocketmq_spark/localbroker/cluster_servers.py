@@ -1,8 +1,8 @@
 """The servers of one running cluster: the order in which they start, and how to detect that each server is up.
 
-A broker that starts fast has a race condition (5.5.0). If it has not yet found that the name server can be reached, it silently
-skips its registration, and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
-broker that is up but not registered gets a request to set the permission that it already has.
+A broker that starts fast has a race condition (5.5.0). If the broker has not yet found that the name server can be reached, it
+silently skips its registration, and registers ten seconds later. A change of ``brokerPermission`` makes a broker register at
+once. So a broker that is up but not registered gets a request to set the permission that it already has.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Registration:
         return False
 
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
-        """Make a slave serve a topic now, because by itself it copies its master's topics only once a minute."""
+        """Make a slave serve a topic now. By itself, a slave copies its master's topics only once a minute."""
         config = self.admin.topic_config(topic, broker_name)
         self._rpc_client.request(slave.address, put_topic_request(topic, broker_name, config))
 
@@ -170,7 +170,7 @@ class ClusterServers:
         ]
         self._registration = Registration(name_servers)
         with ThreadPoolExecutor(len(self._specs)) as pool:
-            # Masters first, because a slave that registers before its master finds it only ten seconds later.
+            # The masters start first, because a slave that registers before its master finds the master only ten seconds later.
             for is_slave in (False, True):
                 specs = [spec for spec in self._specs if (spec.broker_id > 0) is is_slave]
                 list(pool.map(lambda spec: self.bring_up(spec, deadline), specs))
@@ -192,7 +192,7 @@ class ClusterServers:
             )
 
     def bring_up(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
-        """Start a broker or slave for the first time. Returns when the name servers show it."""
+        """Start a broker or slave for the first time. Returns when the name servers show the broker."""
         settings = {**self.start_settings.conf, **(conf or {})}
 
         def make_program(port: int) -> Program:
@@ -225,7 +225,7 @@ class ClusterServers:
             servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
         spec = next((spec for spec in self._specs if spec.name == server.program.name), None)
         if spec is not None and (name_server := self._running_name_server()):
-            # Wait until the old registration is gone. Otherwise it would be mistaken for the new registration.
+            # Wait until the old registration is gone, because it would be mistaken for the new registration.
             name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
         self.workspace.restart(server, self._readiness_check(spec), deadline)
         if name in self._name_servers:
@@ -237,8 +237,8 @@ class ClusterServers:
         self.workspace.close(keep)
 
     def _readiness_check(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
-        """Return a function that says whether a server is up. A broker is up when it is registered, because it registers after
-        it has opened its store and ports.
+        """Return a function that says whether a server is up. A broker is up when it is registered, because a broker first opens
+        its store and ports, and then registers.
         """
         if spec is None or self._running_name_server() is None:
             return lambda server: (

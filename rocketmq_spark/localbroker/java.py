@@ -1,12 +1,13 @@
 """The Java that runs the servers, and a class-data archive (CDS) that makes later starts a third shorter.
 
-JAVA_HOME is used first, then PATH; version 17 or newer, as PySpark needs. The version is read from the ``release`` file of the
-installation, because ``java -version`` would add a tenth of a second to every start; it runs only if that file is missing.
+The Java in JAVA_HOME is preferred to the Java on PATH. It must have version 17 or newer, as PySpark needs. The version is read
+from the ``release`` file of the installation, because ``java -version`` would add a tenth of a second to every start. That
+command runs only if the file is missing.
 
-Without an archive, the servers record the classes that they load. Once they are up, a background JVM with lowest priority makes
-the archive from these lists. The archive is optional: after a failure, starts are as slow as before, and a JVM ignores an
-archive that does not match. The key of an archive contains the JVM, and the size and time of each jar, because the JVM compares
-sizes and times.
+Without an archive, the servers record the classes that they load. Once the servers are up, a background JVM with the lowest
+priority makes the archive from the lists of these classes. The archive is optional: after a failure, starts are as slow as
+before, and a JVM ignores an archive that does not match. The key of an archive contains the JVM, and the size and time of each
+jar, because the JVM compares sizes and times.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
 
 def user_cache() -> Path:
-    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if it is relative, or another
-    user owns it.
+    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if it names a relative path, or a
+    folder of another user.
     """
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
@@ -138,7 +139,7 @@ def _is_safe_folder(folder: Path) -> bool:
 
 
 class Archive:
-    """The archive for one class path and one JVM.
+    """The class-data archive for one class path and one JVM.
 
     The archive contains code that the JVM does not compare with the jars. So the archive is in ``folder`` only if no other user
     may change it there; otherwise it is created in the user's own cache.
@@ -212,7 +213,7 @@ class Archive:
         """Make the archive. The caller holds the lock of the archive, so files that a killed dump left may be overwritten."""
         part_file, class_list = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part_file, class_list, self.path.with_suffix(".log")):
-            path.unlink(missing_ok=True)  # so that writing cannot follow a link of this name
+            path.unlink(missing_ok=True)  # removed so that a write cannot follow a link of this name
         folders.replace_file(class_list, "\n".join(_merged_class_lists(server_folders)) + "\n")
         command = [
             *([nice_program, "-n", "19"] if (nice_program := shutil.which("nice")) else []),
@@ -244,8 +245,8 @@ class Archive:
 
 
 def _merged_class_lists(server_folders: Sequence[Path]) -> dict[str, None]:
-    """The lines of all servers' class lists, without repetitions. The last line of each list is omitted, because a server may
-    still be writing it.
+    """Return the lines of all servers' class lists, without repetitions. Omits the last line of each list, because a server may
+    still be writing that line.
 
     Newer JVMs number the classes. These numbers are removed, because they differ between lists, and are not needed.
     """

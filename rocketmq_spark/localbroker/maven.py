@@ -80,8 +80,8 @@ def download(
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
     ``progress`` is called with the number of bytes that have arrived. Interrupted downloads are resumed while every round makes
-    progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_DOWNLOAD_BYTES`` bytes. Raises
-    ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
+    progress. ``sizes`` has the bytes of files by coordinate; the limit of a file without a size is ``MAX_DOWNLOAD_BYTES``
+    bytes. Raises ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
     """
     sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def _try_each(
             pending_futures = wait(pending_futures, _POLL_S).not_done
             progress(sum(target.file.stat().st_size for target in targets.values() if target.file.exists()))
     finally:
-        stop_event.set()  # so that Ctrl-C does not wait for running downloads
+        stop_event.set()  # set so that Ctrl-C does not wait for running downloads
         pool.shutdown(wait=False, cancel_futures=True)
     errors: dict[str, Exception] = {}
     for coordinate, future in futures.items():
@@ -161,7 +161,7 @@ def _download_file(
     existing_bytes = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
     handlers: list[urllib.request.BaseHandler] = []  # added to urllib's default handlers, which use the current proxies
-    if repository.authorization:  # not sent to the target of a redirect
+    if repository.authorization:  # this header is not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
         if request.type == "http":  # the repository is on this machine, and needs no proxy

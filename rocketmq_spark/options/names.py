@@ -196,8 +196,8 @@ _NO_EQUIVALENT = "remove it: settings of Kafka's clients have no effect here; se
 def foreign_option_equivalent(name: str, spark_options: Container[str] = ()) -> str | None:
     """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names.
 
-    ``spark_options`` are the options of this package's sources and sinks. They matter for names with ``kafka.``, which only
-    Spark's connector has.
+    ``spark_options`` are the options of this package's sources and sinks. These options matter for names with the prefix
+    ``kafka.``, which only Spark's connector has.
     """
     lower = name.lower()
     has_kafka_prefix = lower.startswith("kafka.")

@@ -26,7 +26,7 @@ _HTTP_PREFIX = re.compile("^http://", re.IGNORECASE)
 _HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
 _NAMESPACE = re.compile("[%|a-zA-Z0-9_-]+")
 _INSTANCE = re.compile(r"(MQ_INST_(\w+))\.", re.ASCII)
-# Stricter than ``int``, which reads 1_000 and digits of any script.
+# This pattern is stricter than ``int``, which accepts 1_000 and digits of any script.
 _INTEGER = re.compile("[+-]?[0-9]{1,100}")
 _DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)?")
 _DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -220,7 +220,7 @@ def addresses(value: str) -> tuple[str, ...]:
 
 
 def name_servers(value: str) -> tuple[str, ...]:
-    """As ``addresses``; all name servers of a hosted cluster must belong to one instance."""
+    """Parse addresses as ``addresses`` does. All name servers of a hosted cluster must belong to one instance."""
     items = addresses(value)
     if len(instances := {instance_of((item,)) or "no instance" for item in items}) > 1:
         raise ValueError(f"name servers of one instance (these belong to {', '.join(sorted(instances))})")
@@ -228,7 +228,8 @@ def name_servers(value: str) -> tuple[str, ...]:
 
 
 def instance_of(servers: Sequence[str]) -> str | None:
-    """Return the instance in the address of a hosted cluster: ``MQ_INST_a_b`` in ``MQ_INST_a_b.host:port``; None for others.
+    """Return the instance in the address of a hosted cluster: ``MQ_INST_a_b`` in ``MQ_INST_a_b.host:port``; None for other
+    addresses.
 
     The instance is the namespace. Mirrors ``NameServerAddressUtils``.
     """
@@ -274,7 +275,8 @@ _REPEAT = re.compile(r"\{\d{1,4096}(?:,\d{0,4096})?\}")
 
 
 def re2_problem(pattern: str) -> str | None:
-    """Return what was expected if RE2 could need very much memory or time to compile an expression; None otherwise.
+    """Return what was expected, as a text for an error, if RE2 could need very much memory or time to compile an expression.
+    Returns None for other expressions.
 
     RE2 expands repeats before it applies its memory limit, and takes quadratic time for repeats that it merges.
     """
@@ -496,7 +498,7 @@ def json_object(example: str) -> Callable[[str], dict[str, Any]]:
 
 
 def json_document(value: str) -> Any:
-    """Parse JSON. A name that occurs twice in an object is an error; otherwise the last value would win."""
+    """Parse JSON. It is an error if a name occurs twice in an object, because ``json`` would silently use the last value."""
     try:
         return json.loads(value, object_pairs_hook=_unique_names)
     except RecursionError as e:
@@ -522,7 +524,9 @@ def _json(value: str, kind: type, expected: str) -> Any:
 
 
 def _entries_by_broker(value: object, expected: str) -> dict[str, Any]:
-    """The part of a topic in JSON, by broker. For Kafka's form, the error says why partition numbers do not suffice."""
+    """Return the entries of a topic in JSON, by broker. If the JSON has Kafka's form, the error says why partition numbers do
+    not suffice.
+    """
     has_partition_numbers = isinstance(value, dict) and any(
         name.isdecimal() and isinstance(offset, int) for name, offset in value.items()
     )

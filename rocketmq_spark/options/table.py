@@ -1,8 +1,8 @@
 """The table of all options: name, parser, default, the roles that accept the option, and its meaning.
 
 A row is a field of ``Options``; its public name is the field's in camelCase. Parsing collects all problems into one
-``OptionError``. The data source's constructor only parses (``parse``). What depends on the role (source or sink, batch or
-stream) is checked when the reader or writer is created (``for_role``). No other module reads raw options.
+``OptionError``. The constructor of the data source only parses (``parse``). Whatever depends on the role (source or sink, batch
+or stream) is checked when the reader or writer is created (``for_role``). No other module reads raw options.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ SOURCE_ROLES = ("batch source", "stream source")
 ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer", "cluster admin")
 DEFAULT_GROUP = "rocketmq_spark"
 ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
-# Spark's driver keeps all tasks of a batch in memory. An option, or the offsets that a broker reports, could ask for any number.
+# Spark's driver keeps all tasks of a batch in memory. Without this limit, an option, or the offsets that a broker reports, could
+# ask for any number of tasks.
 MAX_TASKS = 10_000
 # Environment variables that give a field its value if the option is not set.
 _VARIABLE_BY_FIELD = {"environment": ENVIRONMENT_VARIABLE}
 
-# Options that name files and folders that the package opens. ``ROCKETMQ_SPARK_PATHS`` confines them. The code that opens a file
-# checks its path again.
+# Options with paths of files and folders that the package opens. The variable ``ROCKETMQ_SPARK_PATHS`` confines these paths. The
+# code that opens a file checks its path again.
 _PATH_FIELDS = frozenset(
     {"credentials_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "spool_dir", "local_offsets_dir"}
 )
@@ -102,14 +103,16 @@ _TIMES_EXAMPLE = '{"orders":{"broker-a":{"0":1767225600000}}}'
 _PULL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
-# All roles. Separate from ``_ALL``, which marks connection options: options about queues are not connection options.
+# All roles. This tuple is another object than ``_ALL``, because ``_ALL`` marks connection options, and options about queues are
+# not connection options.
 _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set, ``from_variables`` those
-    of them that were set by a variable of the process."""
+    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set; ``from_variables`` names the
+    fields among them that a variable of the process set.
+    """
 
     # Connection
     name_server: tuple[str, ...] = _option(
@@ -826,7 +829,9 @@ class Options:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
 
     def for_role(self, role: str) -> Options:
-        """Return the options with the defaults of ``role``. Raises ``OptionError`` with all options that it rejects."""
+        """Return the options with the defaults of ``role``. Raises ``OptionError`` for the options that the role does not
+        accept.
+        """
         problems = [
             f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; "
             f"it is for: {', '.join(row.roles)}"

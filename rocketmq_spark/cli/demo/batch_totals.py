@@ -55,4 +55,4 @@ class BatchTotals:
         ):
             return None
         stored_count = total_count - self._last_idle_batch_and_total_count[1]
-        return stored_count if stored_count >= 0 else None  # a broker omitted a queue
+        return stored_count if stored_count >= 0 else None  # a count below 0 means that a broker omitted a queue

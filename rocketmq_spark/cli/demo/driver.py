@@ -1,8 +1,8 @@
 """The processes of Spark's driver, as the demo sees them: their reports, and their end by SIGKILL.
 
-Python, the JVM and Spark's Python workers form a session. They end with the demo, also if it is killed while they are stopped:
-then a watcher kills them (``process_session``). Driver and watcher hold the lock of the run's folder, so the folder is in use
-until they have ended.
+Python, the JVM and Spark's Python workers form a session. These processes end with the demo. If the demo is killed while the
+processes are stopped, a watcher kills them (``process_session``). Driver and watcher hold the lock of the run's folder, so the
+folder is in use until they have ended.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ class SparkDriver:
     def _send(self, line: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the driver has ended; ``reports`` raises
+        with contextlib.suppress(BrokenPipeError):  # if the driver has ended, ``reports`` raises an error
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def reports(self) -> Iterator[Mapping[str, object]]:
         """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
-        # Checked before the read, so that the read gets everything that an ended driver has written.
+        # This check comes before the read, so that the read gets everything that an ended driver has written.
         has_ended = self._exit_code() is not None
         while received_bytes := self._read():
             self._unread_bytes += received_bytes
@@ -133,7 +133,7 @@ class SparkDriver:
             return b""
 
     def stop(self) -> bool:
-        """Stop all processes of the driver with SIGSTOP. Returns False if there are none, or if one of them still runs."""
+        """Stop all processes of the driver with SIGSTOP. Returns False if there is no process, or if a process still runs."""
         assert self._process is not None
         return process_session.stop(self._process.pid, _STOP_TIMEOUT_S)
 
@@ -143,7 +143,7 @@ class SparkDriver:
         process_session.resume(self._process.pid)
 
     def kill(self) -> None:
-        """Kill all processes of the driver with SIGKILL. Returns when none of them lives."""
+        """Kill all processes of the driver with SIGKILL. Returns when no process lives."""
         if self._process is None:
             return
         process_session.kill(self._process.pid)
@@ -162,8 +162,8 @@ class SparkDriver:
             deadline.pause(_POLL_S)
 
     def _exit_code(self) -> int | None:
-        """The exit code; None while the process lives. Only ``kill`` reaps the process. Until then, no other process can have its
-        process id, which is also the id of its session.
+        """The exit code; None while the process lives. Only ``kill`` reaps the process. Until the process is reaped, no other
+        process can have its process id, which is also the id of its session.
         """
         assert self._process is not None
         if sys.platform == "darwin":  # without ``os.waitid``

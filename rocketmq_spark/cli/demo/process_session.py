@@ -1,4 +1,4 @@
-"""The processes of a session: a process that was started with ``start_new_session``, and all that it and its children started.
+"""The processes of a session: a process that was started with ``start_new_session``, and all its descendants.
 
 The process group is not enough, because Spark's Python daemon puts its workers into a separate group. Nothing that Spark starts
 leaves the session.
@@ -31,7 +31,7 @@ def members(session: int) -> dict[int, frozenset[str]]:
 
 
 def stop(session: int, within_s: float) -> bool:
-    """Stop all processes with SIGSTOP. Returns False if there are none, or if one of their threads still runs."""
+    """Stop all processes with SIGSTOP. Returns False if there is no process, or if a thread of a process still runs."""
     end_s = time.monotonic() + within_s
     stopped_pids: set[int] = set()
     while time.monotonic() < end_s:
@@ -55,7 +55,7 @@ def resume(session: int) -> None:
 
 
 def kill(session: int) -> None:
-    """Kill all processes with SIGKILL, and return when none of them lives."""
+    """Kill all processes with SIGKILL, and return when no process lives."""
     while living_processes := members(session):
         for pid in living_processes:
             _signal(pid, signal.SIGKILL)

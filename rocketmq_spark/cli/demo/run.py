@@ -38,8 +38,8 @@ class DemoRun:
     """Writes orders while the query reads them, kills Spark's driver and starts it again, ends the open windows with a last
     order, and lets the driver read all totals back.
 
-    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds this may be the batch
-    that reads the last order.
+    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds, the interrupted batch
+    may be the batch that reads the last order.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DemoRun:
         self._view = view
         self._seconds = seconds
         self._batch_totals = BatchTotals()
-        self._batches = Batches(-1, -1)  # as last listed
+        self._batches = Batches(-1, -1)  # the batches in the last listing of the checkpoint
         self._kill: Kill | None = None
         self._has_recovered = False
         # Values of ``time.monotonic()``.
@@ -125,8 +125,8 @@ class DemoRun:
             )
 
     def _kill_in_a_batch(self) -> None:
-        """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the driver
-        are stopped. Otherwise Spark might finish the batch meanwhile, or a worker might send more of its totals.
+        """Wait until the driver should be killed, but at most until the next refresh. The decision is made while all processes
+        of the driver are stopped. Otherwise Spark might finish the batch meanwhile, or a worker might send more of its totals.
         """
         end_s = time.monotonic() + _REFRESH_S
         while time.monotonic() < end_s:

@@ -35,7 +35,8 @@ def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
     from rich.live import Live
 
     console = Console()
-    # Without standard output (`>&-`), Python has None there. A terminal may be dumb, or unable to show the picture's characters.
+    # ``sys.stdout`` is None if standard output is closed (`>&-`). A terminal may be dumb, or unable to show the picture's
+    # characters.
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     if output.is_for_programs or not is_terminal or console.is_dumb_terminal or not console.encoding.startswith("utf"):
         yield _LineView(output)
@@ -118,8 +119,8 @@ def _picture(title: str, state: DemoState) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """The newest batches as bars, and the last batch in numbers. The first batch of a driver takes longer, because it starts
-    Python. So no bar is higher than a bar for four times the median.
+    """Return the newest batches as bars, and the last batch in numbers. A bar is at most as high as a bar for four times the
+    median, because the first batch of a driver takes longer: it starts Python.
     """
     if not times_ms:
         return "batches: none yet"

@@ -146,7 +146,7 @@ def workers_finding(program: str, executable: str, can_import: bool) -> Finding:
 
 
 def _release_numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers: ``4.3.0.dev1`` is (4, 3, 0)."""
+    """Return the leading numbers of a version: (4, 3, 0) for ``4.3.0.dev1``."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
@@ -271,7 +271,7 @@ def proxy_topic_finding(address: str, name: str, types_or_error: frozenset[str] 
     return advice_finding(check, f"{text}: other messages are refused", remedy or "A sink needs a topic of type NORMAL")
 
 
-# Options that only brokers or only Proxies use, with names as of ``_normalized_name``.
+# Options that only brokers or only Proxies use, in the spelling that ``_normalized_name`` returns.
 _BROKER_OPTIONS = frozenset({"nameserver", "namesrvaddr", "addressmap", "tlscheckhostname", "tlskeypassword"})
 _PROXY_OPTIONS = frozenset({"proxyendpoint", "tlsservername", "transport"})
 
@@ -325,9 +325,9 @@ def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
         yield failed_finding("options", e, "Look at docs/options.md")
         return
     for address in options.proxy_endpoint:
-        # Only this address, so that no other Proxy answers.
+        # The options have only this address, so that no other Proxy answers.
         options_of_address = dataclasses.replace(options, proxy_endpoint=(address,))
-        # This topic need not exist, because any answer shows that a Proxy is there, also the answer that the topic is unknown.
+        # The topic need not exist, because even the answer that the topic is unknown shows that a Proxy is there.
         answer = _message_types(options_of_address, GROUP)
         finding = proxy_endpoint_finding(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
         yield finding

@@ -102,7 +102,9 @@ def broker_address_finding(
 
 
 def advertised_address_findings(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> Iterator[Finding]:
-    """Yield findings about an address in the routes of a Proxy. ``errors`` are the errors of requests to it, by broker name."""
+    """Yield findings about an address in the routes of a Proxy. ``errors`` are the errors of requests to this address, by broker
+    name.
+    """
     check = "Proxy"
     if not errors:
         yield ok_finding(check, f"{address} answers for its brokers")
@@ -126,7 +128,9 @@ def unchecked_addresses_finding(error: RocketMQError) -> Finding:
 
 
 def not_a_broker_finding(name: str, error: RocketMQError) -> Finding:
-    """Report that another server than a broker answers at the address of a broker: option 'addressMap' leads there."""
+    """Report that a server that is not a broker answers at an address to which option 'addressMap' maps the address of a
+    broker.
+    """
     return failed_finding(f"broker {name}", error, "Check option 'addressMap'")
 
 
@@ -179,7 +183,9 @@ def unreadable_settings_finding(name: str, error: RocketMQError) -> Finding:
 
 
 def unrequested_settings_finding() -> Finding:
-    """Report that the settings of some brokers are not requested, because the network could read the passwords in them."""
+    """Report that the settings of some brokers are not requested, because others on the network could read the passwords in the
+    answers.
+    """
     return advice_finding(
         "settings of brokers",
         f"{RETENTION_NOT_KNOWN}, nor are other settings: the answer would contain passwords in clear text",
@@ -196,7 +202,7 @@ def unknown_user_finding(name: str, error: AccessDenied) -> Finding:
 def unreadable_state_finding(name: str, error: RocketMQError) -> Finding:
     """Report a broker that does not return its state.
 
-    RocketMQ 5.5.0 fails so in the first seconds after its start (docs/upstream.md).
+    A broker of RocketMQ 5.5.0 returns an error instead in the first seconds after its start (docs/upstream.md).
     """
     return advice_finding(
         f"broker {name}",
@@ -251,7 +257,7 @@ def version_finding(name: str, runtime: Mapping[str, str]) -> Finding | None:
 
 
 _TYPE_ATTRIBUTE = "message.type"
-# A reader is close to losing messages if its lag is more than this share of the retention.
+# A reader is close to losing messages if its lag is more than this fraction of the retention.
 _ADVISED_MAX_LAG_FRACTION = 0.5
 # If a batch has been unfinished for longer than this, its query may have ended.
 LONG_BATCH_MS = 300_000
