@@ -37,17 +37,7 @@ from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
 from tests.helpers import awaited, freeze, killed
 from tests.live.writes import sink_options
-from tests.mockbroker import (
-    NO_ROUTE,
-    MockBroker,
-    cluster,
-    eventually,
-    of_proxy,
-    ok_finding,
-    refuse,
-    route,
-    topic_config,
-)
+from tests.mockbroker import NO_ROUTE, MockBroker, cluster, eventually, of_proxy, ok, refuse, route, topic_config
 from tests.reading import names
 from tests.sink.test_notes import checkpoint as query
 from tests.source.test_checkpoint import entry
@@ -94,7 +84,7 @@ class TestOfServers:
 
     def test_a_broker_that_advertises_what_cannot_be_reached(self) -> None:
         table = b'{"brokerAddrTable":{"b":{"brokerName":"b","cluster":"c","brokerAddrs":{0:"127.0.0.1:1"}}}}'
-        with MockBroker({Request.GET_BROKER_CLUSTER_INFO: ok_finding(table)}) as name_server:
+        with MockBroker({Request.GET_BROKER_CLUSTER_INFO: ok(table)}) as name_server:
             found = doctor(name_server.address)
             assert bad(found) == [("broker b", Level.BROKEN)]
             assert "option 'addressMap'" in (found[-1].remedy or "")
@@ -102,7 +92,7 @@ class TestOfServers:
                 "commitLogDiskRatio": "0.95", "bootTimestamp": "1000", "brokerVersionDesc": "V4_9_4",
                 "runtime": "[ 0 days, 0 hours, 0 minutes, 1 seconds ]",
             }  # fmt: skip
-            name_server.on(Request.GET_BROKER_RUNTIME_INFO, ok_finding(json.dumps({"table": runtime}).encode()))
+            name_server.on(Request.GET_BROKER_RUNTIME_INFO, ok(json.dumps({"table": runtime}).encode()))
             mapped = doctor(name_server.address, address_map={"127.0.0.1:1": name_server.address})
             assert [(one.check, one.level) for one in mapped[2:]] == [
                 ("broker b", Level.OK), ("broker b", Level.ADVICE), ("broker b", Level.BROKEN), ("broker b", Level.ADVICE),
@@ -114,8 +104,8 @@ class TestOfServers:
     def test_settings_with_passwords_are_not_requested_in_clear_text(self) -> None:
         both = cluster({name: {"0": f"10.0.0.{i}:10911"} for i, name in enumerate("ab")})
         with MockBroker({Request.GET_BROKER_CLUSTER_INFO: both}) as broker:
-            broker.on(Request.GET_BROKER_RUNTIME_INFO, ok_finding(b'{"table":{"commitLogDiskRatio":"0.1"}}'))
-            broker.on(Request.GET_BROKER_CONFIG, ok_finding(b"enablePropertyFilter=false\n"))
+            broker.on(Request.GET_BROKER_RUNTIME_INFO, ok(b'{"table":{"commitLogDiskRatio":"0.1"}}'))
+            broker.on(Request.GET_BROKER_CONFIG, ok(b"enablePropertyFilter=false\n"))
             broker_address = broker.address.replace("127.0.0.1", "0.0.0.0")
             found = doctor(
                 broker.address, address_map={f"10.0.0.{i}:10911": broker_address for i in range(2)}, tls="false"
@@ -127,13 +117,13 @@ class TestOfServers:
 
     def test_a_slave_that_cannot_be_reached(self) -> None:
         table = '{"brokerAddrTable":{"b":{"brokerName":"b","cluster":"c","brokerAddrs":{0:"%s",1:"127.0.0.1:1"}}}}'
-        with MockBroker({Request.GET_BROKER_RUNTIME_INFO: ok_finding(b'{"table":{}}')}) as master:
-            master.on(Request.GET_BROKER_CLUSTER_INFO, ok_finding((table % master.address).encode()))
+        with MockBroker({Request.GET_BROKER_RUNTIME_INFO: ok(b'{"table":{}}')}) as master:
+            master.on(Request.GET_BROKER_CLUSTER_INFO, ok((table % master.address).encode()))
             (found,) = [one for one in doctor(master.address) if one.level is Level.BROKEN]
         assert (found.check, "advertises 127.0.0.1:1, which" in found.text) == ("broker b", True)
 
     def test_no_broker_and_a_broker_without_master(self) -> None:
-        with MockBroker({Request.GET_BROKER_CLUSTER_INFO: ok_finding(b"{}")}) as name_server:
+        with MockBroker({Request.GET_BROKER_CLUSTER_INFO: ok(b"{}")}) as name_server:
             assert bad(doctor(name_server.address)) == [("brokers", Level.BROKEN)]
 
     def test_a_proxy(self) -> None:
@@ -143,7 +133,7 @@ class TestOfServers:
 
     def test_what_a_proxy_advertises(self, nobody: str) -> None:
         with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: of_proxy(route(1, {"a": nobody, "b": nobody}))}) as proxy:
-            proxy.on(Request.GET_MAX_OFFSET, of_proxy(ok_finding(offset=1)))
+            proxy.on(Request.GET_MAX_OFFSET, of_proxy(ok(offset=1)))
             server, advertised = doctor(proxy.address)
             assert (server.level, advertised.check, advertised.level) == (Level.OK, "Proxy", Level.BROKEN)
             assert f"advertises {nobody}, which cannot be reached" in advertised.text
@@ -154,10 +144,7 @@ class TestOfServers:
     def test_a_proxy_that_does_not_reach_a_broker(self) -> None:
         with MockBroker() as proxy:
             proxy.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(1, {"a": proxy.address, "b": proxy.address})))
-            away, there = (
-                of_proxy(refuse(Response.SYSTEM_ERROR, "connect to broker failed")),
-                of_proxy(ok_finding(offset=1)),
-            )
+            away, there = of_proxy(refuse(Response.SYSTEM_ERROR, "connect to broker failed")), of_proxy(ok(offset=1))
             proxy.on(Request.GET_MAX_OFFSET, lambda call: away if call.ext("bname") == "a" else there)
             _, found = doctor(proxy.address)
         assert (found.check, found.level) == ("Proxy", Level.BROKEN)
@@ -177,10 +164,10 @@ class TestOfServers:
         assert (found.check, found.level, found.remedy) == ("Proxy", Level.ADVICE, "Name a topic with --topic")
 
     def test_a_group_behind_a_proxy_by_the_offsets_of_its_topics(self) -> None:
-        with MockBroker({Request.QUERY_CONSUMER_OFFSET: of_proxy(ok_finding(offset=5))}) as proxy:
+        with MockBroker({Request.QUERY_CONSUMER_OFFSET: of_proxy(ok(offset=5))}) as proxy:
             proxy.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(1, {"a": proxy.address})))
-            proxy.on(Request.GET_MIN_OFFSET, of_proxy(ok_finding(offset=0)))
-            proxy.on(Request.GET_MAX_OFFSET, of_proxy(ok_finding(offset=9)))
+            proxy.on(Request.GET_MIN_OFFSET, of_proxy(ok(offset=0)))
+            proxy.on(Request.GET_MAX_OFFSET, of_proxy(ok(offset=9)))
             proxy.on(
                 Request.PULL_MESSAGE,
                 of_proxy(refuse(Response.PULL_NOT_FOUND, nextBeginOffset=9, minOffset=0, maxOffset=9)),
