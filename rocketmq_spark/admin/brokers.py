@@ -266,7 +266,8 @@ def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
 
 def _accounts(stored_users: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
     return [
-        UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _with_brokers(stored_users)
+        UserAccount(user.name, user.is_super, user.enabled, brokers)
+        for user, brokers in _items_with_brokers(stored_users)
     ]
 
 
@@ -407,7 +408,7 @@ def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
     """Return all policies, or the policies of ``user``. A policy occurs more than once if brokers store it differently."""
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
-        for p, brokers in _with_brokers(_stored_policies(tools, user))
+        for p, brokers in _items_with_brokers(_stored_policies(tools, user))
     ]
 
 
@@ -502,7 +503,7 @@ def _request_masters(
     return answers
 
 
-def _with_brokers(stored_items: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
+def _items_with_brokers(stored_items: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
     """Return each different user or policy once, with the brokers that store it. Sorted; None comes first."""
     brokers_of_item: dict[Stored, list[str]] = {}
     for broker, item in stored_items:

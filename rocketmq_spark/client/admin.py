@@ -193,7 +193,7 @@ class BaseAdmin(Closeable):
                 except RocketMQError as e:
                     errors.append(e)
         try:
-            self.name_servers.request_at_all(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
+            self.name_servers.request_all_servers(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
         except RocketMQError as e:
             note = f"Topic {topic} is deleted on all masters, but this server may still have it"
             e.remedy = f"{note}. {e.remedy}" if e.remedy else note
@@ -231,7 +231,7 @@ class BaseAdmin(Closeable):
         def put_group(name: str, address: str) -> Command:
             return self._rpc_client.request(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
-        for _ in _change_each(masters_of(self.cluster(), brokers), put_group):
+        for _ in _change_each(masters_of(self.cluster(), brokers), put_group_request):
             pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
@@ -349,7 +349,7 @@ def _register_topic(
             ):
                 # The topic has been deleted.
                 make_request = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
-            admin.name_servers.request_at_all(make_request, deadline)
+            admin.name_servers.request_all_servers(make_request, deadline)
         registered_configs = configs
 
 

@@ -114,7 +114,7 @@ class BrokerClient:
             return time_ms if stamp is None else stamp.stored_ms
 
         (answer,) = self.request_all([self.queue_command(rpc.GET_MAX_OFFSET, queue)], deadline)
-        return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
+        return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_store_time_ms)
 
     def broker_config(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
         """Return the answer with the configuration of a broker's master, or the error; None if others on the network could read
@@ -130,7 +130,7 @@ class BrokerClient:
         (answer,) = self.rpc_client.invoke_each([(address, command.command)], deadline)
         return _answer_or_error(answer, command, address, (Response.SUCCESS,))
 
-    def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
+    def remove_unrouted_entries(self, table: dict[tuple[str, str], T]) -> None:
         """Remove the entries of ``table`` that no cached route has. The keys of ``table`` are pairs of broker and topic."""
         routed_topics = self._routes.cached_topic_brokers()
         for key in [key for key in list(table) if key[::-1] not in routed_topics]:

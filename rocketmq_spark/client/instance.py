@@ -41,7 +41,7 @@ TIMEOUT_S = 3.0
 # is far below the 120 s after which brokers forget a client.
 CLUSTER_TIMEOUT_S = 10.0
 _MAX_LINGERING_GROUPS = 50
-_MAX_PARALLEL = 64  # brokers that are contacted in parallel
+_MAX_PARALLEL_BROKERS = 64  # brokers that are contacted in parallel
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests
 _traceback_limit = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
 _MAX_WAITING_REQUESTS = 1000  # waiting requests of brokers per group; more are rejected
@@ -127,7 +127,7 @@ class MemberRegistry:
         with self._lock:
             return (True, group_on_wire) in self._members
 
-    def one_per_group(self) -> list[tuple[str, RegisteredMember]]:
+    def one_member_per_group(self) -> list[tuple[str, RegisteredMember]]:
         """One member of every group, with the group's name on the wire."""
         with self._lock:
             return [(group_on_wire, members[0]) for (_, group_on_wire), members in sorted(self._members.items())]
@@ -251,7 +251,7 @@ class ClientInstance:
         # Whether brokers may forward no replies, because producer groups were unregistered.
         self._is_reply_connection_lost = False
         self._timer: Timer | None = None
-        self._due_ms = math.inf
+        self._heartbeat_due_ms = math.inf
 
     def join(self, member: RegisteredMember) -> None:
         """Add ``member``, and send its first heartbeat soon. Raises ``LocalProtocolError`` if the group has a consumer here."""
@@ -285,9 +285,9 @@ class ClientInstance:
             if member.consumes:
                 self._unregister("consumerGroup", [group_on_wire], self._addresses(True, False), deadline)
             else:
-                self._leave_producers(group_on_wire, deadline)
+                self._unregister_producer_group(group_on_wire, deadline)
 
-    def _leave_producers(self, group_on_wire: str, deadline: Deadline) -> None:
+    def _unregister_producer_group(self, group_on_wire: str, deadline: Deadline) -> None:
         """Unregister a producer group. While members receive replies, a group without transaction checks stays registered for a
         while, because brokers lose replies in flight when a group is unregistered.
         """
@@ -299,7 +299,7 @@ class ClientInstance:
         ):
             self._lingering_groups[group_on_wire] = None
             return
-        producer_groups = {name for name, member in self._registry.one_per_group() if not member.consumes}
+        producer_groups = {name for name, member in self._registry.one_member_per_group() if not member.consumes}
         left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
         self._is_reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
@@ -353,16 +353,16 @@ class ClientInstance:
         executor, addresses = KeyedExecutor(), self._addresses(False, True)
         for i, name_and_address in enumerate(addresses[1:]):
             try:
-                executor.run(i % _MAX_PARALLEL, functools.partial(reregister_at, name_and_address))
+                executor.run(i % _MAX_PARALLEL_BROKERS, functools.partial(reregister_at, name_and_address))
             except RuntimeError:  # no more threads can start, so this thread sends the requests
                 reregister_at(name_and_address)
         for name_and_address in addresses[:1]:
             reregister_at(name_and_address)
-        for i in range(min(len(addresses) - 1, _MAX_PARALLEL)):
+        for i in range(min(len(addresses) - 1, _MAX_PARALLEL_BROKERS)):
             executor.wait(i, deadline.remaining() + TIMEOUT_S)
 
     def _heartbeat(self, deadline: Deadline, addresses: _Addresses = (), left_groups: Sequence[str] = ()) -> None:
-        members = self._registry.one_per_group()
+        members = self._registry.one_member_per_group()
         if not members:
             return
         lingering_groups = [name for name in self._lingering_groups if name not in left_groups]
@@ -421,13 +421,13 @@ class ClientInstance:
     def _schedule(self, timer: Timer, delay_s: float) -> None:
         """Schedule a heartbeat, unless an earlier one is due. The caller holds the lock."""
         due_ms = timer.now_ms() + 1000 * delay_s
-        if due_ms < self._due_ms:
+        if due_ms < self._heartbeat_due_ms:
             timer.call_later(delay_s, functools.partial(self._heartbeat_tick, timer, due_ms))
-            self._due_ms = due_ms  # only now: ``call_later`` raises if no thread can start
+            self._heartbeat_due_ms = due_ms  # only now: ``call_later`` raises if no thread can start
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
         with self._lock:
-            if due_ms != self._due_ms:  # another heartbeat was scheduled instead
+            if due_ms != self._heartbeat_due_ms:  # another heartbeat was scheduled instead
                 return
         try:
             self.refresh_cluster(
@@ -439,14 +439,14 @@ class ClientInstance:
         finally:
             with self._lock:
                 if self._timer is timer:
-                    self._due_ms = math.inf
+                    self._heartbeat_due_ms = math.inf
                     self._schedule(timer, self._registry.shortest_heartbeat_s() or FIRST_HEARTBEAT_S)
 
     def _stop_timer(self, unless_needed: bool = False) -> None:
         with self._lock:
             if unless_needed and self._registry.shortest_heartbeat_s():
                 return
-            timer, self._timer, self._due_ms = self._timer, None, math.inf
+            timer, self._timer, self._heartbeat_due_ms = self._timer, None, math.inf
         if timer is not None:
             timer.close()
 

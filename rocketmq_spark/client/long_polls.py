@@ -205,11 +205,11 @@ def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: S
     )
     if not request.decoded:
         return replace(answer_without_messages, stored=answer.body, read=read_messages)
-    messages, first_left_message = first_portion(read_messages())
+    messages, first_remaining_message = first_portion(read_messages())
     return replace(
         answer_without_messages,
         messages=messages,
         next_offset=answer_without_messages.next_offset
-        if first_left_message is None
-        else first_left_message.queue_offset,
+        if first_remaining_message is None
+        else first_remaining_message.queue_offset,
     )

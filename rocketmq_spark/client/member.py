@@ -27,7 +27,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Membership, RequestCallback
-from rocketmq_spark.remoting.connection import OTHER_TRANSPORTS
+from rocketmq_spark.remoting.connection import OTHER_TRANSPORTS_REMEDY
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 
@@ -38,7 +38,7 @@ UNKNOWN_GROUP_REMEDY = (
 )
 UNKNOWN_AT_PROXY_REMEDY = (
     "If this lasts, the Proxy does not reach its brokers: check the brokers, and the log of the Proxy. In LOCAL mode "
-    f"(mqbroker --enable-proxy) a Proxy serves no Remoting clients: {OTHER_TRANSPORTS}"
+    f"(mqbroker --enable-proxy) a Proxy serves no Remoting clients: {OTHER_TRANSPORTS_REMEDY}"
 )
 
 

@@ -52,7 +52,7 @@ class NameServers:
         all addresses. Raises ``OptionError`` if all addresses are brokers.
         """
         first_index = self._current_index
-        topic_not_found: TopicNotFound | None = None
+        topic_not_found_error: TopicNotFound | None = None
         last_error: RocketMQError | None = None
         silent_servers: list[str] = []
         broker_address_error: OptionError | None = None
@@ -63,7 +63,7 @@ class NameServers:
                     self.addresses[index], make_command, self._server_deadline(deadline, len(self.addresses) - i)
                 )
             except TopicNotFound as e:
-                topic_not_found = topic_not_found or e
+                topic_not_found_error = topic_not_found_error or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
                 last_error = e
                 silent_servers.append(self.addresses[index])
@@ -80,9 +80,9 @@ class NameServers:
             else:
                 self._current_index = index
                 return self.addresses[index], answer
-        if topic_not_found is not None:
-            topic_not_found.silent = silent_servers
-            raise topic_not_found
+        if topic_not_found_error is not None:
+            topic_not_found_error.silent = silent_servers
+            raise topic_not_found_error
         if last_error is None:
             assert broker_address_error is not None
             raise broker_address_error
@@ -133,7 +133,7 @@ class NameServers:
             for answer in answers
         ]
 
-    def request_at_all(self, make_command: Callable[[], Command], deadline: Deadline | None = None) -> None:
+    def request_all_servers(self, make_command: Callable[[], Command], deadline: Deadline | None = None) -> None:
         """Send the request to all servers at once, because they do not replicate. Raises the first error at the end."""
         server_deadline = self._server_deadline(deadline) or Deadline.after(self.rpc_client.request_timeout_s)
         answers = self.rpc_client.invoke_each(

@@ -43,8 +43,8 @@ _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove t
 
 
 # Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. Above
-# ``_MAX_FORGOTTEN`` of them, the routes that were forgotten more than ``UNLISTED_S`` ago are discarded.
-_MAX_FORGOTTEN = 64
+# ``_MAX_FORGOTTEN_ROUTES`` of them, the routes that were forgotten more than ``UNLISTED_S`` ago are discarded.
+_MAX_FORGOTTEN_ROUTES = 64
 # ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
 # brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and 200 bytes may announce 200,000
 # queues. Only ``_MAX_PARALLEL`` routes are refreshed at a time, because all answers of one round are in memory.
@@ -124,7 +124,7 @@ class Routes:
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         # Routes of topics that name servers no longer have, in the order in which they were forgotten; and when that was.
         self._forgotten_routes: dict[str, tuple[float, TopicRoute]] = {}
-        self._forgotten_at: dict[str, float] = {}
+        self._forgotten_at_s: dict[str, float] = {}
         # By topic: brokers that are in earlier routes, but not in the newest one.
         self._unlisted_brokers: dict[str, _UnlistedBrokers] = {}
         # Topics for which ``unlisted_queues`` was called: their queues are numbered.
@@ -171,18 +171,18 @@ class Routes:
         self._last_used_s = time.monotonic()
         with self._lock:
             growth_bytes = (
-                size + _unlisted_bytes(self._unlisted_after_locked(topic, route)) - self._bytes_by_key.get(topic, 0)
+                size + _unlisted_bytes(self._unlisted_brokers_locked(topic, route)) - self._bytes_by_key.get(topic, 0)
             )
         has_room = _make_room(self, growth_bytes)
         with self._lock:
-            unlisted_brokers = self._unlisted_after_locked(topic, route)
+            unlisted_brokers = self._unlisted_brokers_locked(topic, route)
             size += _unlisted_bytes(unlisted_brokers)
             self._check_room_locked(topic, size, has_room)
             cached_entry = self._routes.get(topic)  # another thread may have cached it since ``get`` read the cache
             if cached_entry is not None and cached_entry[1] == route:
                 route = cached_entry[1]
             self._forgotten_routes.pop(topic, None)
-            self._forgotten_at.pop(topic, None)
+            self._forgotten_at_s.pop(topic, None)
             self._routes[topic] = (time.monotonic(), route)
             self._unlisted_brokers.pop(topic, None)
             if unlisted_brokers:
@@ -225,7 +225,7 @@ class Routes:
                 "look at what the name server answers: rocketmq-spark topic describe",
             )
 
-    def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _UnlistedBrokers:
+    def _unlisted_brokers_locked(self, topic: str, route: TopicRoute) -> _UnlistedBrokers:
         """The brokers that are in earlier routes, but not in ``route``. If a route may not have so many brokers, the brokers
         that went missing last.
         """
@@ -304,7 +304,7 @@ class Routes:
                 broker.master is not None and is_new and _is_connection_refused(answer)
                 for answer, is_new in broker_answers
             ]
-            is_gone = all(state is False or down for state, down in zip(states, down_flags, strict=True))
+            is_gone = all(state is False or is_down for state, is_down in zip(states, down_flags, strict=True))
             yield True if any(states) else False if broker_answers and is_gone else None
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
@@ -411,10 +411,10 @@ class Routes:
         with self._lock:
             if topic in self._routes:
                 now = time.monotonic()
-                self._forgotten_routes[topic], self._forgotten_at[topic] = self._routes.pop(topic), now
+                self._forgotten_routes[topic], self._forgotten_at_s[topic] = self._routes.pop(topic), now
                 while (
-                    len(self._forgotten_routes) > _MAX_FORGOTTEN
-                    and self._forgotten_at[oldest_topic := next(iter(self._forgotten_routes))] <= now - UNLISTED_S
+                    len(self._forgotten_routes) > _MAX_FORGOTTEN_ROUTES
+                    and self._forgotten_at_s[oldest_topic := next(iter(self._forgotten_routes))] <= now - UNLISTED_S
                 ):
                     self._discard_forgotten_locked(oldest_topic)
                 self._brokers_by_name = None
@@ -424,13 +424,13 @@ class Routes:
         """The bytes of all cached routes, of brokers that are missing in newer routes, and of the list of all brokers."""
         return self._cached_bytes
 
-    def forget_all(self, idle_at: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
-        """Forget all routes; with a time ``idle_at``, only if the cache was not used in the ``_IDLE_S`` seconds before that
+    def forget_all(self, idle_at_s: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
+        """Forget all routes; with a time ``idle_at_s``, only if the cache was not used in the ``_IDLE_S`` seconds before that
         time. Keeps up to ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, to compare the
         next routes with.
         """
         with self._lock:
-            if idle_at is not None and idle_at - self._last_used_s < _IDLE_S:
+            if idle_at_s is not None and idle_at_s - self._last_used_s < _IDLE_S:
                 return
             newest_brokers = {**self._cluster_brokers, **_newest_brokers(self._routes, self._forgotten_routes)}
             all_routes = {**self._forgotten_routes, **self._routes}
@@ -450,11 +450,11 @@ class Routes:
                     self._forgotten_routes[topic] = fetched_s, replace(route)  # without its lists of queues
                     self._set_size_locked(topic, broker_bytes)
             self._numbered_topics = {*self._forgotten_routes}
-            self._forgotten_at = dict.fromkeys(self._forgotten_routes, self._last_used_s)
+            self._forgotten_at_s = dict.fromkeys(self._forgotten_routes, self._last_used_s)
 
     def _discard_forgotten_locked(self, topic: str) -> None:
         """Discard a forgotten route."""
-        del self._forgotten_routes[topic], self._forgotten_at[topic]
+        del self._forgotten_routes[topic], self._forgotten_at_s[topic]
         self._unlisted_brokers.pop(topic, None)
         self._numbered_topics.discard(topic)
         self._set_size_locked(topic, 0)

@@ -225,7 +225,7 @@ class RpcClient:
     def invoke(self, address: str, command: Command, deadline: Deadline) -> Command:
         """Send a request and return its answer, with any code."""
         try:
-            command = self._signed(command)
+            command = self._signed_command(command)
             connection = self.pool.get(address, deadline)
         except RocketMQError as e:
             e.unsent = True
@@ -273,7 +273,7 @@ class RpcClient:
             if (
                 pending_answers.deadline.expired and address not in indexes_of_address
             ):  # the address may have left the routes
-                self._forget_late(address, pending_answers)
+                self._forget_late_answers(address, pending_answers)
         outcomes: list[Command | RocketMQError | None] = []
         late_addresses: set[str] = set()
         try:
@@ -307,14 +307,14 @@ class RpcClient:
             for (a, command), outcome in zip(pending_answers.requests, pending_answers.outcomes, strict=True)
             if a == address
         ]
-        self._forget_late(address, pending_answers)
+        self._forget_late_answers(address, pending_answers)
         if [_request_content(command) for command, _ in earlier_outcomes] != [
             _request_content(answers.requests[i][1]) for i in indexes
         ]:
             return {}
         return {i: outcome for i, (_, outcome) in zip(indexes, earlier_outcomes, strict=True) if outcome is not None}
 
-    def _forget_late(self, address: str, answers: _PendingAnswers) -> None:
+    def _forget_late_answers(self, address: str, answers: _PendingAnswers) -> None:
         if self.late_answers.pop(address, None) is answers:
             answers.release(keep=[a for a, other in list(self.late_answers.items()) if other is answers])
 
@@ -347,7 +347,7 @@ class RpcClient:
 
     def _invoke_on(self, address: str, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
         try:
-            signed_commands = [self._signed(command) for command, _ in calls]
+            signed_commands = [self._signed_command(command) for command, _ in calls]
             connection = self.pool.get(address, deadline, wait_for_backoff=False)
         except RocketMQError as e:
             e.unsent = True
@@ -366,10 +366,10 @@ class RpcClient:
     def invoke_oneway(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
         """Send a one-way request."""
         deadline = deadline or Deadline.after(self.request_timeout_s)
-        command = self._signed(command)
+        command = self._signed_command(command)
         self.pool.get(address, deadline).send_oneway(command, deadline)
 
-    def _signed(self, command: Command) -> Command:
+    def _signed_command(self, command: Command) -> Command:
         return self.credentials.sign(command) if self.credentials else command
 
     def _on_answer(self, answer: Command, address: str, connection: Connection) -> None:

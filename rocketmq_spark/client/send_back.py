@@ -85,9 +85,9 @@ class RemotingSendBack:
         queues = list(self._sender.publish_queues(RETRY_PREFIX + group, deadline))
         start = message.queue_offset % len(queues)
         queues_in_order = [queues[(start + i) % len(queues)] for i in range(len(queues))]
-        other_brokers_first = sorted(queues_in_order, key=lambda queue: queue.broker_name == message.broker_name)
+        sorted_queues = sorted(queues_in_order, key=lambda queue: queue.broker_name == message.broker_name)
         last_error: RocketMQError = CallTimeout("there was no time to send the message back", topic=message.topic)
-        for queue in (other_brokers_first * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
+        for queue in (sorted_queues * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
             if deadline.expired:
                 break
             try:

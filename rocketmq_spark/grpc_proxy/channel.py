@@ -45,7 +45,7 @@ class Endpoints:
         self.addresses = tuple(addresses)
         self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
         self._verified_addresses: set[str] = set()  # addresses that have answered since their last failure
-        self._next_start = 0  # which endpoint the next call without a preferred endpoint tries first
+        self._next_start_index = 0  # which endpoint the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
     def choose(self, preferred: str | None, now_s: float) -> str:
@@ -56,7 +56,10 @@ class Endpoints:
             if preferred in self.addresses:
                 start_index = self.addresses.index(preferred)
             else:
-                start_index, self._next_start = self._next_start % len(self.addresses), self._next_start + 1
+                start_index, self._next_start_index = (
+                    self._next_start_index % len(self.addresses),
+                    self._next_start_index + 1,
+                )
             candidates = self.addresses[start_index:] + self.addresses[:start_index]
             return next(
                 (address for address in candidates if self._avoided_until.get(address, 0.0) <= now_s), candidates[0]
@@ -79,7 +82,7 @@ class Endpoints:
         self._verified_addresses.add(address)
         self.record_contact(address)
 
-    def time_slice(self, address: str, deadline: Deadline, untried_count: int) -> Deadline:
+    def call_deadline(self, address: str, deadline: Deadline, untried_count: int) -> Deadline:
         """Return the deadline of a call to ``address``. ``untried_count`` is the number of endpoints that are left to try, this
         endpoint included. An endpoint that has not answered yet gets only its share of the remaining time, because an address
         that drops all packets causes no error before the time is over.

@@ -88,11 +88,11 @@ def group_policy(settings: Any) -> GroupPolicy:
     if retry_policy.HasField("customized_backoff"):
         pauses = [get_seconds(pause) for pause in retry_policy.customized_backoff.next[:_MAX_PAUSES]]
     elif retry_policy.HasField("exponential_backoff"):
-        exponential = retry_policy.exponential_backoff
-        longest_pause, pause = get_seconds(exponential.max), get_seconds(exponential.initial)
+        exponential_policy = retry_policy.exponential_backoff
+        longest_pause, pause = get_seconds(exponential_policy.max), get_seconds(exponential_policy.initial)
         pauses = [pause]
-        while exponential.multiplier > 1 and pause < longest_pause and len(pauses) < _MAX_PAUSES:
-            pause = min(longest_pause, pause * exponential.multiplier)
+        while exponential_policy.multiplier > 1 and pause < longest_pause and len(pauses) < _MAX_PAUSES:
+            pause = min(longest_pause, pause * exponential_policy.multiplier)
             pauses.append(pause)
     else:
         pauses = []

@@ -206,7 +206,7 @@ _REMEDIES: dict[int, str] = {
     Code.UNSUPPORTED: REMOTING_REMEDY,
 }
 _NAME_MISMATCH = ("Hostname Verification Check failed", "Peer name")
-_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed")
+_UNTRUSTED_CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 # Texts of brokers. The Proxy adds INTERNAL_SERVER_ERROR, although a retry would fail, too.
 _BATCH_TOO_LARGE = "message body size exceeded"
@@ -277,7 +277,7 @@ def _error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketM
                 remark=details,
                 remedy="Connect to a name in the certificate, or set option 'tlsServerName' to one",
             )
-        case "UNAVAILABLE" if any(part in details for part in _UNTRUSTED):
+        case "UNAVAILABLE" if any(part in details for part in _UNTRUSTED_CERTIFICATE):
             return CertificateRefused(
                 "the certificate of the Proxy is not trusted",
                 addr,

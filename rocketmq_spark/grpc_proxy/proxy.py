@@ -111,12 +111,12 @@ class Proxy:
         """Return a successful answer, or raise ``RocketMQError``. If an endpoint cannot be reached, tries the next endpoint."""
         for untried_count in range(len(self.addresses), 0, -1):
             channel = self.channel(preferred)
-            time_slice = self._endpoints.time_slice(channel.address, deadline, untried_count)
+            call_deadline = self._endpoints.call_deadline(channel.address, deadline, untried_count)
             try:
-                answer = channel.invoke(rpc, request, time_slice)
+                answer = channel.invoke(rpc, request, call_deadline)
             except (ConnectionLost, CallTimeout) as e:
                 self.record_result(channel.address, e)
-                if untried_count == 1 or deadline.expired or (time_slice is deadline and isinstance(e, CallTimeout)):
+                if untried_count == 1 or deadline.expired or (call_deadline is deadline and isinstance(e, CallTimeout)):
                     raise
                 continue
             self.record_result(channel.address)

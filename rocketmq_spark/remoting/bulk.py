@@ -39,7 +39,7 @@ BUFFER_BYTES = 16 << 20
 SLACK_BYTES = 64
 _ACCOUNT_CHECK_S = 0.5
 
-_LONG = 1 << 63
+_LONG_LIMIT = 1 << 63
 # The header of nearly every answer. Other headers, such as those with longer numbers, are parsed as JSON.
 _FOUND_HEADER = re.compile(
     rb'\{"code":0,"extFields":\{"suggestWhichBrokerId":"(\d{1,18})","groupSysFlag":"\d+","nextBeginOffset":"(\d{1,18})",'
@@ -58,7 +58,7 @@ class EmptyAnswer:
     min_offset: int | None
     max_offset: int | None
     suggested_broker: int | None
-    forbidden: int | None = None
+    forbidden_type: int | None = None
 
 
 # Access key, secret key, security token.
@@ -334,8 +334,8 @@ def _empty_answer(command: Command) -> EmptyAnswer:
         try:
             value = int(text)
         except ValueError:
-            value = _LONG
-        if not -_LONG <= value < _LONG:
+            value = _LONG_LIMIT
+        if not -_LONG_LIMIT <= value < _LONG_LIMIT:
             raise RemoteProtocolError(f"the answer to a pull has {name} = {text[:80]!r}")
         return value
 

@@ -41,9 +41,9 @@ MAX_CONNECTIONS = 1024
 # sent its request yet.
 MIN_IDLE_S = 0.2
 _POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
-# Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED``, all advertised addresses are
+# Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED_ADDRESSES``, all advertised addresses are
 # forgotten; one route may have half as many.
-_MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 32_768
+_MAX_SLOTS, _MAX_ADVERTISED_ADDRESSES = 8 * MAX_CONNECTIONS, 32_768
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class Pool:
             slot.last_used_s = time.monotonic()
         for idle_connection in idle_connections:
             idle_connection.close()
-        _close_idle_of_all()
+        _close_idle_of_all_pools()
         if connection is not None:
             return connection
         if not wait_for_backoff:
@@ -164,7 +164,7 @@ class Pool:
         """Record the addresses of a route that a server of the kind ``peer`` returned. Routes of a Proxy lead only to Proxies."""
         advertised_peer = peer if peer is Peer.PROXY else Peer.UNKNOWN
         with self._lock:
-            if len(self._advertised_peers) > _MAX_ADVERTISED:
+            if len(self._advertised_peers) > _MAX_ADVERTISED_ADDRESSES:
                 self._advertised_peers.clear()
                 self._reachable_addresses.clear()
             for address in addresses:
@@ -203,14 +203,14 @@ class Pool:
                 self._retired_connections.append(connection)
 
     def _connect(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
-        self._reserve(address, deadline.within(self.connect_options.connect_timeout_s))
+        self._reserve_connection(address, deadline.within(self.connect_options.connect_timeout_s))
         try:
             return self._open_connection(address, slot, deadline)
         finally:
             with self._lock:
                 self._connecting_count -= 1
 
-    def _reserve(self, address: str, deadline: Deadline) -> None:
+    def _reserve_connection(self, address: str, deadline: Deadline) -> None:
         """Count one more connection. At the limit, close the connection that has been idle for longest, or wait until one is
         idle.
         """
@@ -385,6 +385,6 @@ def _closed_error(address: str) -> ClosedError:
 _pools: LiveObjects[Pool] = LiveObjects(IDLE_S / 100)
 
 
-def _close_idle_of_all() -> None:
+def _close_idle_of_all_pools() -> None:
     for pool in _pools.due(time.monotonic()):
         pool.close_idle()

@@ -225,12 +225,12 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
 
 
 # Errors of an address that this machine cannot use. Such errors say nothing about the server.
-_UNUSABLE_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
+_UNUSABLE_ADDRESS_ERRORS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
 def _significance(failure: OSError) -> int:
     """Return 2 if the server may listen at the address, 1 if the address refuses, 0 if this machine cannot use the address."""
-    if failure.errno in _UNUSABLE_ADDRESS:
+    if failure.errno in _UNUSABLE_ADDRESS_ERRORS:
         return 0
     return 1 if isinstance(failure, ConnectionRefusedError) else 2
 
@@ -305,7 +305,7 @@ class SocketChannel:
         self.blocked_since: float | None = None
 
     @property
-    def has_unsent(self) -> bool:
+    def has_unsent_bytes(self) -> bool:
         return bool(self._unsent)
 
     def add(self, frames: Iterable[bytes | bytearray | memoryview]) -> None:
@@ -313,20 +313,20 @@ class SocketChannel:
 
     def write(self, deadline: Deadline) -> bool:
         """Write the bytes that the socket accepts now. Returns False if the deadline passes first. Raises ``OSError``."""
-        first_unsent = self._unsent[0]
+        first_unsent_part = self._unsent[0]
         try:
             with self._lock:
-                sent_bytes = self._sock.send(first_unsent)
+                sent_bytes = self._sock.send(first_unsent_part)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as e:
             if self.blocked_since is None:
                 self.blocked_since = time.monotonic()
             event = select.POLLIN if isinstance(e, ssl.SSLWantReadError) else select.POLLOUT
             return bool(_wait(self._sock, event, min(TICK_S, deadline.remaining()))) or not deadline.expired
         self.blocked_since = None
-        if sent_bytes == len(first_unsent):
+        if sent_bytes == len(first_unsent_part):
             self._unsent.popleft()
         else:
-            self._unsent[0] = first_unsent[sent_bytes:]
+            self._unsent[0] = first_unsent_part[sent_bytes:]
         return True
 
     def wait(self, timeout_s: float) -> tuple[bool, bool]:

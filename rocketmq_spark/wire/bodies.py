@@ -221,7 +221,7 @@ def topic_stats(topic: str, body: Bytes) -> dict[MessageQueue, QueueBounds]:
                 _checked_int(item["maxOffset"]),
                 _checked_int(item.get("lastUpdateTimestamp") or 0),
             )
-            for queue, item in _by_queue(body, "offsetTable", topic)
+            for queue, item in _entries_by_queue(body, "offsetTable", topic)
         }
 
 
@@ -235,17 +235,17 @@ def consume_stats(body: Bytes) -> dict[MessageQueue, ConsumeProgress]:
                 pull_offset=_checked_int(item.get("pullOffset") or 0),
                 last_timestamp_ms=_checked_int(item.get("lastTimestamp") or 0),
             )
-            for queue, item in _by_queue(body, "offsetTable")
+            for queue, item in _entries_by_queue(body, "offsetTable")
         }
 
 
 def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
     """Answer to INVOKE_BROKER_TO_RESET_OFFSET, and body of RESET_CONSUMER_CLIENT_OFFSET: the new offsets."""
     with _protocol_errors("offsets"):
-        return {queue: _checked_int(offset) for queue, offset in _by_queue(body, "offsetTable")}
+        return {queue: _checked_int(offset) for queue, offset in _entries_by_queue(body, "offsetTable")}
 
 
-def _by_queue(body: Bytes, table_name: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
+def _entries_by_queue(body: Bytes, table_name: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
     for key, item in (read_json(body, is_table=True).get(table_name) or {}).items():
         queue_fields = dict(key)
         yield _queue({**queue_fields, "topic": topic or queue_fields["topic"]}), item
@@ -265,7 +265,7 @@ def group_list(body: Bytes) -> list[str]:
 def owned_queues(body: Bytes) -> list[MessageQueue]:
     """The queues that a member owns according to its answer to GET_CONSUMER_RUNNING_INFO, sorted."""
     with _protocol_errors("running consumer"):
-        return sorted(queue for queue, _ in _by_queue(body, "mqTable"))
+        return sorted(queue for queue, _ in _entries_by_queue(body, "mqTable"))
 
 
 def consumer_ids(body: Bytes) -> list[str]:

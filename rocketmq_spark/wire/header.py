@@ -51,15 +51,15 @@ class FrameSplitter:
         if self._error is not None:
             raise self._error
         if self._bytes_to_skip:
-            skipped = min(self._bytes_to_skip, len(data))
-            self._bytes_to_skip -= skipped
-            data = data[skipped:]
+            skipped_bytes = min(self._bytes_to_skip, len(data))
+            self._bytes_to_skip -= skipped_bytes
+            data = data[skipped_bytes:]
         self._buffer += data
         frames: list[bytes] = []
         position = 0
-        available = len(self._buffer)
+        available_bytes = len(self._buffer)
         with memoryview(self._buffer) as view:
-            while available - position >= _LENGTH_BYTES:
+            while available_bytes - position >= _LENGTH_BYTES:
                 start = position + _LENGTH_BYTES
                 length = int.from_bytes(view[position:start], "big")
                 if length > self.max_frame:
@@ -67,7 +67,7 @@ class FrameSplitter:
                         f"The peer announces a frame of {length} bytes, the limit is {self.max_frame}"
                     )
                     break
-                if available - start < length:
+                if available_bytes - start < length:
                     break
                 position = start + length
                 frames.append(bytes(view[start:position]))
@@ -278,8 +278,8 @@ def _encode_binary(command: Command) -> bytes:
         key, text = name.encode(), value.encode()
         parts += (_NAME_LENGTH.pack(len(key)), key, _VALUE_LENGTH.pack(len(text)), text)
     ext = b"".join(parts)
-    fixed = _FIXED_FIELDS.pack(command.code, command.language, command.version, command.opaque, command.flag)
-    return b"".join((fixed, _VALUE_LENGTH.pack(len(remark)), remark, _VALUE_LENGTH.pack(len(ext)), ext))
+    fixed_fields = _FIXED_FIELDS.pack(command.code, command.language, command.version, command.opaque, command.flag)
+    return b"".join((fixed_fields, _VALUE_LENGTH.pack(len(remark)), remark, _VALUE_LENGTH.pack(len(ext)), ext))
 
 
 def _decode_binary(header: bytes, body: Bytes) -> Command:

@@ -126,7 +126,7 @@ class UniqKeys:
         """The time as an id contains it."""
         begin_ms, end_ms = self._month_bounds
         if not begin_ms <= now_ms < end_ms:
-            self._month_bounds = begin_ms, end_ms = month_of(now_ms)
+            self._month_bounds = begin_ms, end_ms = month_bounds(now_ms)
         text = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
         self._last_time_text = now_ms, text
         return text
@@ -136,7 +136,7 @@ def _uniq_key(prefix: str, loader: int, time_text: str, number: int) -> str:
     return f"{prefix}{(loader + (number >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{time_text}{number & 0xFFFF:04X}"
 
 
-def month_of(now_ms: int) -> tuple[int, int]:
+def month_bounds(now_ms: int) -> tuple[int, int]:
     """Start and end of the local calendar month that contains a time, in ms. Ids count from the start, as in Java."""
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(begin.year * 12 + begin.month, 12)

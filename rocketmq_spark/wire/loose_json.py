@@ -133,7 +133,7 @@ class _LooseParser:
     def _key(self, position: int, depth: int) -> tuple[Any, int]:
         if self._text[position : position + 1] in ('"', "{"):
             key, end = self.value(position, depth + 1)
-            return _hashable(key), end
+            return _hashable_key(key), end
         match = _BARE_KEY.match(self._text, position)
         if match is None:
             raise ValueError(f"no key at {position}")
@@ -157,12 +157,12 @@ def _separator(text: str, position: int, closing: str) -> tuple[int, bool]:
     raise ValueError(f"neither comma nor {closing} at {position}")
 
 
-def _hashable(value: Any) -> Any:
+def _hashable_key(value: Any) -> Any:
     if isinstance(value, dict):
         # Names differ, so the sort never compares values of different types.
-        return tuple((name, _hashable(value[name])) for name in sorted(value, key=str))
+        return tuple((name, _hashable_key(value[name])) for name in sorted(value, key=str))
     if isinstance(value, list):
-        return tuple(map(_hashable, value))
+        return tuple(map(_hashable_key, value))
     if isinstance(value, int) and not -_LONG <= value < _LONG:
         # A sender can choose any number of larger integers with the same hash in Python, which make a dict very slow.
         raise ValueError(f"the number {str(value)[:40]} in a key; expected 64 bits")

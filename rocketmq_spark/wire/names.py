@@ -58,10 +58,10 @@ def _problem(kind: str, name: str, scope: Scope | None, limit: int, special_kind
         return f"The specified {kind} is blank."
     wire_name = name if scope is None else scope.on_wire(name)
     for checked_name in (name, wire_name):
-        if illegal := dict.fromkeys("".join(_ILLEGAL.findall(checked_name))):
+        if illegal_characters := dict.fromkeys("".join(_ILLEGAL.findall(checked_name))):
             legal = legal_name(checked_name, limit)
             return (
-                f"The specified {kind}: {checked_name}, contains illegal characters: {', '.join(map(repr, illegal))}; "
+                f"The specified {kind}: {checked_name}, contains illegal characters: {', '.join(map(repr, illegal_characters))}; "
                 f"expected letters, digits, '_', '-', '%' and '|'{f', such as {legal!r}' if legal else ''}"
             )
     if len(wire_name) <= limit:
@@ -131,9 +131,9 @@ def wrap_namespace(namespace: str, name: str) -> str:
     """``namespace%name``, after a retry or dead-letter prefix; system names and names with the namespace are unchanged."""
     if not namespace or not name or _is_system(name):
         return name
-    prefix, bare = _split(name)
+    prefix, bare_name = _split(name)
     namespace_prefix = namespace + NAMESPACE_SEPARATOR
-    return name if bare.startswith(namespace_prefix) else prefix + namespace_prefix + bare
+    return name if bare_name.startswith(namespace_prefix) else prefix + namespace_prefix + bare_name
 
 
 def strip_namespace(namespace: str, name: str) -> str:
@@ -148,8 +148,8 @@ def strip_any_namespace(name: str) -> str:
     namespace = namespace_of(name)
     if not namespace:
         return name
-    prefix, bare = _split(name)
-    return prefix + bare[len(namespace) + len(NAMESPACE_SEPARATOR) :]
+    prefix, bare_name = _split(name)
+    return prefix + bare_name[len(namespace) + len(NAMESPACE_SEPARATOR) :]
 
 
 def namespace_of(name: str) -> str:

@@ -107,17 +107,17 @@ def decode_properties(text: str) -> dict[str, str]:
 class StoredProperties(Mapping[str, str]):
     """Properties of a stored message, which are decoded at the first access. This saves time if a listener reads only bodies."""
 
-    __slots__ = ("_found", "_stored")
+    __slots__ = ("_decoded", "_stored")
 
     def __init__(self, stored: bytes) -> None:
         self._stored = stored
-        self._found: dict[str, str] | None = None
+        self._decoded: dict[str, str] | None = None
 
-    def _all(self) -> dict[str, str]:
-        if self._found is None:
+    def _all_properties(self) -> dict[str, str]:
+        if self._decoded is None:
             # As in Java: readers must not fail because a producer in another language used another encoding.
-            self._found = decode_properties(str(self._stored, "utf-8", "replace"))
-        return self._found
+            self._decoded = decode_properties(str(self._stored, "utf-8", "replace"))
+        return self._decoded
 
     @property
     def stored(self) -> bytes:
@@ -125,19 +125,19 @@ class StoredProperties(Mapping[str, str]):
         return self._stored
 
     def __getitem__(self, name: str) -> str:
-        return self._all()[name]
+        return self._all_properties()[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self._all().get(name, default)
+        return self._all_properties().get(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return iter(self._all_properties())
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(self._all_properties())
 
     def __repr__(self) -> str:
-        return repr(self._all())
+        return repr(self._all_properties())
 
 
 def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 
-_FIELD, _RECORD = "\x01", "\x02"
-_SEPARATORS = re.compile(f"[{_FIELD}{_RECORD}]")
+_FIELD_SEPARATOR, _RECORD_SEPARATOR = "\x01", "\x02"
+_SEPARATORS = re.compile(f"[{_FIELD_SEPARATOR}{_RECORD_SEPARATOR}]")
 _NULL = "null"
 DEFAULT_REGION = "DefaultRegion"
 
@@ -54,7 +54,7 @@ class TracedMessage(NamedTuple):
     def record(self, *fields: object) -> TraceRecord:
         # Ids of other clients may have any text.
         search_keys = f"{self.msg_id}{KEY_SEPARATOR}{self.keys or ''}".split(KEY_SEPARATOR)
-        text = _FIELD.join(_text(field) for field in fields) + _RECORD
+        text = _FIELD_SEPARATOR.join(_text(field) for field in fields) + _RECORD_SEPARATOR
         return TraceRecord(text, tuple(key for key in search_keys if key))
 
 

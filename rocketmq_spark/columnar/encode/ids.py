@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from rocketmq_spark.wire.identifiers import month_of
+from rocketmq_spark.wire.identifiers import month_bounds
 
 # For each two bytes, the four characters of their upper-case hex as one word.
 HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
@@ -46,7 +46,7 @@ class UniqueIds:
     def _month_ms(self) -> int:
         now_ms = self._now_ms()
         if not self._month[0] <= now_ms < self._month[1]:
-            self._month = month_of(now_ms)
+            self._month = month_bounds(now_ms)
         return now_ms - self._month[0]
 
 
