@@ -29,7 +29,7 @@ MAX_MESSAGES_BY_KEY = 64
 _MAX_STORE_TIME_MS = (1 << 63) - 1
 # An index stores times as whole seconds after its begin timestamp.
 _INDEX_RESOLUTION_MS = 1000
-_MAX_RESULT_BYTES = 256 << 20  # for the messages of one search; messages beyond this limit stay compressed
+_MAX_RESULT_BYTES = 256 << 20  # memory for the messages of one search; further messages stay compressed
 
 
 class IndexSearch(NamedTuple):
@@ -45,8 +45,9 @@ class IndexSearch(NamedTuple):
 def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) -> ReceivedMessage:
     """Return the message with an offset message id or, with ``topic``, with an id that its producer assigned.
 
-    Both ids have the same form. An offset message id contains a broker's address. If no broker of this cluster has the address in
-    the id, a producer assigned the id. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
+    Offset message ids and ids of producers have the same form. An offset message id contains a broker's address. If no broker of
+    this cluster has the address in the id, a producer assigned the id. Raises ``NotFound``. Mirrors
+    ``DefaultMQAdminExtImpl.queryMessage``.
     """
     offset_id = _parse_offset_id(message_id)
     broker = None if offset_id is None else _broker_at(tools, offset_id.host)
@@ -79,8 +80,8 @@ def messages_by_key(
             f"limit is {limit}; expected 1 to {MAX_MESSAGES_BY_KEY}, the most that a broker returns for one request"
         )
     first_ms, last_ms = _period(begin_ms, end_ms)
-    # Times in an index are up to a second too early. So a broker may return messages that were stored after the end. Therefore
-    # request the maximum number of messages, and filter these messages below.
+    # Times in an index are up to a second too early, so a broker may return messages that were stored after the end. Because such
+    # messages are dropped below, the search asks for the maximum number of messages.
     search = IndexSearch(
         key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_MESSAGES_BY_KEY
     )
@@ -129,8 +130,8 @@ def _message_at(
     answer = tools.rpc_client.request(offset_id.host, command, accepted_codes=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
-    # If the offset is not the start of a message, the broker returns arbitrary bytes. The message may also be of a topic outside
-    # the namespace.
+    # If the offset is not the start of a message, the broker returns arbitrary bytes. The broker may also return a message of a
+    # topic outside the namespace.
     scope, decoded_messages = (
         tools.rpc_client.scope,
         decode_leniently(answer.body, broker, budget=DecodeBudget(_MAX_RESULT_BYTES)),
@@ -202,7 +203,7 @@ def _not_found_error(message_id: str, topic: str | None = None) -> NotFound:
     return NotFound(f"there is no message with id {message_id}", topic=topic, remedy=remedy)
 
 
-# The most messages of one search by time, and the memory for messages that are read ahead.
+# The maximum number of messages of one search by time, and the memory in bytes for messages that are read ahead.
 MAX_MESSAGES_BY_TIME, _MAX_READ_AHEAD_BYTES = 10_000, 64 << 20
 _MESSAGES_PER_PULL = 32
 
@@ -212,8 +213,8 @@ class _QueueReader:
     time.
 
     Like brokers, this class assumes that the store times in a queue never decrease. A message that cannot be decoded is returned
-    if its store time is in the period. If the store time of such a message is after the period, the reading continues, because
-    the time may be damaged.
+    if its store time is in the period. If the store time of a message that cannot be decoded is after the period, the reading
+    continues, because this time may be damaged.
     """
 
     def __init__(

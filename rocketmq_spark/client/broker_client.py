@@ -106,7 +106,7 @@ class BrokerClient:
         below the minimum offset of the queue.
         """
 
-        def next_ms(offset: int) -> int:
+        def next_store_time_ms(offset: int) -> int:
             (answer,) = self.request_pulls([self.pull_command_at(group, queue, offset)], deadline)
             if isinstance(answer, RocketMQError):
                 raise answer
@@ -137,7 +137,7 @@ class BrokerClient:
             table.pop(key, None)
 
     def late_brokers(self) -> frozenset[str]:
-        """Brokers that still owe an answer to ``request_with_grace``."""
+        """The brokers that have not yet answered a request of ``request_with_grace``."""
         late_addresses = self.rpc_client.late_answers
         if not late_addresses:
             return frozenset()
@@ -224,7 +224,7 @@ def has_attribute(attributes: AttributesByTopic, queue: MessageQueue, name: str,
 
 
 def raise_if_retriable(attributes: AttributesByTopic) -> AttributesByTopic:
-    """Return ``attributes``. Raises the first error among them that is retriable."""
+    """Return ``attributes``. Raises the first retriable error in ``attributes``."""
     for topic_attributes in attributes.values():
         if isinstance(topic_attributes, RocketMQError) and topic_attributes.retriable:
             raise topic_attributes

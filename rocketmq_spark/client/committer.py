@@ -108,7 +108,7 @@ class RemotingCommitter:
         try:
             self._admin.create_group(group, sorted({queue.broker_name for queue in offsets}))
         except AccessDenied as e:
-            raise _not_created_error(group, e, "this user may not create it") from e
+            raise _not_created_error(group, e, "this user may not create the group") from e
         except NotSupported as e:
             for error in self._polls.create_group_by_pull(
                 group, offsets, Deadline.after(self._broker_client.rpc_client.request_timeout_s)
@@ -119,7 +119,7 @@ class RemotingCommitter:
                     )
                     raise _not_created_error(group, error, problem) from e
                 if error.retriable and not isinstance(error, NotReadable | TopicNotFound):
-                    # A new group may get these errors.
+                    # Brokers may answer with such an error while the group is new.
                     raise error from e
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:

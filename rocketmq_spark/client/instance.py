@@ -1,8 +1,8 @@
 """The client instance, as RocketMQ's ``MQClientInstance``: the group members of this process, and their heartbeats.
 
-Producers and consumers that share connections share an instance. It has the client id, reports all groups in one heartbeat, and
-passes the requests of brokers to the members of groups. Each group handles its requests on its own thread, never on the thread
-that reads answers.
+Producers and consumers that share connections share an instance. The client instance has the client id, reports all groups in one
+heartbeat, and passes the requests of brokers to the members of groups. Each group handles its requests on its own thread, never
+on the thread that reads answers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
-# The time for the request of the list of brokers. This time is long enough to try another name server if the first one hangs. It
-# is far below the 120 s after which brokers forget a client.
+# The maximum time of the request for the list of brokers. It is long enough to try another name server if the first name server
+# hangs, and far below the 120 s after which brokers forget a client.
 CLUSTER_TIMEOUT_S = 10.0
 _MAX_LINGERING_GROUPS = 50
-_MAX_PARALLEL_BROKERS = 64  # brokers that are contacted in parallel
+_MAX_PARALLEL_BROKERS = 64  # number of brokers that are contacted in parallel
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests
 _traceback_limit = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
 _MAX_WAITING_REQUESTS = 1000  # waiting requests of brokers per group; more are rejected
@@ -242,7 +242,7 @@ class ClientInstance:
         self._make_timer = make_timer
         self._lock = threading.Lock()
         self._cluster: Mapping[str, BrokerData] = {}
-        # Held by heartbeats and leaves, so that no heartbeat registers a group that has just left.
+        # Held while heartbeats are sent and groups are unregistered, so that no heartbeat registers a group that has just left.
         self._registration_lock = threading.Lock()
         self._lingering_groups: dict[
             str, None
@@ -303,7 +303,7 @@ class ClientInstance:
         left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
         self._is_reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
-        self._lingering_groups.clear()  # only now, because heartbeats after an interruption must include these groups
+        self._lingering_groups.clear()  # the last step, because heartbeats after an interruption must include these groups
         self._checked_groups.difference_update(left_groups)
         self._is_reply_connection_lost = not reply_groups  # see ``register_connection``
 
@@ -316,8 +316,9 @@ class ClientInstance:
         """Make brokers forward replies over the current connection, except the brokers at the addresses ``up_to_date_brokers``.
         Returns False if there was only time for a plain heartbeat.
 
-        Brokers forward replies over the connection on which a producer group was new. They forget the connection when any of the
-        client's groups is unregistered, or when an older connection ends; plain heartbeats do not restore it.
+        Brokers forward replies over the connection on which a producer group was new. Brokers forget this connection when any of
+        the client's groups is unregistered, or when an older connection ends. Plain heartbeats do not make brokers use the
+        connection again.
         """
         # Another thread may hold the lock for long, because a broker hangs.
         if not self._registration_lock.acquire(timeout=deadline.remaining() / 2):
@@ -419,7 +420,7 @@ class ClientInstance:
         ]
 
     def _schedule(self, timer: Timer, delay_s: float) -> None:
-        """Schedule a heartbeat, unless an earlier one is due. The caller holds the lock."""
+        """Schedule a heartbeat, unless an earlier heartbeat is scheduled. The caller holds the lock."""
         due_ms = timer.now_ms() + 1000 * delay_s
         if due_ms < self._heartbeat_due_ms:
             timer.call_later(delay_s, functools.partial(self._heartbeat_tick, timer, due_ms))

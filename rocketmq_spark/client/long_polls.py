@@ -111,8 +111,8 @@ class LongPolls:
         )
 
     def _request_for_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
-        """Return the request for the broker. With tags, a broker would drop whole batches of a batch topic. So for such a topic,
-        only this client compares tags.
+        """Return the request for the broker. If a pull has tags, a broker drops whole batches of a batch topic. So only this
+        client compares the tags of a batch topic.
         """
         queue, requested_filter = request.queue, request.filter
         try:
@@ -146,8 +146,10 @@ class LongPolls:
 
 
 def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
-    """Return id and address of the replica to pull from: replica ``broker_id``; if this slave is gone, the replica with the
-    next id; if that replica is gone, too, the replica with the lowest id.
+    """Return id and address of the replica to pull from, by default replica ``broker_id``.
+
+    If this replica is a slave and gone, returns the replica with the next id. If there is no such replica, returns the replica
+    with the lowest id.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """
@@ -159,7 +161,9 @@ def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
 
 
 def pull_command(request: PullRequest, rpc_client: RpcClient, is_to_master: bool) -> Command:
-    """Return the command of a pull. It has a committed offset only for a master, because slaves do not store this offset."""
+    """Return the command of a pull. The command has a committed offset only for a master, because slaves do not store this
+    offset.
+    """
     has_commit = is_to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
     sys_flag |= PullSysFlag.COMMIT_OFFSET if has_commit else 0

@@ -1,4 +1,4 @@
-"""The list of name servers. Requests go to the current server. If this server does not answer, requests go to the next server."""
+"""The list of name servers. Requests go to the current server; if it does not answer, they go to the next server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has t
 
 
 class NameServers:
-    """The list of name servers. The current server is used while it answers. If it does not answer, the next server becomes the
-    current server.
+    """The list of name servers. Requests go to the current server. If the current server does not answer, the next server becomes
+    the current server.
     """
 
     def __init__(self, rpc_client: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
@@ -109,7 +109,7 @@ class NameServers:
             return self.rpc_client.request(address, make_command(), deadline)
 
     def serves_routes(self, address: str, deadline: Deadline | None = None) -> bool:
-        """Whether the server answers requests for routes. Name servers and Proxies do; brokers do not."""
+        """Whether the server answers requests for routes. Name servers and Proxies answer such requests; brokers do not."""
         try:
             self.rpc_client.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
         except NotSupported:
@@ -121,7 +121,7 @@ class NameServers:
     def request_many(
         self, commands: Sequence[Command], deadline: Deadline | None = None
     ) -> tuple[str, list[Command | None]]:
-        """Send several requests at once to the current server. Returns its address and the answers.
+        """Send several requests at once to the current server. Returns the address of this server and the answers.
 
         An answer is None if the request failed; callers then use ``request``, which tries the other servers.
         """

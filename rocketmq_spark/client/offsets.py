@@ -170,7 +170,7 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
-        """As ``bounds``, with two requests per queue. A Proxy supports these requests. Their answers are never cached."""
+        """As ``bounds``, with two requests per queue. A Proxy supports these requests. The answers are never cached."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
         commands = [self.broker_client.queue_command(row, queue) for queue in queues for row in rows]
         answers = iter(self.broker_client.request_each(commands, deadline))
@@ -246,10 +246,10 @@ class RemotingOffsetReader:
         Some answers of brokers are wrong. Brokers before 5.1.4 return the message that is nearest to the time. If all messages of
         a batch topic are older, brokers return its last batch. If several messages of the last millisecond match, brokers return
         the last of these messages. With a ``group``, messages are pulled as this group to correct such answers.
-        After old files were deleted, the answer may be below the minimum offset. So callers clamp it.
+        After old files were deleted, the answer may be below the minimum offset. Therefore callers clamp the answer.
         """
         commands = [
-            # Brokers fail with a number above Java's largest long. No message has such a store time.
+            # Brokers fail with a time above Java's largest long, and no message has a larger store time.
             self.broker_client.queue_command(
                 rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=min(ms, LONG_MAX), boundaryType="LOWER"
             )
@@ -405,7 +405,9 @@ def _corrections(
     times_ms: Mapping[MessageQueue, int],
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
-    """Yield corrected offsets for times. The brokers of ``queues_with_nearest_answer`` return the message that is nearest to the time."""
+    """Yield corrected offsets for times. For ``queues_with_nearest_answer``, brokers return the message that is nearest to the
+    time.
+    """
     attributes = raise_if_retriable(offset_reader.broker_client.attributes(first_queues(offsets), deadline))
     compacted_queues = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted_queues:
@@ -488,7 +490,7 @@ def first_offset_since(store_time_ms: Callable[[int], int | None], near_offset: 
     while younger_offset - older_offset > 1:
         middle_offset = (older_offset + younger_offset) // 2
         stored_ms = store_time_ms(middle_offset)
-        # There is no message after the end, nor before the first one.
+        # Without a message, the offset is before the first message if the search went down, and at the end if it went up.
         is_older = stored_ms < time_ms if stored_ms is not None else step < 0
         older_offset, younger_offset = (middle_offset, younger_offset) if is_older else (older_offset, middle_offset)
     return younger_offset

@@ -2,9 +2,9 @@
 
 A request is an ordinary message with a correlation id and the client id of its sender. The reply is sent to a broker, which
 forwards it over the connection of the requester's heartbeats. Mirrors ``RequestFutureHolder``,
-``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. One deliberate difference: Java sends a
-reply to any broker. Here a reply goes first to the broker of the request, and if this broker cannot forward the reply, to the
-other brokers of the request's topic.
+``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. There is one deliberate difference: Java
+sends a reply to any broker. This module sends a reply to the broker of the request and, if this broker cannot forward the reply,
+to the other brokers of the request's topic.
 """
 
 from __future__ import annotations

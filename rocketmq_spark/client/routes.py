@@ -42,8 +42,8 @@ UNLISTED_S = 90.0
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 
 
-# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. Above
-# ``_MAX_FORGOTTEN_ROUTES`` of them, the routes that were forgotten more than ``UNLISTED_S`` ago are discarded.
+# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. If there are more
+# than ``_MAX_FORGOTTEN_ROUTES`` forgotten routes, those that were forgotten more than ``UNLISTED_S`` ago are discarded.
 _MAX_FORGOTTEN_ROUTES = 64
 # ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
 # brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and 200 bytes may announce 200,000
@@ -122,14 +122,15 @@ class Routes:
         self._lock = threading.Lock()
         # By topic, with the time when the route was fetched.
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
-        # Routes of topics that name servers no longer have, in the order in which they were forgotten; and when that was.
+        # Routes of topics that name servers no longer have, in the order in which the routes were forgotten, and the times when
+        # they were forgotten.
         self._forgotten_routes: dict[str, tuple[float, TopicRoute]] = {}
         self._forgotten_at_s: dict[str, float] = {}
-        # By topic: brokers that are in earlier routes, but not in the newest one.
+        # By topic: brokers that are in earlier routes, but not in the newest route.
         self._unlisted_brokers: dict[str, _UnlistedBrokers] = {}
         # Topics for which ``unlisted_queues`` was called: their queues are numbered.
         self._numbered_topics: set[str] = set()
-        # Bytes of each topic, and of the list of all brokers; and their sum.
+        # The bytes of the routes of each topic and of the list of all brokers, and the sum of these bytes.
         self._bytes_by_key: dict[str, int] = {}
         self._cached_bytes = 0
         # The brokers of the newest routes, cached because each pull needs its broker; None after a change of routes.
@@ -226,8 +227,8 @@ class Routes:
             )
 
     def _unlisted_brokers_locked(self, topic: str, route: TopicRoute) -> _UnlistedBrokers:
-        """The brokers that are in earlier routes, but not in ``route``. If a route may not have so many brokers, the brokers
-        that went missing last.
+        """Return the brokers that are in earlier routes, but not in ``route``. If there are more brokers than a route may have,
+        only the brokers that went missing last are returned.
         """
         earlier_entry, now = self._routes.get(topic) or self._forgotten_routes.get(topic), time.monotonic()
         unlisted_brokers = self._unlisted_brokers.get(topic, {})
@@ -311,7 +312,8 @@ class Routes:
         """Fetch the routes that are older than ``max_age_s`` seconds in parallel, 64 at a time. Returns the topics that it
         refreshed.
 
-        Fetches nothing if only one route is older. ``get`` fetches a single route, and the routes whose requests failed here.
+        Fetches nothing if only one route is older. A single route is left to ``get``, which also fetches the routes whose
+        requests failed here.
         """
         oldest_fetch_s = time.monotonic() - max_age_s
         with self._lock:
@@ -447,7 +449,7 @@ class Routes:
             for topic, (fetched_s, route) in numbered_routes.items():
                 broker_bytes = _broker_bytes(route.brokers.values())
                 if self._cached_bytes - address_bytes + broker_bytes <= _MAX_ADDRESS_BYTES:
-                    self._forgotten_routes[topic] = fetched_s, replace(route)  # without its lists of queues
+                    self._forgotten_routes[topic] = fetched_s, replace(route)  # the copy has no lists of queues
                     self._set_size_locked(topic, broker_bytes)
             self._numbered_topics = {*self._forgotten_routes}
             self._forgotten_at_s = dict.fromkeys(self._forgotten_routes, self._last_used_s)
@@ -542,7 +544,7 @@ class Routes:
             return True
 
     def get_existing(self, topic: str, max_age_s: float = 30.0) -> TopicRoute:
-        """As ``get``, for callers that do not create the topic: ``RouteNotFound`` names similar topics."""
+        """Return a route as ``get`` does, for callers that do not create the topic. ``RouteNotFound`` names similar topics."""
         try:
             return self.get(topic, max_age_s)
         except RouteNotFound as e:
@@ -560,7 +562,8 @@ _all_routes: LiveObjects[Routes] = LiveObjects()
 
 def _make_room(requester: Routes, growth_bytes: int) -> bool:
     """Make room for ``growth_bytes`` bytes of a client within the limits of the process. Without room, other clients forget their
-    routes, the clients with the most bytes first. Returns False if that is not enough, or if the requester would be next.
+    routes, the clients with the most bytes first. Returns False if there is still no room, or if the requester itself would have
+    to forget its routes.
     """
     all_routes, now = _all_routes.all(), time.monotonic()
     needed_bytes = max(0, growth_bytes)  # a smaller route always fits
@@ -624,7 +627,7 @@ def format_queue_counts(queues: Mapping[str, QueueData]) -> str:
 
 
 def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
-    """Return ``cluster``. Raises ``BrokerNotFound`` if it is empty, because without brokers a missing topic proves nothing."""
+    """Return ``cluster``. Raises ``BrokerNotFound`` if ``cluster`` is empty: without brokers, a missing topic proves nothing."""
     if not cluster:
         remedy = "Start one, or look into the logs of those that should be there"
         raise BrokerNotFound("no broker is registered", remedy=remedy)

@@ -34,8 +34,9 @@ from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.header import Command, Peer
 
-# Brokers report these temporary conditions with the code of internal errors. Each key is the beginning of the remark: sends
-# before a configured time, too few slaves, no space for the next file, and too many timers for one second.
+# Brokers report these temporary conditions with the code of internal errors. Each key is the beginning of a remark. The remarks
+# mean that a client sent before a configured time, that there are too few slaves, that there is no space for the next file, and
+# that there are too many timers for one second.
 _TRANSIENT_FAULTS: Mapping[str, type[BrokerError]] = {
     "broker unable to service": ServiceNotAvailable,
     "in-sync replicas not enough": ServiceNotAvailable,
@@ -108,7 +109,7 @@ class _PendingAnswers:
     def record(self, index: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
             answer.received_s = Deadline.after(0).at
-        self.outcomes[index] = answer  # first, so that ``_drop`` finds the answer if the account is revoked now
+        self.outcomes[index] = answer  # first, because ``_drop`` must find the answer in ``outcomes``
         if isinstance(answer, Command):
             address = self.requests[index][0]
             account = self._accounts[address]

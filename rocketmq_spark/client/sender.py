@@ -263,7 +263,7 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
 def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, is_oneway: bool = False) -> Command:
     # A broker does not clear the bits that describe a stored message. A broker would acknowledge a message with such a bit, lose
     # the message, and shift the offsets of the queue for ever.
-    if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # int(): ~ of a flag covers only the named bits
+    if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # as an int, because ~ of a flag inverts only the named bits
         raise LocalProtocolError(
             f"sysFlag {request.sys_flag:#x} has bits that a request must not have", topic=queue.topic, queue=str(queue)
         )

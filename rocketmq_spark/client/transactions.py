@@ -45,7 +45,7 @@ class _ConfirmedCommits:
             # Checks of copies are answered with ROLLBACK for ``RACE_WINDOW_S``. The master is kept for longer.
             self._masters[place_key] = Deadline.after(2 * RACE_WINDOW_S), address
             self._masters.move_to_end(place_key)
-            with contextlib.suppress(RuntimeError):  # changed during iteration by garbage collection
+            with contextlib.suppress(RuntimeError):  # garbage collection may change the table here
                 while len(self._masters) > MAX_COMMITTED_KEYS or next(iter(self._masters.values()))[0].expired:
                     self._masters.popitem(last=False)
 

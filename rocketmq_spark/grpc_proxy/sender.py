@@ -178,7 +178,7 @@ class ProxySender:
 
 
 def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
-    """Return the route of a topic. Requests it if it is not cached or too old, or with ``refresh``."""
+    """Return the route of a topic. Requests the route if it is not cached or too old, or with ``refresh``."""
     cached_route = routes.get(topic)
     if cached_route is not None and not refresh and cached_route.expires_at > time.monotonic():
         return cached_route

@@ -55,8 +55,8 @@ RECEIVE_BYTES = 256 << 10
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
-# While a server reads nothing, answers of this client wait. Above ``MAX_UNREAD_BYTES``, further answers are dropped. An answer counts
-# as its body and ``_ANSWER_BYTES``.
+# While a server reads nothing, the answers of this client wait. Above ``MAX_UNREAD_BYTES``, further answers are dropped. An
+# answer counts as its body and ``_ANSWER_BYTES``.
 MAX_UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests of the server
 
@@ -141,8 +141,9 @@ class _Waiter:
 
 
 class _ReaderThread(threading.Thread):
-    """The thread of a connection. It never waits for the socket to accept bytes, because the server may accept none until this
-    thread reads.
+    """The thread of a connection.
+
+    This thread never waits for the socket to accept bytes, because the server may accept no bytes until this thread reads.
     """
 
 
@@ -235,7 +236,8 @@ class Connection:
     def call_each(self, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
         """Send all requests in as few writes as possible. Never raises.
 
-        Each ``done`` gets the answer or the error, once: on the reader's thread, or before this returns if nothing was sent.
+        Each ``done`` gets the answer or the error, once: on the reader's thread, or before this method returns if nothing was
+        sent.
         """
         failures: list[tuple[OnResponse, RocketMQError]] = []
         with self._lock:
@@ -288,10 +290,10 @@ class Connection:
         if isinstance(threading.current_thread(), _ReaderThread) or not may_block():
             deadline = _NO_WAIT  # the reader writes the rest
         if self._write_lock._is_owned():  # type: ignore[attr-defined]
-            return  # called by a signal handler during a write, which includes these bytes
+            return  # a signal handler interrupted a write, which will also write these bytes
         is_writing = False
         try:
-            # Otherwise the current writer, or the reader, writes these bytes.
+            # If the lock is not free in time, the current writer, or the reader, writes these bytes.
             if self._write_lock.acquire(timeout=deadline.remaining()):
                 is_writing = True
                 while self._error is None and self._fill_channel() and self._channel.write(deadline):
@@ -302,12 +304,13 @@ class Connection:
                 e,
             )
         except BaseException as e:
-            # Ctrl-C, for example. A part of a frame may have been sent, and the server would read the next bytes as its rest.
+            # An interruption, for example by Ctrl-C. A part of a frame may have been sent, and the server would read the next
+            # bytes as the rest of this frame.
             if is_writing:
                 self._fail(ConnectionLost("a write was interrupted", self.address), e)
             raise
         finally:
-            # Do not trust the result of ``acquire``: Ctrl-C may have come between the call and the assignment.
+            # The result of ``acquire`` is not used here, because Ctrl-C may have come between the call and the assignment.
             if self._write_lock._is_owned():  # type: ignore[attr-defined]
                 self._write_lock.release()
 

@@ -41,8 +41,8 @@ MAX_CONNECTIONS = 1024
 # sent its request yet.
 MIN_IDLE_S = 0.2
 _POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
-# Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED_ADDRESSES``, all advertised addresses are
-# forgotten; one route may have half as many.
+# Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED_ADDRESSES``, the pool forgets
+# all advertised addresses; one route may have half as many.
 _MAX_SLOTS, _MAX_ADVERTISED_ADDRESSES = 8 * MAX_CONNECTIONS, 32_768
 
 
@@ -53,7 +53,7 @@ class _Slot:
     connect_lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
     last_used_s: float = 0.0
-    attempts: int = 0  # to connect, with and without success
+    attempts: int = 0  # attempts to connect, with and without success
     failure: RocketMQError | None = None  # the error of the last attempt; None after a success
     backoffs: Iterator[float] | None = None  # yields the pause after each further failure
     backoff_until: float = 0.0
@@ -180,8 +180,8 @@ class Pool:
             self._name_servers |= frozenset(addresses)
 
     def may_send_requests(self, address: str) -> bool:
-        """Whether the server at the address may send requests to this client. A plain name server may not. A Proxy may, because
-        routes also contain its address.
+        """Whether the server at the address may send requests to this client. A plain name server may not send requests. A Proxy
+        may send requests even if it is used as a name server, because routes also contain its address.
         """
         with self._lock:
             if address not in self._name_servers or self.connect_options.at_name_server:

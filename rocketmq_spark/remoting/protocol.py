@@ -20,8 +20,8 @@ from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
 W = TypeVar("W")
 
 OPAQUE_MASK = 0x7FFFFFFF
-# ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer. A broker adds them only to answers to
-# sends.
+# ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer. A broker adds these fields only to
+# answers to sends.
 _PROXY_FIELDS = {codes.Property.MSG_REGION, codes.Property.TRACE_ON}
 _SEND_REQUESTS = {
     codes.Request.SEND_MESSAGE,
@@ -53,8 +53,8 @@ _PROPERTIES_BYTES = 256 << 10  # the maximum of what a request contains besides 
 # Estimated memory of a server's request, besides its body: for the object, for each field, and for each character of the header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
-# If a frame is larger than this, its header is checked before the body arrives. At least this many bytes of such a frame must
-# arrive in each period of ``QUIET_TICKS`` ticks.
+# The header of a frame with more than ``LARGE_BYTES`` bytes is checked before the body arrives. At least ``LARGE_BYTES`` bytes of
+# such a frame must arrive in each period of ``QUIET_TICKS`` ticks.
 LARGE_BYTES = 1 << 20
 QUIET_TICKS = 150
 SMALL_BODY_BYTES = 16 << 10

@@ -31,13 +31,13 @@ from rocketmq_spark.options import paths
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Without this limit, the operating
 # system would retry for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
 UNCONFIRMED_S = 15.0
-# The message of an error begins with this if there is no TCP connection.
+# The message of an error begins with this text if there is no TCP connection.
 CANNOT_CONNECT = "cannot connect"
 
 
 class DropUnsent(enum.Enum):
-    """When the operating system drops the unsent bytes of a closed connection. If it does not drop these bytes, it continues to
-    send them, even over a very slow network.
+    """When the operating system drops the unsent bytes of a closed connection. Bytes that it does not drop are still sent after
+    the close, even over a very slow network.
     """
 
     NEVER = "never"
@@ -277,7 +277,7 @@ def to_rocketmq_error(error: OSError, address: str, problem: str, is_first_reque
 
 
 def closed_by_peer_error(address: str, is_first_request: bool) -> ConnectionLost:
-    """The error if the server closes the connection. If that happens at the first request, usually only one side uses TLS."""
+    """The error if the server closes the connection. If the first request has no answer yet, usually only one side uses TLS."""
     remedy = (
         "If the server demands TLS or a client certificate, set option 'tls' and its files"
         if is_first_request

@@ -87,7 +87,7 @@ class GroupMembership:
 
 
 def _checked_int(value: Any, minimum: int = -(1 << 63), maximum: int = (1 << 63) - 1) -> int:
-    """A whole number of a body. Raises ``ValueError`` for a number outside the range, because callers would act on it."""
+    """A whole number of a body. Raises ``ValueError`` for a number outside the range, on which callers must not act."""
     number = int(value)
     if not minimum <= number <= maximum or (isinstance(value, float) and number != value):
         raise ValueError(f"{str(value)[:40]} is no whole number from {minimum} to {maximum}")
@@ -118,7 +118,7 @@ def _protocol_errors(subject: str) -> Iterator[None]:
         raise RemoteProtocolError(f"Unexpected {subject}: {type(exc).__name__} {exc}") from exc
 
 
-# Maximum numbers of brokers and addresses in one answer. They are limited because clients keep them.
+# Maximum numbers of brokers and addresses in one answer. The numbers are limited, because clients keep all brokers and addresses.
 MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
@@ -126,7 +126,7 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match; the methods of the route intersect them.
 
     ``acting`` of a broker means that a slave may be acting as master. ``acting`` is also true if the topic has no write
-    permission, because the answer is the same.
+    permission, because the answer is the same in both cases.
     """
     with _protocol_errors("route"):
         data = read_json(body)
@@ -317,8 +317,8 @@ def _filter(data: Mapping[str, Any]) -> Filter:
 
 
 def _names(body: Bytes, key: str, maximum: int = MAX_NAME) -> list[str]:
-    """The names of a list without names that are too long. Clients choose some names, and one bad name must not fail the whole
-    list.
+    """Return the names of a list, and omit names that are too long. Clients choose some names, and one bad name must not fail the
+    whole list.
     """
     with _protocol_errors(key):
         return [name for name in map(_checked_text, read_json(body).get(key) or ()) if len(name) <= maximum]

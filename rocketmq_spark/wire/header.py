@@ -1,16 +1,16 @@
 """Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
 
-``FrameSplitter`` cuts the byte stream of a connection into frames, and reads only their length fields. After an error, it cannot
-find the next frame. So every further call raises again, and the caller must close the connection.
+``FrameSplitter`` cuts the byte stream of a connection into frames, and reads only their length fields. After an error,
+``FrameSplitter`` cannot find the next frame, so every further call raises an error, and the caller must close the connection.
 
 A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says whether its header is JSON or
 binary, and peers do not negotiate the encoding, so both decoders are needed. This module does not know what a code or field
-means. Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
+means. The layouts are those of ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
 
 ``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all fields
-and the body, but neither the code nor the request number. So it authenticates the client, but does not prevent the replay of a
-captured request. Sign last, when every field has its final text. The algorithm is that of ``AclClientRPCHook`` for ACL 1.0 and
-2.0.
+and the body, but neither the code nor the request number. So the signature authenticates the client, but does not prevent the
+replay of a captured request. A request must be signed last, when every field has its final text. The algorithm is that of
+``AclClientRPCHook`` for ACL 1.0 and 2.0.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ class FrameSplitter:
         return frames
 
     def partial_header(self, min_bytes: int) -> bytes | None:
-        """Return the header of the incomplete frame. None if its whole header has not arrived, if the frame has at most
-        ``min_bytes`` bytes, or if no frame is incomplete.
+        """Return the header of the incomplete frame.
+
+        Returns None if the header has not arrived completely, if the frame has at most ``min_bytes`` bytes, or if no frame is
+        incomplete.
         """
         start, buffer = _LENGTH_BYTES, self._buffer
         if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= min_bytes:

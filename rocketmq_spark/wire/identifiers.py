@@ -1,7 +1,7 @@
 """Identifiers of messages: offset message ids, ids that the sender makes, and handles to recall timer messages.
 
-All are texts with a fixed layout. Brokers do not parse most of them, but Java tools do, so the layouts are Java's.
-Time and randomness come from the caller.
+All identifiers are strings with a fixed layout. Brokers do not parse most of the identifiers, but Java tools do, so the layouts
+are those of Java. Time and randomness come from the caller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTER_BITS = 16
 _HANDLE_VERSION = "v1"
 
 
-@functools.lru_cache(4096)  # messages come from few hosts
+@functools.lru_cache(4096)  # cached, because messages come from few hosts
 def host_text(address: bytes, port: int) -> str:
     """``host:port`` of raw address bytes, with brackets round an IPv6 address."""
     if len(address) == _IP_BYTES[0]:

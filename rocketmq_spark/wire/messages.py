@@ -1,7 +1,7 @@
 """Stored messages and batches as objects, for consumers, single look-ups, and messages that the columnar decoder cannot decode.
 
 Java's decoder silently drops the rest of an answer at the first bad message. Here every bad message raises
-``DecodeError`` with its position, and ``boundaries`` lets a caller skip it. Layout: ``MessageDecoder`` and
+``DecodeError`` with its position, and ``boundaries`` lets a caller skip it. The layout is that of Java's ``MessageDecoder`` and
 ``MessageExtEncoder``.
 """
 
@@ -39,11 +39,13 @@ _FIXED = {
 }
 _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
 _SHORT = struct.Struct(">h")
-_LENGTH = struct.Struct(">H")  # of a topic or of properties; lengths above a signed short are accepted, never written
+_LENGTH = struct.Struct(
+    ">H"
+)  # length of a topic or of properties; a length above a signed short is read, never written
 _INT = struct.Struct(">i")
 _MIN_MESSAGE_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
-# As plain numbers, because arithmetic with members of an enumeration takes a microsecond.
+# These flags are plain numbers, because arithmetic with members of an enumeration takes a microsecond.
 _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(INNER_BATCH_MASK)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body length
@@ -210,7 +212,7 @@ def decode_messages(
 
 
 def single_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
-    """The only message that a server pushes in a request. Its body stays compressed.
+    """The only message that a server pushes in a request. The body of the message stays compressed.
 
     Raises ``RemoteProtocolError`` for several messages or a batch, before anything is decompressed.
     """
@@ -499,7 +501,7 @@ def encode_item(body: Bytes, property_string: str, flag: int) -> bytes:
 
 
 def _part_end(start: int, length: int, batch_bytes: int) -> int:
-    """The end of a part that begins at ``start``. Raises if it is not within the batch of ``batch_bytes`` bytes."""
+    """The end of a part that begins at ``start``. Raises ``DecodeError`` if the end is not within ``batch_bytes``."""
     if length < 0 or start + length > batch_bytes:
         raise DecodeError(f"a part of {length} bytes at {start} does not fit {batch_bytes} bytes")
     return start + length

@@ -153,7 +153,7 @@ def strip_any_namespace(name: str) -> str:
 
 
 def namespace_of(name: str) -> str:
-    """The namespace of a name, or an empty text. A ``%`` inside a name without a namespace cannot be distinguished from one."""
+    """The namespace of a name, or an empty text. If a name without a namespace contains ``%``, the part before it is returned."""
     if _is_system(name):
         return ""
     namespace, separator, _ = _split(name)[1].partition(NAMESPACE_SEPARATOR)
@@ -210,5 +210,5 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_system(name: str) -> bool:
-    # As in Java, the groups of its tools are not system names here: TOOLS_CONSUMER gets a namespace like any other name.
+    # As in Java, groups of Java's tools are not system names here: TOOLS_CONSUMER gets a namespace like any other name.
     return is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX)

@@ -115,13 +115,13 @@ class StoredProperties(Mapping[str, str]):
 
     def _all_properties(self) -> dict[str, str]:
         if self._decoded is None:
-            # As in Java: readers must not fail because a producer in another language used another encoding.
+            # As in Java, bytes that are not UTF-8 are replaced: readers must not fail because a producer used another encoding.
             self._decoded = decode_properties(str(self._stored, "utf-8", "replace"))
         return self._decoded
 
     @property
     def stored(self) -> bytes:
-        """The bytes as they are stored."""
+        """The property string, as the broker stores it."""
         return self._stored
 
     def __getitem__(self, name: str) -> str:
@@ -141,12 +141,14 @@ class StoredProperties(Mapping[str, str]):
 
 
 def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
-    """The first offset and the number of offsets that a broker wrote into the properties of an inner batch. None if missing."""
+    """The first offset and the number of offsets that a broker wrote into the properties of an inner batch; None for each one
+    that is missing.
+    """
     return _number_property(stored, Property.INNER_BASE), _number_property(stored, Property.INNER_NUM)
 
 
 def _number_property(stored: bytes, name: str) -> int | None:
-    # As in all properties: the last value of a name counts.
+    # The last value of a name counts, as in all properties.
     _, separator, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
     value = rest.partition(b"\x02")[0]
     return int(value[:20]) if separator and value.isdigit() else None

@@ -1,7 +1,7 @@
 """Records of the message trace, as Java's ``TraceDataEncoder`` writes and RocketMQ's tools read them. Pure.
 
-The body of a trace message contains any number of records. Its keys are the ids and keys of the traced messages, so that tools
-find the trace message by an id or a key of a traced message.
+The body of a trace message contains any number of records. The keys of a trace message are the ids and keys of the traced
+messages, so that tools find the trace message by an id or a key of a traced message.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SEPARATORS = re.compile(f"[{_FIELD_SEPARATOR}{_RECORD_SEPARATOR}]")
 _NULL = "null"
 DEFAULT_REGION = "DefaultRegion"
 
-# Limits of one trace message. They are large because a query for traces returns at most 64 messages. Brokers accept 32 KB of
-# keys.
+# Limits of one trace message. The limits are large because a query for traces returns at most 64 messages. Brokers accept 32 KB
+# of keys.
 MAX_RECORDS, MAX_CHARACTERS, MAX_KEY_BYTES = 100, 100_000, 24_000
 
 
