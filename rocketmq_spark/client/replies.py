@@ -230,7 +230,7 @@ class RemotingReplies:
         """Names and addresses of the masters of the request's topic. The broker of the request comes first, because the requester
         is connected to it.
         """
-        brokers = self._routes.recent(request.topic, deadline).brokers.values()
+        brokers = self._routes.recent_route(request.topic, deadline).brokers.values()
         masters = [(data.broker_name, data.master) for data in brokers if data.master]
         if not masters:
             raise BrokerNotFound("no broker of the topic has a master now", topic=request.topic)

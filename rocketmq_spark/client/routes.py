@@ -151,7 +151,7 @@ class Routes:
             return cached_entry[1]
         return self._store(topic, *self._fetch_with_size(topic, deadline))
 
-    def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
+    def recent_route(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
         """Return a route that is at most 30 s old (``recent_s``), or a new one with ``refresh``. If no name server answers,
         returns an older cached route, unless ``refresh`` is set.
 

@@ -202,7 +202,7 @@ class RpcClient:
             return
         plain_text_remedy = ", or to false if others on the network may read them" if allow_plain_text else ""
         raise OptionError(
-            f"{secrets_text} would cross the network to {connect_options.reachable(address)} in clear text",
+            f"{secrets_text} would cross the network to {connect_options.reachable_address(address)} in clear text",
             remedy=f"Set option 'tls' to true{plain_text_remedy}",
         )
 

@@ -80,7 +80,7 @@ class Replica:
             address, at_master = self._from_route(deadline)
         try:
             stream = BulkStream(
-                self.connect_options.reachable(address),
+                self.connect_options.reachable_address(address),
                 deadline.within(self.connect_options.connect_timeout_s),
                 self.connect_options.tls,
                 spare_bytes=self.spare_bytes,

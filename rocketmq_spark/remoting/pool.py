@@ -89,12 +89,12 @@ class ConnectOptions:
     receive_budget: ReceiveBudget = field(default_factory=ReceiveBudget, compare=False, repr=False)
     waiting_budget: Budget = field(default_factory=lambda: Budget(MAX_WAITING_BYTES), compare=False, repr=False)
 
-    def reachable(self, address: str) -> str:
+    def reachable_address(self, address: str) -> str:
         return self.address_map.get(address, address)
 
     def is_private(self, address: str) -> bool:
         """Whether traffic to an advertised address is encrypted or stays on this machine, so that the network cannot read it."""
-        return self.tls is not None or is_loopback(self.reachable(address))
+        return self.tls is not None or is_loopback(self.reachable_address(address))
 
 
 class Pool:
@@ -169,7 +169,7 @@ class Pool:
                 self._reachable_addresses.clear()
             for address in addresses:
                 self._advertised_peers[address] = advertised_peer
-                self._reachable_addresses.add(self.connect_options.reachable(address))
+                self._reachable_addresses.add(self.connect_options.reachable_address(address))
                 slot = self._slots.get(address)
                 if advertised_peer is Peer.PROXY and slot is not None and slot.connection is not None:
                     slot.connection.peer = advertised_peer
@@ -186,7 +186,7 @@ class Pool:
         with self._lock:
             if address not in self._name_servers or self.connect_options.at_name_server:
                 return True
-            return self.connect_options.reachable(address) in self._reachable_addresses
+            return self.connect_options.reachable_address(address) in self._reachable_addresses
 
     def attempts(self, address: str) -> int:
         """The number of attempts to connect to the address. While this number is unchanged, the connection is the same."""
@@ -264,7 +264,7 @@ class Pool:
     def _open_connection(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
         try:
             connection = Connection(
-                self.connect_options.reachable(address),
+                self.connect_options.reachable_address(address),
                 deadline.within(self.connect_options.connect_timeout_s),
                 self.connect_options.tls,
                 None

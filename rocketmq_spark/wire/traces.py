@@ -40,7 +40,7 @@ class TracedMessage(NamedTuple):
     region: str
 
     @classmethod
-    def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
+    def from_properties(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
         """The data of a message from its properties. A message of a batch has no region, so pass the region of the batch."""
 
         def get(name: str, default: str | None = None) -> str | None:

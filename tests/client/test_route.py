@@ -144,7 +144,7 @@ class TestNameServers:
         parts.routes.recent_s = 0.0
         broker.on(ROUTE, mb.never)
         deadline = Deadline.after(3.0)
-        assert parts.routes.recent("t", deadline) is old
+        assert parts.routes.recent_route("t", deadline) is old
         assert not deadline.expired
         parts.pool.close()
 

@@ -201,7 +201,7 @@ def test_addresses_are_mapped(broker: MockBroker) -> None:
     pool = Pool(ConnectOptions(address_map={"10.0.0.1:10911": broker.address}))
     broker.on(PING, ok())
     assert pool.get("10.0.0.1:10911", soon()).call(ping(), soon()).code == 0
-    assert pool.connect_options.reachable("other:1") == "other:1"
+    assert pool.connect_options.reachable_address("other:1") == "other:1"
     pool.close()
 
 
