@@ -253,7 +253,7 @@ def _target_offsets(
 
 
 def members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> list[str]:
-    """Return the ids of the group's members that the brokers of these queues know."""
+    """Return the ids of the members of the group, as the brokers of these queues report them."""
     member_ids: set[str] = set()
     for broker in sorted({queue.broker_name for queue in queues}):
         member_ids.update(tools.committer.members(group, broker, deadline(tools)))

@@ -72,7 +72,7 @@ class BrokerClient:
     def request_pulls(
         self, pull_commands: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
-        """As ``request_each``. Repeats a pull whose answer only reports that an operator reset the offset."""
+        """As ``request_each``. Repeats a pull if its answer reports only that an operator reset the offset."""
         answers = self.request_each(pull_commands, deadline, PULL_CODES, read_from)
         while reset_indexes := [
             i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _OFFSET_RESET_ANSWER

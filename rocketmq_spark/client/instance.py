@@ -273,7 +273,7 @@ class ClientInstance:
             raise
 
     def leave(self, member: RegisteredMember, deadline: Deadline) -> None:
-        """Remove ``member``. After its last member has left, the group is unregistered, perhaps later. Failures of single
+        """Remove ``member``, and unregister its group, perhaps later, if ``member`` was the last member. Failures of single
         brokers are logged. After an interruption, the call may be repeated.
         """
         group_on_wire = self._rpc_client.on_wire(member.group)

@@ -384,7 +384,7 @@ class RemotingOffsetReader:
 
 
 def _retriable_error(error: RocketMQError) -> RocketMQError:
-    """Make a fault retriable: a broker that has just started fails because its statistics have no sample yet."""
+    """Return a retriable error for a fault, because a broker that has just started fails until its statistics have a sample."""
     return ServiceNotAvailable(*error.args) if isinstance(error, ServerFault) else error
 
 

@@ -66,7 +66,7 @@ class AwaitedReplies:
         self._lock = threading.Lock()
         self._waiting_requests: dict[
             str, tuple[OnReply, int]
-        ] = {}  # with the number of replies that had arrived before the request
+        ] = {}  # the callback, and the number of replies that had arrived before the request
         self._reply_count = 0
         self._last_reply_numbers: dict[str, int] = {}  # by address of a broker: the number of its last reply
         self._forwarding_brokers: frozenset[str] | None = None

@@ -561,9 +561,9 @@ _all_routes: LiveObjects[Routes] = LiveObjects()
 
 
 def _make_room(requester: Routes, growth_bytes: int) -> bool:
-    """Make room for ``growth_bytes`` bytes of a client within the limits of the process. Without room, other clients forget their
-    routes, the clients with the most bytes first. Returns False if there is still no room, or if the requester itself would have
-    to forget its routes.
+    """Make room for ``growth_bytes`` bytes of a client within the limits of the process. If there is no room, other clients
+    forget their routes, beginning with the clients with the most bytes. Returns False if there is still no room, or if the
+    requester itself would have to forget its routes.
     """
     all_routes, now = _all_routes.all(), time.monotonic()
     needed_bytes = max(0, growth_bytes)  # a smaller route always fits

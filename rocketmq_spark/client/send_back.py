@@ -106,7 +106,7 @@ _MAX_ADDED_BYTES, _MAX_PROPERTY_BYTES = 1024, 1024
 
 def _acceptable_properties(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
     """Return properties that a broker accepts. The properties of a message in a batch may have separators in values, and more
-    bytes than a single message may have. Such a message must not block its queue for ever.
+    bytes than a single message may have. A message with such properties must not block its queue for ever.
     """
     clean_properties = {name: value.replace("\x01", "?").replace("\x02", "?") for name, value in properties.items()}
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in clean_properties.items())

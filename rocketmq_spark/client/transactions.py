@@ -100,8 +100,8 @@ class HalfChecks:
     """Handles checks of half messages: calls the user's function, and sends its decision to the broker that checks.
 
     A broker stores a new copy of an undecided half message every 30 s. A decision about an earlier copy leaves the new copy
-    undecided. The user's function may be slow, so it is called once for all copies that arrive meanwhile. Its decision is sent
-    for the newest copy. A copy that is checked soon after a commit is rolled back.
+    undecided. The user's function may be slow, so it is called once for all copies that arrive meanwhile. The decision of the
+    function is sent for the newest copy. A copy that is checked soon after a commit is rolled back.
     """
 
     def __init__(self, rpc_client: RpcClient, group: str, check: HalfCheck) -> None:

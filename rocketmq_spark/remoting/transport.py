@@ -46,8 +46,8 @@ class DropUnsent(enum.Enum):
 
 
 class UndeliveredPolicy(NamedTuple):
-    """When unsent bytes are dropped: if the peer's machine has confirmed no bytes for ``unconfirmed_s``, and when the connection
-    is closed.
+    """When unsent bytes are dropped: if the peer's machine has confirmed no bytes for ``unconfirmed_s`` seconds, and, as
+    ``drop_unsent`` says, when the connection is closed.
     """
 
     unconfirmed_s: float = UNCONFIRMED_S

@@ -94,8 +94,9 @@ def _checked_int(value: Any, minimum: int = -(1 << 63), maximum: int = (1 << 63)
     return number
 
 
-# Maximum numbers of characters: names of brokers, clusters, topics and groups; addresses (host names have at most 253); ids of
-# clients and attributes of topics; the queues of an ordered topic. Only the limit of the body applies to other texts.
+# Maximum numbers of characters: ``MAX_NAME`` for names of brokers, clusters, topics and groups; ``MAX_ADDRESS`` for addresses
+# (host names have at most 253); ``_MAX_TEXT`` for ids of clients and attributes of topics; ``_MAX_ORDER_CONF`` for the queues of
+# an ordered topic. Other strings are limited only by the size of the body.
 MAX_NAME, MAX_ADDRESS, _MAX_TEXT, _MAX_ORDER_CONF = MAX_RETRY_OR_DLQ_TOPIC_LENGTH, 300, 4096, 1 << 20
 _MAX_ATTRIBUTES = 100
 
@@ -416,7 +417,7 @@ def consume_mode(body: Bytes) -> str | None:
 def heartbeat(
     client_id: str, producer_groups: Sequence[str] = (), memberships: Sequence[GroupMembership] = ()
 ) -> bytes:
-    """Body of HEART_BEAT. Each consumer group in it makes this client a member, and the group rebalances."""
+    """Body of HEART_BEAT. This client becomes a member of each consumer group in the body, and these groups rebalance."""
     return _dump(
         {
             "clientID": client_id,

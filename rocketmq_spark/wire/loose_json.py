@@ -27,8 +27,8 @@ _MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
 # The limits of values and of parsed values for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of
 # which are parsed here.
 _MAX_TABLE_VALUES, _MAX_TABLE_PARSED_VALUES = 2_500_000, 1_250_000
-# The maximum number of characters that the strict parser reads in failed attempts is the first number times the length of the
-# text, plus the second number.
+# The maximum number of characters that the strict parser reads in failed attempts is ``_FAILED_PASSES`` times the length of the
+# text, plus ``_FAILED_CHARACTERS``.
 _FAILED_PASSES, _FAILED_CHARACTERS = 3, 1 << 20
 _LINE_COUNT_SPEEDUP = 16  # counting lines for an error is this many times faster than parsing
 

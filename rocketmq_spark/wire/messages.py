@@ -72,8 +72,8 @@ MessageBounds = tuple[int, int, int | None, bool]
 
 class DecodeSettings(NamedTuple):
     """How to decode messages. With ``queue``, all messages get this queue and its topic, whatever is stored in the messages. A
-    batch outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. Messages that exceed
-    ``budget`` are not decoded.
+    batch with offsets outside of ``window`` counts as damaged. Without ``max_body_bytes``, compressed bodies stay compressed.
+    Messages that exceed ``budget`` are not decoded.
     """
 
     broker_name: str
@@ -290,7 +290,9 @@ def find_messages(data: bytes) -> list[MessageBounds]:
 
 
 def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
-    """The first messages, up to ``PORTION_BYTES`` but at least one, and the message after them, or None."""
+    """Return the first messages, up to ``PORTION_BYTES`` bytes but at least one message, and the next message; None without a
+    next message.
+    """
     if (
         isinstance(messages, list)
         and OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES

@@ -31,7 +31,7 @@ class TraceRecord(NamedTuple):
 
 
 class TracedMessage(NamedTuple):
-    """What the trace records of a message say about it."""
+    """The data of a message that its trace records contain."""
 
     topic: str
     msg_id: str
