@@ -3,8 +3,8 @@
 docs/performance.md has the effect of each setting.
 
 Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another Python. In a virtual environment that is not
-activated, ``python3`` lacks the package, and Spark reports "Failed to find the data source: rocketmq". This is the most common
-problem of new users.
+activated, ``python3`` lacks the package, and Spark reports "Failed to find the data source: rocketmq". This error is the most
+common problem of new users.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _CHECKPOINT_MANAGERS = (
 )
 
 _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
-# The longest path of a socket, on macOS too, and the bytes that Spark adds to the folder: "/.<uuid>.sock".
+# The longest path of a socket that Linux and macOS allow, and the length of the name that Spark adds to the folder:
+# "/.<uuid>.sock".
 _MAX_SOCKET_PATH_BYTES, _SOCKET_NAME_BYTES = 103, 43
 
 # If this environment variable is set, tasks read every batch of a stream: ``source.partition_reader``.
@@ -41,11 +42,13 @@ def low_latency_conf() -> dict[str, Any]:
     """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
     Give these settings before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an
-    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. This function omits
-    it, too, if it does not find Spark's jars, as with Spark Connect: the name of the class depends on the version of Spark.
+    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. If this function does
+    not find Spark's jars, as with Spark Connect, it omits this setting, too, because the name of the class depends on the version
+    of Spark.
 
-    Whoever may write to Spark's Unix sockets can run code in the driver. So this function omits them, with a warning, if the
-    umask of this process lets other users write to new files. Start executors on other machines with umask 022 or 077, too.
+    Whoever may write to Spark's Unix sockets can run code in the driver. So if the umask of this process lets other users write
+    to new files, this function logs a warning and omits the setting for Unix sockets. Start executors on other machines with
+    umask 022 or 077, too.
     """
     manager = _checkpoint_manager()
     return {
@@ -77,7 +80,9 @@ def private_sockets(folder: Path) -> dict[str, str]:
 
 @functools.cache
 def _checkpoint_manager() -> str | None:
-    """Return the class name of the checkpoint manager in Spark's jars; None if they lack it, or are not on this machine."""
+    """Return the class name of the checkpoint manager in Spark's jars; None if the jars lack the class, or are not on this
+    machine.
+    """
     import zipfile  # here, because every worker imports this module, and few drivers call this
 
     for jar in _spark_jars("spark-sql_*.jar"):
@@ -93,7 +98,9 @@ def _checkpoint_manager() -> str | None:
 
 
 def _spark_jars(pattern: str) -> list[Path]:
-    """Return Spark's jars that match ``pattern``, from the folder that PySpark's launcher uses: SPARK_HOME, or the package."""
+    """Return Spark's jars that match ``pattern``, from the folder that PySpark's launcher uses: SPARK_HOME if it is set,
+    otherwise PySpark's own folder.
+    """
     spark_home = os.environ.get("SPARK_HOME") or _pyspark_folder()
     return sorted(Path(spark_home, "jars").glob(pattern)) if spark_home is not None else []
 
@@ -152,7 +159,7 @@ def warn_if_workers_differ(program: str) -> None:
 
 
 def can_import(program: str) -> bool:
-    """Whether ``program`` has this package and pyarrow. True if this cannot be determined."""
+    """Whether ``program`` can import this package and pyarrow; True if the answer cannot be determined."""
     import shutil  # here, because every worker imports this module, and few drivers call this
 
     path = shutil.which(program)
@@ -168,7 +175,7 @@ def _can_import(path: str) -> bool:
     try:
         return subprocess.run(**call, capture_output=True, timeout=_PROBE_TIMEOUT_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
-        return True  # unknown, which is no reason for a warning
+        return True  # the answer is unknown, and a warning needs a known problem
 
 
 def check_workers_with_pyspark() -> None:
@@ -186,7 +193,8 @@ class _PySparkImportHook:
     """An import hook that finds no module. It checks the Python of Spark's workers once, when PySpark is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        # Not "pyspark", because a program may only check whether it is installed. An import of PySpark imports "pyspark.sql".
+        # The hook waits for "pyspark.sql", which each real import of PySpark imports: "pyspark" may also be looked up by a
+        # program that only checks whether PySpark is installed.
         if name == "pyspark.sql":
             sys.meta_path.remove(self)
             _check_workers()
@@ -199,6 +207,8 @@ def _check_workers() -> None:
 
 
 def program_of_workers() -> str:
-    """Return the Python that Spark runs for workers: from the session if there is one, otherwise from ``PYSPARK_PYTHON``."""
+    """Return the Python program that Spark's workers run. The session knows it; if there is no session, ``PYSPARK_PYTHON`` names
+    it.
+    """
     context = getattr(getattr(sys.modules["pyspark"], "SparkContext", None), "_active_spark_context", None)
     return str(context.pythonExec) if context is not None else os.environ.get("PYSPARK_PYTHON") or "python3"
