@@ -88,9 +88,6 @@ def _stamp(path: str) -> object:
 
 
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-# The limit for the number of certificates and other parts in a PEM file that an option names. OpenSSL sorts all certificates
-# again for each added certificate, which takes a minute for 8,000 certificates. Systems trust about 150 authorities.
-MAX_PEM_BLOCKS = 500
 _HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 
 

@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark import compat, context_settings, spark_options
-from rocketmq_spark.spark.conf import READ_BY_TASKS, warn_if_workers_differ
+from rocketmq_spark.spark import compat, context_settings, spark_options, workers
+from rocketmq_spark.spark.conf import READ_BY_TASKS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,7 +122,7 @@ def register(spark: SparkSession) -> None:
     compat.require("register", "DataSource")
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has no context
     if context is not None:
-        warn_if_workers_differ(str(context.pythonExec))
+        workers.warn_if_workers_differ(str(context.pythonExec))
         # If Spark has found this source by itself, all sessions can use the source. If the source were registered again, Spark
         # would warn here and at the start of each stream.
         if _try_to_complete_environment(spark):
