@@ -34,8 +34,8 @@ from rocketmq_spark.consumer.listener import (
     OrderedAction,
     OrderedContext,
     OutcomeCallback,
-    judge_concurrent,
-    judge_ordered,
+    judge_concurrent_outcome,
+    judge_ordered_outcome,
     observed_listener,
 )
 from rocketmq_spark.errors import MessageRefused
@@ -376,8 +376,8 @@ def _is_property_text(text: object) -> bool:
 
 def _all_done(outcome: object, context: Any, count: int) -> bool:
     if isinstance(context, OrderedContext):
-        return judge_ordered(outcome, context, 0).action in (OrderedAction.COMMIT, OrderedAction.CONTINUE)
-    return judge_concurrent(outcome, context, count).done_count == count
+        return judge_ordered_outcome(outcome, context, 0).action in (OrderedAction.COMMIT, OrderedAction.CONTINUE)
+    return judge_concurrent_outcome(outcome, context, count).done_count == count
 
 
 def _end_send_span(span: Span, outcome: object, at_ns: int) -> None:
