@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # The maximum number of messages that are decoded in the event loop without a pause. Decoding so many messages takes some
 # milliseconds.
-_MAX_DECODED = 500
+_MAX_DECODED_MESSAGES = 500
 
 
 class Consumer(AsyncClient):
@@ -219,7 +219,7 @@ class PullConsumer(AsyncClient):
     def _take_messages(self) -> list[ReceivedMessage]:
         # If ``take_messages`` raises, the next answer begins with the same messages.
         remaining_messages, self._remaining_messages = self._remaining_messages, iter(())
-        messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED)
+        messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED_MESSAGES)
         self._remaining_messages = remaining_messages
         return messages
 
