@@ -36,8 +36,8 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties,
 # The first byte of a checkpoint: whether the queue's records are being handed over.
 _OWNED, _HANDING_OVER = 2, 3
 _CHECKPOINT = struct.Struct(">B6Q")
-# The layout of releases up to 0.1, and the layout of the earliest releases, which did not write ``newest_store_ms``. The numbers of
-# a progress in these layouts may be from two nodes.
+# The layout of releases up to 0.1, and the layout of the earliest releases, which did not write ``newest_store_ms``. The numbers
+# of a progress in these layouts may be from two nodes.
 _LAYOUT_0_1, _OLDEST_LAYOUT = struct.Struct(">6Q"), struct.Struct(">5Q")
 
 

@@ -131,7 +131,7 @@ def _list_names(folder: Path) -> list[str]:
 
 
 class _EntriesByOwner(NamedTuple):
-    """The entries of a folder with a prefix: the paths of this user's entries, and the names of other users' entries by user id."""
+    """The entries of a folder with a prefix: the paths of this user's entries, and the names of others' entries by user id."""
 
     own_paths: list[Path]
     foreign_names: dict[int, list[str]]

@@ -61,7 +61,7 @@ from rocketmq_spark.spool.records import (
 logger = logging.getLogger(__name__)
 
 # The names of folders in the folder of the database. The new database is in ``_NEW_FOLDER`` until it is complete, and then in
-# ``COMPLETE_FOLDER``. The old files are moved to ``_OLD_FOLDER``. When this folder has all old files, it is renamed to ``damaged-N``.
+# ``COMPLETE_FOLDER``. The old files are moved to ``_OLD_FOLDER``. When this folder has all old files, it becomes ``damaged-N``.
 _NEW_FOLDER, _OLD_FOLDER, _COPY_FOLDER, DAMAGED_FOLDER = "salvaged", "leaving", "copy", "damaged"
 _PORTION_ENTRIES, _PORTION_BYTES = 1000, 8 << 20
 ALL_KEYS = (b"\0", b"\xff")
