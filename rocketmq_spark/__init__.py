@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.spark import conf
+from rocketmq_spark.spark import workers
 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.listener import Context, Listener, OrderedContext
@@ -148,4 +148,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "aio"})
 
 
-conf.check_workers_with_pyspark()
+workers.check_workers_with_pyspark()

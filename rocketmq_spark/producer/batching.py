@@ -6,8 +6,8 @@ overdue, so that no sender depends on the timer's thread. Java's accumulator end
 accumulator ends with the last producer, and sends all waiting batches whenever a producer leaves.
 
 A plain message has no queue, delay or priority, and its topic does not store a batch as one message. Such a message waits
-unencoded in its promise, and is encoded with the other messages when its batch is sent. It is checked as in ``encoding.prepare``,
-which handles all other messages, and reports messages that every broker would reject.
+unencoded in its promise, and is encoded with the other messages when its batch is sent. The checks of a plain message are those
+of ``encoding.prepare``, which handles all other messages, and reports messages that every broker would reject.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 # specific than a timeout.
 _BATCH_ERROR_GRACE_S = 1.0
 _UNKNOWN_STORAGE = BatchStorage(as_one_message=True)
-# Combinations of topic and tag that are cached.
+# The maximum number of cached templates, one for each combination of topic and tag.
 _MAX_TEMPLATES = 1024
 
 
@@ -123,7 +123,7 @@ def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[
 def encode_batch_messages(
     batch: MessageBatch, create_ids: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int
 ) -> None:
-    """Create the ids of the plain messages of a batch and encode them. Called when the batch is sent."""
+    """Create the ids of a batch's plain messages, and encode the messages, when the batch is about to be sent."""
     if not batch.has_plain:
         return
     topic, encode_item = batch.key.topic, encoder.encode_item
@@ -155,7 +155,7 @@ class BatchOwner(Protocol):
 
 
 class Batcher:
-    """The accumulator of one name, with its timer. A lock guards it, and is held while due batches are enqueued."""
+    """The accumulator of one name, with its timer. A lock guards the accumulator, and is held while due batches are enqueued."""
 
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
@@ -166,7 +166,7 @@ class Batcher:
         self._lock = threading.Lock()
 
     def join(self, settings: ProducerSettings) -> None:
-        """Add a producer. Limits that it sets apply to all producers."""
+        """Add a producer. Limits in the producer's ``settings`` apply to all producers of the accumulator."""
         with self._lock:
             self.member_count += 1
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
@@ -258,7 +258,7 @@ class Batcher:
         """Remove a producer, and send all waiting batches."""
         try:
             self.send_all()
-        finally:  # also when it is interrupted
+        finally:  # also when ``send_all`` is interrupted
             with self._lock:
                 self.member_count -= 1
 
@@ -270,7 +270,7 @@ class Batcher:
         self._timer.close()
 
     def _on_timer(self) -> None:
-        """Called by the timer."""
+        """Enqueue the due batches, and let their producers send them. The timer calls this method."""
         with self._lock:
             self._next_call_ms = None
         try:
@@ -290,8 +290,8 @@ class Batcher:
             raise
 
     def _seconds_to_next_call(self, now_ms: int) -> float | None:
-        """Return the seconds until the timer must call; None if a call in time is scheduled. Called with the lock. The caller
-        schedules the call after it has released the lock.
+        """Return the seconds until the timer must call ``_on_timer``. Returns None if no batch is open, or if an early enough
+        call is scheduled. The caller holds the lock, and schedules the call after it has released the lock.
         """
         due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
@@ -347,22 +347,22 @@ class BatchingClient:
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
     def is_batchable(self, prepared: Prepared, how: How) -> bool:
-        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority may not. Nor may
-        a message without a key for a compaction topic, because its broker rejects the message, but would acknowledge a batch and
-        drop the message.
+        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority must be sent alone. A
+        message without a key for a compaction topic must be sent alone, too, because the topic's broker rejects a single message,
+        but would acknowledge a batch and drop the message.
         """
         message = prepared.message
         must_be_alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
         if how.timeout_s is not None or must_be_alone:
             return False
-        # Fetched here, because the thread that sends the batch must not wait for an answer.
+        # The storage is fetched here, because the thread that sends the batch must not wait for an answer.
         if message.topic not in self._routes.storage:
             self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
         return has_key(message.keys) or not self._routes.is_compaction_topic(message.topic)
 
     def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
-        """Add a plain message to a batch and return its future. Returns None if the message is wrong or not plain. Then
-        ``add`` handles the message, and ``encoding.prepare`` reports what is wrong.
+        """Add a plain message to a batch and return its future. Returns None if the message is wrong or not plain. The caller
+        then passes the message to ``encoding.prepare``, which reports what is wrong, and to ``add``.
         """
         if not isinstance(message, Message):
             return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it
@@ -370,7 +370,7 @@ class BatchingClient:
         if self._mixes_tags:
             return None
         try:
-            # None if no broker has answered; then the topic counts as an ordinary topic.
+            # The storage is None if no broker has answered. In this case the topic counts as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
             if storage is not None and (storage.as_one_message or storage.is_compacted):
                 return None
@@ -471,7 +471,7 @@ _ACCUMULATORS = "accumulators"
 
 
 def join_accumulator(name: str, settings: ProducerSettings, make_timer: Callable[[], Timer]) -> Batcher:
-    """Join the accumulator of ``name`` in this process. The first call creates it."""
+    """Join the accumulator of ``name`` in this process. The first call for a name creates the accumulator."""
     with process.entry_lock(_ACCUMULATORS, name):
         batcher = process.get_or_create(_ACCUMULATORS, name, lambda: Batcher(make_timer()))
         batcher.join(settings)

@@ -1,8 +1,9 @@
 """Delayed messages that a broker's timers cannot keep (option ``longDelay``), because the delay is too long, the timers are
 disabled, or the broker is older than 5.0.
 
-With ``dmq``, such a message goes to ``dmq_inner_topic`` in an envelope, and the delay service sends the message when it is due.
-With ``error``, the message is rejected. The limits of timers are cached, and so is whether a group consumes envelopes.
+With ``longDelay=dmq``, a message with a long delay goes to ``dmq_inner_topic`` in an envelope, and the delay service sends the
+message when it is due. With ``longDelay=error``, the message is rejected. The limits of timers are cached, and so is whether a
+group consumes envelopes.
 """
 
 from __future__ import annotations
@@ -212,7 +213,9 @@ def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
 
 
 def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
-    """Return the result with the recall handle of an envelope, or unchanged if the place of the envelope is unknown."""
+    """Return the result with the recall handle of an envelope. Returns the result unchanged if the queue of the envelope is
+    unknown.
+    """
     envelope, queue = prepared.envelope, result.queue
     if envelope is None or queue is None or result.queue_offset is None:
         return result
@@ -221,7 +224,7 @@ def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
 
 
 def envelope_bytes(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
-    """The bytes of an envelope: ``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
+    """Encode an envelope. It contains ``message`` with its encoded ``properties``, and names ``queue`` if a queue was chosen."""
     properties_by_name = {
         name: value for name, value in decode_properties(properties).items() if name not in _TIMER_PROPERTIES
     }

@@ -34,8 +34,8 @@ _BODY_TYPES = (bytes, bytearray, memoryview)
 class How(NamedTuple):
     """The arguments of ``Producer.send`` besides the message, with the meaning described there.
 
-    ``Destinations.resolve`` returns a ``How`` that has only the destination: a ``queue``, or a ``selector`` with its ``arg`` that
-    chooses later, when there is a route.
+    ``Destinations.resolve`` returns a ``How`` that has only the destination: a ``queue``, or a ``selector`` and its ``arg``,
+    which are applied later, when the topic has a route.
     """
 
     queue: MessageQueue | None = None
@@ -114,7 +114,7 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     return Prepared(message, msg_id, properties, bool(delay_property))
 
 
-# A transport adds the property of the producer group. These are its maximum bytes.
+# The maximum bytes of the producer group's property, which a transport adds to a half message.
 _MAX_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
 
 
@@ -131,7 +131,7 @@ def as_half(prepared: Prepared) -> Prepared:
 
 
 def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: float) -> Prepared:
-    """The message as a request whose reply goes to ``client_id``, which waits ``wait_s`` (``prepareSendRequest``)."""
+    """The message as a request (``prepareSendRequest``). The client ``client_id`` waits ``wait_s`` seconds for the reply."""
     properties = prepared.properties + encode_properties(
         {
             Property.CORRELATION_ID: correlation_id,
@@ -175,7 +175,7 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
 
 def check_topic(topic: str, scope: Scope | None = None) -> None:
     """Check the length and characters of a topic name as Java does, and reject system topics to which clients cannot send. The
-    length includes ``scope``.
+    length is that of the name on the wire, which ``scope`` makes longer.
     """
     if topic is not None:
         check_text("topic", topic, "the name of a topic")
@@ -238,7 +238,7 @@ def _timing_property(how: How) -> dict[str, str]:
 
 
 def _level_property(value: object) -> dict[str, str]:
-    # No upper bound: a broker may be configured with more levels than the default ones.
+    # The level has no upper bound, because a broker may be configured with more levels than the default ones.
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise MessageRefused(f"delay level {value!r}: expected a whole number of at least 0")
     return {Property.DELAY: str(value)} if value else {}
@@ -293,8 +293,9 @@ def explicit_batch(
 ) -> SendRequest:
     """The request of ``send_batch``, with Java's rules (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id: brokers before 5.5 copy
-    the properties of a batch over those of its messages, so in other topics all messages would get that id.
+    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id, because brokers before
+    5.5 copy the properties of a batch over those of its messages. In topics that store each message separately, all messages
+    would get the id of the batch.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
@@ -370,8 +371,9 @@ def with_storage_properties(
 def accumulated_batch(
     batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
-    """The request of a batch of the accumulator. ``batch_id`` is given for a topic that stores a batch as one message. With it,
-    the batch has an id, a tag and keys. Otherwise the batch has none of these, for the reason that ``explicit_batch`` names.
+    """The request of a batch of the accumulator. For a topic that stores a batch as one message, ``batch_id`` is given, and the
+    batch has an id, a tag and keys. For other topics, a batch has no id, tag or keys, for the reason that ``explicit_batch``
+    names.
     """
     properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.encode_batch(batch.items())
     if batch_id is None:

@@ -58,7 +58,8 @@ class Promise(Future[SendResult]):
         if name not in _CONDITION_ATTRIBUTES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.registry.lock:
-            # This is set first. If Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition.
+            # ``_has_waiters`` is set first. If Ctrl-C interrupts the statements after it, the thread that sets the outcome
+            # creates the condition.
             self._has_waiters = True
             if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
@@ -180,7 +181,7 @@ class FutureRegistry:
                 self._empty_condition.notify_all()
 
     def wait_until_empty(self, deadline: Deadline) -> bool:
-        """Wait for all promises. Returns whether all are resolved at the deadline."""
+        """Wait for all promises. Returns whether all promises are resolved at the deadline."""
         with self.lock:
             while self._count and not deadline.expired:
                 self._callback_timer.wait_notified(self._empty_condition, deadline.remaining())

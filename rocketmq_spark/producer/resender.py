@@ -40,9 +40,10 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# Java's send timeout. A sink may have a long send timeout, and records of other queues would wait as long.
+# The timeout of a send from the spool is Java's default send timeout. The send timeout of a sink may be longer, and records of
+# other queues would wait as long.
 RESEND_TIMEOUT_S = 3.0
-# A broker that did not report its timers is asked again after this time, because other records wait during the request.
+# How long a broker that did not report its timers is not asked again, because other records wait during the request.
 SILENT_RETRY_S = 1.0
 # How long a topic's storage of batches is cached. The topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
@@ -50,11 +51,12 @@ STORAGE_AGE_S = 30.0
 GATHER_S = 0.002
 # Limits of one batch: messages, bytes, and how far the born timestamps of its messages differ, because a batch has only one.
 _MAX_BATCH_MESSAGES, _MAX_BATCH_BYTES, _MAX_BORN_SPREAD_MS = 256, 1 << 20, 1000
-# The system properties that a message in a batch may have. Other system properties are instructions to the broker, which ignores
-# them in a batch.
+# The system properties that a message in a batch may have. All other system properties are instructions to the broker, and in a
+# batch the broker ignores them.
 _BATCH_PROPERTIES = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
-# The errors of a missing topic, and of an environment without a queue. Both may be temporary, while brokers are down or register.
+# The errors of a missing topic, and of an environment without a queue. These errors may be temporary, while brokers are down or
+# register.
 _MISSING_ERRORS = (RouteNotFound, OptionError)
 # The text with which a broker without timers rejects a delayed message (code 1), even if the message is due.
 _NO_TIMERS = "accurate timer message is not enabled"
@@ -93,7 +95,7 @@ class EngineResender:
         self._max_message_size = settings.max_message_size
         self._engine = Engine(sender, resend_settings, timer, batch_writes=batch_writes or contextlib.nullcontext)
         self._timer = timer
-        # Requests about topics and timers, and sends that need them.
+        # The thread for requests about topics and timers, and for sends that need the answers.
         self._request_executor = timer.with_own_thread("timers")
         self._settings = settings
         self._long_delays = DelayRouter(sender, BrokerTimers(sender, {}, SILENT_RETRY_S), settings, timer.wall_ms)
@@ -102,7 +104,7 @@ class EngineResender:
         self._dispatch_scheduled = threading.Lock()  # locked while a dispatch is scheduled
 
     def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
-        """Send the records of these topics to these queues."""
+        """Send the records of each topic in ``queues`` only to the topic's queues in this mapping."""
         self._engine.routes.pinned_queues = queues
 
     def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
@@ -115,14 +117,14 @@ class EngineResender:
         ).try_add
 
     def _stores_keyless(self, topic: str) -> bool:
-        """Whether a batch for the topic may contain messages without a key. Brokers of a compaction topic drop such messages.
-        Until a broker has answered, the topic may be a compaction topic.
+        """Whether a batch for the topic may contain messages without a key. Brokers of a compaction topic drop messages without a
+        key. Until a broker has answered, the topic may be a compaction topic.
         """
         now_ms = self._timer.now_ms()
         if now_ms >= self._storage_due_ms.get(topic, now_ms):
-            # Set before the call, because ``_fetch_storage`` changes it if there is no answer.
+            # The due time is set before the call, because ``_fetch_storage`` changes the due time if no broker answers.
             self._storage_due_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)
-            # On another thread, because the spool must not wait for an answer.
+            # The request runs on another thread, because the spool must not wait for an answer.
             self._request_executor.call_soon(functools.partial(self._fetch_storage, topic))
         storage = self._engine.routes.storage.get(topic)
         return storage is not None and not storage.is_compacted
@@ -135,7 +137,7 @@ class EngineResender:
         builder = _BatchBuilder(sends[0], len(sends) * self._max_message_size)
         for send in sends[1:]:
             if not builder.try_add(send):
-                raise ValueError(f"{send} does not go with {sends[0]}")
+                raise ValueError(f"{send} does not fit into the batch of {sends[0]}")
         is_stored_whole = self._engine.routes.is_stored_whole(sends[0].topic)
         return builder.batch(_id_source.next(self._timer.wall_ms()) if is_stored_whole else None)
 
@@ -158,7 +160,7 @@ class EngineResender:
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """Resend a batch. If no broker answered when the batch was spooled, its topic may be a compaction topic, which drops
-        messages without a key. So the batch is split, unless a broker now reports another kind of topic.
+        messages without a key. So the batch is split by keys, unless a broker now reports that the topic is no compaction topic.
         """
         capture(self._engine.routes.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
         storage = self._engine.routes.storage.get(send.topic)  # None: it may be a compaction topic
@@ -266,7 +268,7 @@ class EngineResender:
 
         def resend_next() -> None:
             capture_result = capture(self._resend, remaining_parts.popleft(), on_part_done)
-            if isinstance(capture_result, Failure):  # for example, no thread can start
+            if isinstance(capture_result, Failure):  # for example because no thread can start
                 done(Resent(None, str(capture_result), is_temporary=True))
 
         resend_next()
@@ -285,8 +287,8 @@ class _JoinedSend(SpooledSend):
 
 
 def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
-    """Return two halves of the messages of a batch, without the stored messages. Empty if one message is left, because this is
-    the rejected message.
+    """Return two halves of the messages of a batch, without the stored messages. Returns an empty list if only one message is not
+    stored, because this message is the rejected one.
     """
     if not send.request.batch or isinstance(send, _JoinedSend):
         return []
@@ -335,8 +337,8 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
-    """The send without its delay, if the delay has passed; otherwise None. For a topic of delayed messages, a Proxy would reject
-    the result.
+    """Return the send without its delay if the delay has passed. Returns None otherwise. For a topic of delayed messages, a Proxy
+    would reject a message without a delay.
     """
     properties = decode_properties(send.request.properties)
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)
@@ -410,8 +412,8 @@ class _BatchBuilder:
         return True
 
     def batch(self, batch_id: str | None) -> SpooledSend:
-        """Return the batch. It has an id, tag and keys of its own only if it is stored as one message, because brokers before 5.5
-        copy the properties of a batch to each message (``encoding.explicit_batch``).
+        """Return the batch. A batch has an id, tag and keys of its own only if it is stored as one message, because brokers
+        before 5.5 copy the properties of a batch to each message (``encoding.explicit_batch``).
         """
         first_properties = self._properties or {}
         properties: dict[str, str | None] = {Property.WAIT: first_properties.get(Property.WAIT, "true")}

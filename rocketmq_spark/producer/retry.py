@@ -1,8 +1,9 @@
 """Decides from the outcome of an attempt whether the send ends or is retried.
 
-``RetryState`` is the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions. It is pure. Synchronous, asynchronous and
-batched sends share it, so that all of them are retried alike; in Java an asynchronous send is not retried after a broker's error
-answer, and its retry keeps the queue id although another broker may have fewer queues. Deliberate differences:
+``RetryState`` makes the decisions of the loop in ``DefaultMQProducerImpl.sendDefaultImpl``, without requests, threads or clocks.
+Synchronous, asynchronous and batched sends use ``RetryState``, so that all of them are retried alike. In Java, an asynchronous
+send is not retried after a broker's error answer, and its retry keeps the queue id although another broker may have fewer queues.
+Deliberate differences:
 
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
 * After an access denial, the same queue is not tried again.
@@ -62,9 +63,9 @@ class OutOfTime(CallTimeout):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often an attempt is repeated: a number, or None for as long as the deadline allows.
+    """How often an attempt is repeated. The field ``retries`` is a number, or None for as many retries as the deadline allows.
 
-    ``pinned_retries`` is for sends to a queue that the caller or a selector chose. Java does not retry such sends.
+    ``pinned_retries`` is for sends to a queue that the caller or a selector chose. Java does not retry sends to a chosen queue.
     """
 
     retries: int | None = 2

@@ -181,7 +181,9 @@ def _spooled_send(outgoing: OutgoingSend) -> SpooledSend:
 
 
 def _lane_send(outgoing: OutgoingSend) -> SpooledSend:
-    """The parts of a send that determine its lane. The body is not converted for a spool."""
+    """The parts of a send that determine its lane in the spool. The request's body stays as it is, because a lane does not depend
+    on it.
+    """
     selector, arg = outgoing.selection or (None, None)
     return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
 
@@ -196,7 +198,8 @@ def _with_due_time(request: SendRequest) -> SendRequest:
         return request
     for name in _RELATIVE_DELAYS:
         properties.pop(name, None)
-    with contextlib.suppress(MessageRefused):  # unchanged if the properties become too large
+    # If the properties become too large, the request keeps its relative delay.
+    with contextlib.suppress(MessageRefused):
         return request._replace(properties=encode_properties({**properties, Property.TIMER_DELIVER_MS: str(due_ms)}))
     return request
 

@@ -34,15 +34,15 @@ from rocketmq_spark.wire.traces import Acknowledgement, MessageKind, TracedMessa
 logger = logging.getLogger(__name__)
 
 _producer_numbers = itertools.count()
-_MAX_GROUP_CHARACTERS = 80  # of the traced group's name, in the name of the group that sends its traces
+_MAX_GROUP_CHARACTERS = 80  # how much of the traced group's name is in the name of the tracing group
 
 # Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first record. As in Java, the number of records that
 # are not stored yet is limited.
 FLUSH_RECORDS = traces.MAX_RECORDS
 FLUSH_S = 1.0
 MAX_BUFFERED_RECORDS = 20_480
-# The records of a batch are created later, and the batch is kept until then. So it counts as at least one record per this number
-# of bytes.
+# The records of a batch are created later, and the batch stays in memory until its records are created. So a batch counts as at
+# least one record for each ``BYTES_PER_RECORD`` bytes.
 BYTES_PER_RECORD = 4096
 SEND_TIMEOUT_S = 5.0
 MAX_EXIT_S = 2.0
@@ -172,7 +172,9 @@ class TraceProducer(BaseProducer):
         return {}
 
     def _finish(self, deadline: Deadline) -> bool:
-        """Accept no more records and send the collected ones. Returns False if this was done before, or in a forked process."""
+        """Accept no more records and send the collected ones. Returns False if the producer was finished before, or in a forked
+        process.
+        """
         if not self._owner.is_current:
             return False
         with self._records_lock:
@@ -184,7 +186,9 @@ class TraceProducer(BaseProducer):
         return not was_finished
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
-        """Send the collected records until ``deadline``, because each message may have to wait for a route or for the limits."""
+        """Send the collected records. Stops at ``deadline``, because each trace message may have to wait for a route or for the
+        limits.
+        """
         with self._records_lock:
             records, self._records, self._new_count, self._is_flush_scheduled = self._records, [], 0, False
         for body, keys, count in traces.trace_messages(
@@ -225,8 +229,8 @@ class TraceProducer(BaseProducer):
 
 
 class TracedSender:
-    """A sender that passes a record of each call to ``append``. It raises and blocks as the wrapped sender does. It equals the
-    wrapped sender, so that both use the objects that a process caches for a sender.
+    """A sender that passes a record of each call to ``append``. A ``TracedSender`` raises the errors of the wrapped sender, and
+    blocks as long. Both senders are equal, so that both use the objects that a process caches for a sender.
     """
 
     def __init__(
@@ -254,7 +258,7 @@ class TracedSender:
         return hash(self._sender)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        """Send a request. Traced when it is stored."""
+        """Send a request, and record a trace when the request is stored."""
         start_ms = self._wall_ms()
         result = self._sender.send(queue, request, deadline)
         self._trace(lambda: self._records_of_send(queue, request, result, start_ms))
@@ -267,7 +271,7 @@ class TracedSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Send a request. Traced when it is stored."""
+        """Send a request without waiting, and record a trace when the request is stored."""
         start_ms = self._wall_ms()
 
         def traced_done(outcome: SendResult | RocketMQError) -> None:
@@ -278,14 +282,14 @@ class TracedSender:
         self._sender.send_async(queue, request, deadline, traced_done)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
-        """Recall a message. Traced when the broker has answered."""
+        """Recall a message, and record a trace when the broker has answered."""
         msg_id = self._sender.recall(topic, broker_name, handle, group, deadline)
         traced_message = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
         self._trace(lambda: [traces.recall_record(traced_message, self._group, self._wall_ms(), True)])
         return msg_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        """Send a decision. Traced when the broker has answered."""
+        """Send a decision, and record a trace when the broker has answered."""
         is_proved = self._sender.end_transaction(place, decision, deadline)
         traced_message = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
         self._trace(lambda: [self._decision_record(traced_message, place, decision, from_check=False)])
@@ -328,7 +332,7 @@ class TracedSender:
             if self._not_traced_log_limit.due():
                 logger.warning(
                     "sends of group %s to %s are not traced, because the server has traceOn=false. Set traceOn to true in "
-                    "rmq-proxy.json of a Proxy, whose default is false, or in broker.conf of a broker",
+                    "rmq-proxy.json of a Proxy (default: false), or in broker.conf of a broker",
                     self._group, queue,
                 )  # fmt: skip
             return ()

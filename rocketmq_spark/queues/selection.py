@@ -23,12 +23,12 @@ Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
 SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")
 ROOM_SEPARATOR = "@"
 
-# It has no state, so threads and forked processes may share it.
+# Threads and forked processes may share a ``SystemRandom``, because it has no state.
 _SYSTEM_RANDOM = random.SystemRandom()
 
 
 class RoundRobin:
-    """The index of round robin into a list of queues. As in Java, it starts at random, counts up, and wraps at 32 bits.
+    """The index of round robin into a list of queues. As in Java, the index starts at random, counts up, and wraps at 32 bits.
 
     Because of the random start, single sends of many new threads spread evenly.
     """
@@ -47,7 +47,7 @@ class RoundRobin:
         return counter & 0x7FFFFFFF
 
     def reset(self) -> None:
-        """Continue at a random index. Retries call this, so that threads do not all try the queues in the same order."""
+        """Continue at a random index. A retry resets the index, so that threads do not all try the queues in the same order."""
         self.counter = self.rng.randrange((1 << 31) - 1)
 
     def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
@@ -202,7 +202,9 @@ def environment_named(arg: object) -> Environment:
 
 
 def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
-    """The queue that a row names: ``(brokerName, queueId)``, or the queue id alone if only one broker has it."""
+    """Return the queue that a row names. ``arg`` is ``(brokerName, queueId)``, or the queue id alone if only one broker has a
+    queue with this id.
+    """
     broker, queue_id = arg if isinstance(arg, tuple) and len(arg) == 2 else (None, arg)
     matching_queues = [q for q in queues if q.queue_id == queue_id and broker in (None, q.broker_name)]
     if isinstance(queue_id, bool) or not matching_queues:

@@ -1,7 +1,7 @@
 """The ends of queues, noted before anything is sent, and the ids of the messages that were stored after them.
 
-If a queue ends before its noted end, its broker has lost messages. Then nothing can be proved, because later messages may have
-taken the offsets of the lost messages. Only the ids of messages are decoded, and only ids with the prefix of the writer
+If a queue ends before its noted end, its broker has lost messages. In this case nothing can be proved, because later messages may
+have taken the offsets of the lost messages. Only the ids of messages are decoded, and only ids with the prefix of the writer
 (``scope``) are kept.
 """
 
@@ -38,7 +38,8 @@ from rocketmq_spark.pull.puller import Puller
 
 OR_AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
 
-# Called for each topic with the queues whose brokers have masters. Raises an error if these queues cannot take the rows.
+# A function that gets the route of a topic and those queues whose brokers have masters. It raises an error if these queues cannot
+# take the rows.
 CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 
 
@@ -46,9 +47,9 @@ CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 class QueueEnds:
     """The end of each queue, and the address of each broker's master.
 
-    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. This time distinguishes a
-    queue from the queue of the same name after its topic was deleted and created again. Queues with an unknown time are not in
-    ``stored_ms``.
+    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. The store time shows whether a
+    queue's topic was deleted and created again: the new queue has the same name, but another store time. Queues with an unknown
+    store time are not in ``stored_ms``.
     """
 
     queues: Mapping[MessageQueue, int]
@@ -60,23 +61,23 @@ class QueueEnds:
         return sorted({queue.topic for queue in self.queues})
 
     def of_topics(self, topics: Iterable[str]) -> QueueEnds:
-        """The ends of these topics."""
+        """The ends of the queues of ``topics``."""
         kept_topics = set(topics)
         return self.of_queues(queue for queue in self.queues if queue.topic in kept_topics)
 
     def with_further_queues(self, other: QueueEnds) -> QueueEnds:
-        """These ends, and the ends of ``other`` for further queues."""
+        """The ends of all queues of this object, and the ends of ``other`` for further queues."""
         further_times = {queue: time_ms for queue, time_ms in other.stored_ms.items() if queue not in self.queues}
         return QueueEnds(
             {**other.queues, **self.queues}, {**other.masters, **self.masters}, {**further_times, **self.stored_ms}
         )
 
     def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
-        """The ends ``queues`` of one broker, with its master."""
+        """The ends in ``queues``, which are of one broker, with the broker's master."""
         return QueueEnds(queues, {name: self.masters[name]})
 
     def of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
-        """The ends of these queues; queues without a noted end are omitted."""
+        """The ends of ``queues``. Queues without a noted end are omitted."""
         kept_queues = {queue for queue in queues if queue in self.queues}
         broker_names = {queue.broker_name for queue in kept_queues}
         return QueueEnds(
@@ -96,7 +97,7 @@ class QueueEnds:
         return cls(_by_queue(value["topics"]), masters, _by_queue(value.get("stored", {})))
 
     def ranges(self, later_ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
-        """The ranges from these ends to later ends, without empty ranges, broker by broker."""
+        """The ranges from the noted ends to ``later_ends``, without empty ranges, broker by broker."""
         order = sorted(self.queues, key=lambda queue: (queue.broker_name, queue))
         return [OffsetRange(q, self.queues[q], later_ends[q]) for q in order if self.queues[q] < later_ends[q]]
 
@@ -131,7 +132,7 @@ class QueueEnds:
             raise _unproved(
                 queue,
                 f"the message before offset {self.queues[queue]} was {previous_state}, and now there is one stored at "
-                f"{utc_text(stored_ms)}: the topic was made again, or its broker lost what it had",
+                f"{utc_text(stored_ms)}: the topic was created again, or its broker lost messages",
             )
 
 
@@ -177,14 +178,14 @@ def fetch_ends(
             request_deadline = Deadline.after(request_timeout_s).within(deadline.remaining())
             return _fetch_ends_once(routes, offsets, topics, request_deadline, check_queues)
         except RocketMQError as e:
-            # The last attempt may have less time than a request needs. Its timeout would then hide the error of the previous
-            # attempt.
+            # The last attempt may have less time than a request needs. A timeout of the last attempt would hide the error of the
+            # previous attempt.
             if error is None or has_full_time or not isinstance(e, CallTimeout):
                 error = e
             if not e.retriable or deadline.expired:
                 raise error from error.__cause__
         deadline.pause(pause)
-    raise AssertionError("pauses have no end")
+    raise AssertionError("``backoff`` yields pauses forever")
 
 
 def _fetch_ends_once(
@@ -313,9 +314,11 @@ class ScopedHashes:
         return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._row_blocks])
 
 
-# Up to this number of ranges, each task has one range per queue. With more ranges, all tasks share one range per queue.
+# The maximum number of ranges with which each task has its own range per queue. With more ranges, all tasks share one range per
+# queue.
 MAX_TASK_RANGES = 200_000
-# Tasks from this number on share their ranges, because a producer that copies the scope of a batch may store ids of any task.
+# The number of the first task that has no ranges of its own, because a producer that copies the scope of a batch may store ids of
+# any task.
 MAX_TASKS = 100_000
 
 RangeByQueue = dict[MessageQueue, OffsetRange]
@@ -323,7 +326,7 @@ RangeByQueue = dict[MessageQueue, OffsetRange]
 
 class BatchHashes(ScopedHashes):
     """The hashes of a whole batch, at most ``limit``, and for each task the ranges that contain its messages. A task sends its
-    rows within a short time, so these ranges are short.
+    rows within a short time, so its ranges are short.
     """
 
     def __init__(self, scope: bytes, limit: int) -> None:
@@ -335,7 +338,7 @@ class BatchHashes(ScopedHashes):
         self._shared_ranges: RangeByQueue | None = None
 
     def set_ranges(self, ranges: Sequence[OffsetRange]) -> None:
-        """Sets the ranges that contain the ids of the next calls."""
+        """Set the ranges of the ids that the next calls of this object will get."""
         self._current_ranges = ranges
 
     def _keep(self, rows: Bytes) -> None:
@@ -371,7 +374,7 @@ class BatchHashes(ScopedHashes):
         return {number: block.tobytes() for number, block in zip(partition_numbers.tolist(), blocks, strict=False)}
 
     def ranges_by_task(self) -> dict[int, list[OffsetRange]]:
-        """For each ``task_key``, the ranges that contain all messages of the task, broker by broker."""
+        """Return, for each ``task_key``, the ranges that contain all messages of the task, broker by broker."""
         lists = {
             id(ranges): sorted(ranges.values(), key=lambda part: (part.queue.broker_name, part.queue))
             for ranges in self._ranges_by_task.values()

@@ -392,7 +392,7 @@ def test_what_may_not_be_in_one_batch_goes_alone(resender: EngineResender, odd: 
     assert resender.batch_predicate(single(b"a"))(single(b"b"))
     assert not resender.batch_predicate(single(b"a"))(odd)
     assert not resender.batch_predicate(odd)(single(b"a"))
-    with pytest.raises(ValueError, match="does not go with"):
+    with pytest.raises(ValueError, match="does not fit into the batch of"):
         resender.join_sends([single(b"a"), odd])
 
 

@@ -50,7 +50,7 @@ def test_block_raising_after_unsent_commit_leaves_it_to_checker(shop: Shop, capl
         half.commit()
     assert [decision for _, decision in shop.ends()] == [COMMIT]
     assert half.state is HalfState.UNKNOWN
-    assert "its commit could not be sent" in caplog.text
+    assert "the commit could not be sent" in caplog.text
     shop.answers = [COMMIT]
     assert shop.question(half.result.msg_id) is COMMIT
 

@@ -384,9 +384,9 @@ def made_again_later(scripted: Brokers) -> None:
     [
         (
             made_again,
-            "before offset 2 was stored at .*01.001Z, and now there is one stored at .*06.001Z: the topic was made again",
+            "before offset 2 was stored at .*01.001Z, and now there is one stored at .*06.001Z: the topic was created again",
         ),
-        (made_again_later, "the topic was made again, or its broker lost what it had"),
+        (made_again_later, "the topic was created again, or its broker lost messages"),
         (shorter, "it ends at offset 1 now, and ended at 2 before"),
         (another_master, "the master of broker a is slave:1, and was a:1"),
         (expired, "retention deleted offsets 2 to 3"),

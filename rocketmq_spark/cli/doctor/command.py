@@ -45,7 +45,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
-from rocketmq_spark.spark import conf
+from rocketmq_spark.spark import conf, workers
 from rocketmq_spark.wire import bodies, rpc
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def check_machine() -> Iterator[Finding]:
     if (pyspark := versions["pyspark"]) is not None and not conf.has_data_sources():
         yield findings.no_data_sources_finding(pyspark)
     program = os.environ.get("PYSPARK_PYTHON") or "python3"
-    yield findings.workers_finding(program, sys.executable, conf.can_import(program))
+    yield findings.workers_finding(program, sys.executable, workers.can_import(program))
 
 
 def _version(package: str) -> str | None:

@@ -41,10 +41,10 @@ from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.queues.selection import Select
 
 BATCH_BYTES = 1 << 20
-# A portion is encoded at once. It has several batches, and is small enough for the caches of the processor.
+# A portion of rows is encoded at once. A portion makes several batches, and is small enough for the caches of the processor.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
 PORTION_MESSAGES, CHUNK_MESSAGES = 1 << 14, 256
-# Messages may be large, so at most this many are taken from an iterator before their bytes are counted.
+# The maximum number of messages that are taken from an iterator before their bytes are counted, because messages may be large.
 _MAX_UNSIZED = 32
 # If the chunks of a table have fewer rows on average, they are combined, because small chunks make small batches.
 SMALL_CHUNK_ROWS = 4096
@@ -122,7 +122,7 @@ def _portions_of_arrow(
     batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], is_closing: Callable[[], bool]
 ) -> Iterator[Sequence[Portion]]:
     for batch in batches:
-        is_last = is_closing()  # as in ``_portions_of_messages``
+        is_last = is_closing()  # stop after the portion at which the producer begins to close
         yield [Portion(part, columns) for part in _split_batch(batch, columns)]
         if is_last:
             return
@@ -135,14 +135,15 @@ def _portions_of_messages(
     priorities: bool,
     is_closing: Callable[[], bool],
 ) -> Iterator[Sequence[Portion]]:
-    """Portions of messages as columns, each large enough for several batches. Stops after a portion at which ``is_closing``.
+    """Yield messages as portions of columns, each large enough for several batches. Stops after the portion at which
+    ``is_closing`` returns True.
 
     A few messages at a time become columns, so that the messages are freed soon. Python's garbage collector repeatedly visits
     objects that stay alive.
     """
     first_row = 0
     parts: list[pa.RecordBatch] = []
-    is_last = False  # after the last portion, whose rows the caller fails, so that the result names the reason
+    is_last = False  # whether the caller failed the last portion, because the producer closes
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
         bad_rows = bad_rows_type(first_row)
         batch = message_batch(chunk, bad_rows, *target)
