@@ -41,12 +41,14 @@ def scan_tools(
 
 
 def noted_stored_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
-    """Return the stored ids for a task of the sink. ``ends`` are the ends of queues that the driver noted before the batch."""
+    """Return the stored ids for a task of the sink. ``ends`` are the end offsets of the queues, which the driver recorded before
+    the batch.
+    """
     return NotedStoredIds(lambda timeout_s, clock: scan_tools(options, timeout_s, clock), ends)
 
 
 def close_connections(options: Options) -> None:
-    """Close the connections of this process. The operating system then drops bytes that it has not sent yet."""
+    """Close the connections of this process. The operating system drops the bytes that it has not sent yet."""
     client(options).rpc_client.pool.close_connections()
 
 
