@@ -39,7 +39,7 @@ from rocketmq_spark.delay.release import (
 from rocketmq_spark.errors import DecodeError, MessageRefused, OffsetError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.producer.encoding import Prepared, single_request
+from rocketmq_spark.producer.encoding import PreparedMessage, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.lanes import RETRY_PAUSES_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
@@ -488,5 +488,5 @@ def _send(rules: DeliveryRules, record: Record, delivery: Delivery | DecodeError
         envelope, (properties, text, queue) = delivery.envelope, delivery.original
     msg_id = properties.get(Property.UNIQ_KEY, "")
     message = Message(envelope.topic, envelope.body, flag=envelope.flag)
-    request = single_request(Prepared(message, msg_id, text, False), settings, envelope.born_ms)
+    request = single_request(PreparedMessage(message, msg_id, text, False), settings, envelope.born_ms)
     return SpooledSend(envelope.topic, request, queue, (msg_id,))

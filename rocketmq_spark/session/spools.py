@@ -438,7 +438,7 @@ def open_send_spool(
         resender = EngineResender(sender_, settings, Timer(f"{timer_name}-send"), batch_writes)
         policy, environment = policy or SEND_POLICY, settings.environment
         if environment is not None and not environment.is_by_position:
-            resender.pin(_noted_queues(store))
+            resender.pin_queues(_noted_queues(store))
         elif environment is not None:
             policy = policy._replace(
                 notes=functools.partial(_queues_notes, queues_of_environment(sender_, environment))

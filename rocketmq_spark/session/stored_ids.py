@@ -11,7 +11,7 @@ from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.session import client, offsets, puller, routes
 from rocketmq_spark.stored.ends import QueueEnds, id_reader
-from rocketmq_spark.stored.scan import GAP_S, LiveStoredIds, NotedStoredIds, ScanTools
+from rocketmq_spark.stored.scan import MAX_GAP_S, LiveStoredIds, NotedStoredIds, ScanTools
 
 _PULL_BATCH_SIZE = 1024
 
@@ -67,8 +67,8 @@ def _option_problems(options: Options) -> Iterator[str]:
     if options.require_store_ok == "ok":
         yield "option 'confirmAmbiguous' is true, but 'requireStoreOk' is 'ok': stored messages without a flush are sent again"
     settle_s, send_s = options.exactly_once_settle, options.send_timeout
-    if settle_s <= GAP_S:
-        yield f"option 'exactlyOnceSettle' is {settle_s:g} s; expected more than {GAP_S:g} s, for which a broker may hang"
+    if settle_s <= MAX_GAP_S:
+        yield f"option 'exactlyOnceSettle' is {settle_s:g} s; expected more than {MAX_GAP_S:g} s, for which a broker may hang"
     needed_s = options.request_timeout + settle_s
     if send_s <= needed_s:
         yield (
