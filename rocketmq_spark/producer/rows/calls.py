@@ -42,25 +42,25 @@ MAX_IN_FLIGHT_BYTES = 32 << 20
 REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
-class RowsOfCall(BadRows):
+class BadRowsOfCall(BadRows):
     """The bad rows of a call. No row of the call was sent."""
 
     of_what, counted = "this call", "Rows are counted from 0 within the call"
     of_sink = False
 
 
-class MessagesOfCall(RowsOfCall):
+class BadMessagesOfCall(BadRowsOfCall):
     noun, counted = "message", "Messages are counted from 0 within the call"
 
 
-class RowsOfReader(BadRows):
+class BadRowsOfReader(BadRows):
     """The bad rows of one batch of a reader. Earlier batches may have been sent."""
 
     counted = "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
     of_sink = False
 
 
-class MessagesOfIterator(BadRows):
+class BadMessagesOfIterator(BadRows):
     noun, of_what = "message", "their portion"
     counted = "Messages are counted from 0 within the call. The portions before theirs were sent"
     of_sink = False
