@@ -42,7 +42,7 @@ def installed(module: str) -> bool:
 
 
 def extra_of(module: str) -> str | None:
-    """Return which of the extras that commands need besides ``cli`` installs ``module``; None if none of them does."""
+    """Return the extra that installs ``module``, if a command needs this extra besides ``cli``; otherwise None."""
     package = module.partition(".")[0]
     return next(
         (
@@ -55,9 +55,9 @@ def extra_of(module: str) -> str | None:
 
 
 def version_bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Return name, lowest version and first version that is too new of a requirement in the table.
+    """Return the parts of a requirement in the table: name, lowest version, and the first version that is too new.
 
-    The last one is empty if the requirement has no upper bound.
+    The version that is too new is empty if the requirement has no upper bound.
     """
     name, low, high = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
     return name, tuple(map(int, low.split("."))), tuple(map(int, high.split("."))) if high else ()

@@ -1,7 +1,7 @@
 """Java's string hash, string order and ``hashCode``: queues, tags and consistent hashing depend on them.
 
 The arithmetic is Java's: 32-bit, wrapping, over UTF-16 code units. A queue chosen by hash must be the one that a Java
-producer chooses for the same key. Whole columns are hashed in ``columnar/java_hashes``.
+producer chooses for the same key. ``columnar/java_hashes`` hashes whole columns.
 """
 
 from __future__ import annotations
@@ -44,11 +44,15 @@ _LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class Long(int):
-    """A whole number that the Java side holds as ``Long``: its hash differs from ``Integer``'s when it is negative."""
+    """A whole number that is a ``Long`` in Java: the hash of a negative ``Long`` differs from the hash of the equal
+    ``Integer``.
+    """
 
 
 def java_hash(value: object) -> int:
-    """``value.hashCode()`` of a str, bool or int; an int that fits 32 bits counts as ``Integer``, see ``Long``."""
+    """Return Java's ``value.hashCode()`` of a str, bool or int. An int of at most 32 bits is an ``Integer`` in Java, unless it is
+    a ``Long``.
+    """
     if isinstance(value, str):
         return string_hash(value)
     if isinstance(value, bool):

@@ -22,13 +22,14 @@ _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
 _PIECE_CHARACTERS = 1 << 16
-# The codec is looked up now. ``encode`` would import it with the first text, perhaps while root has the rights of another user.
+# The codec is imported here, because ``str.encode`` would import the codec with the first text, perhaps while root has the rights
+# of another user.
 _encode = codecs.getencoder("unicode_escape")
 
 
 def replace_characters(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], text: str) -> str:
-    """Replace single characters, piece by piece. ``sub`` keeps two objects for each replaced character, and a body may have
-    millions of these characters.
+    """Replace single characters, piece by piece. For a whole text, ``re.sub`` would keep two objects for each replaced character,
+    and a body may have millions of these characters.
     """
     if len(text) <= _PIECE_CHARACTERS:
         return pattern.sub(replacement, text)
@@ -63,7 +64,7 @@ def escape_record(record: logging.LogRecord) -> None:
 def _escaping_factory(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
     def make_escaped(name: str | None, *args: Any, **fields: Any) -> logging.LogRecord:
         record = make(name, *args, **fields)
-        if str(name).partition(".")[0] in _PACKAGES:  # None in ``logging.makeLogRecord``
+        if str(name).partition(".")[0] in _PACKAGES:  # ``logging.makeLogRecord`` passes None as name
             escape_record(record)
         return record
 
@@ -75,11 +76,11 @@ def install() -> None:
     """Escape all records of this package from now on.
 
     A filter of the package's logger does not see the records of its modules' loggers, and the program's logging configuration
-    can remove a handler. So this function wraps the factory of records. Records of other packages stay as they are.
+    can remove a handler. So this function wraps the factory of log records. Records of other packages stay as they are.
     """
     make = logging.getLogRecordFactory()
     if not hasattr(make, "escapes"):
         logging.setLogRecordFactory(_escaping_factory(make))
 
 
-install()  # here, because each module that logs foreign texts imports ``errors``, which imports this module
+install()  # this import is enough: each module that logs foreign texts imports ``errors``, which imports this module

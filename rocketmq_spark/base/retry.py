@@ -1,9 +1,9 @@
 """Retries of metadata requests (``Retry``), and the error to raise when retries end (``RetryErrors``).
 
-The raised error names the first cause, and the last error before the deadline. It leaves out the error of a request that the
-deadline cut short, because such an error misleads: if a broker dies, its route expires, and at the deadline the name server has
-no time to answer. "No name server answers" would then be the last error, although the name server is healthy. ``pull/outcomes``
-decides about retries of pulls, and ``producer/retry`` about retries of sends.
+The raised error names the first cause, and the last error before the deadline. The error of a request that the deadline cut short
+is left out, because such an error misleads. For example, a broker dies, its route expires, and at the deadline the name server
+has no time to answer. The last error would then be "no name server answers", although the name server is healthy.
+``pull/outcomes`` decides about retries of pulls, and ``producer/retry`` about retries of sends.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def detach() -> None:
 
 def continue_in_child() -> None:
     """If this process leads the session of a terminal, continue in a child, and end this process when the child has ended, with
-    its exit code. A child can give up the terminal alone. Call this before the process has other threads.
+    its exit code. A child can give up the terminal, while the other processes of the session keep it. Call this before the
+    process has other threads.
 
     The command in ``ssh -t HOST COMMAND``, ``docker run -it IMAGE COMMAND`` and ``script -c COMMAND`` leads the session.
     """
@@ -54,7 +55,7 @@ def continue_in_child() -> None:
     try:
         with on_signals(
             lambda: None, signal.SIGCHLD
-        ):  # macOS drops signals without a handler, also if they are blocked
+        ):  # a handler is necessary, because macOS drops blocked signals that have no handler
             exit_code = _exit_code_of_child(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
@@ -65,8 +66,8 @@ def _exit_code_of_child(child: int) -> int:
     """Wait for a child, and return its exit code. This process passes signals on to the child. The signals are blocked, so that
     this process never sends one to a new process that has the number of the ended child.
 
-    The user whose rights the child has may stop the child for ever. In this case, a signal that ends this process kills the
-    child.
+    The user whose rights the child has may stop the child for ever. If the child is stopped, a signal that ends this process
+    kills the child.
     """
     is_stopped = must_end = False
     while True:
@@ -89,8 +90,8 @@ def _is_leader() -> bool:
 
 
 def _open() -> int | None:
-    """Open the terminal and return its descriptor. None if this process has no terminal, or cannot open the device, as in some
-    containers, where links to the device are harmless.
+    """Open the terminal and return its descriptor. Returns None if this process has no terminal, or cannot open the device. In
+    some containers it cannot be opened, and links to the device are harmless there.
     """
     try:
         return os.open(_NAME, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)

@@ -18,11 +18,11 @@ from rocketmq_spark.errors import RocketMQError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# While files are replaced, files may be missing, or not match each other. An authority whose file is missing for longer was
-# removed on purpose, and must not be trusted.
+# How long the last value is used while loading fails: while files are replaced, a file may be missing, or key and certificate may
+# not match. If the file of an authority is missing for longer, the authority was removed on purpose, and must not be trusted.
 STALE_S = 600.0
-# To reject a key may take minutes of work. So a failed load is repeated after a pause of this many times its duration, or when a
-# file was replaced. Failed loads then take at most a tenth of a processor.
+# A load that rejects a key may take minutes of work. So a failed load is repeated when a file was replaced, or after a pause of
+# this factor times the load's duration. Failed loads then use at most a tenth of a processor's time.
 _PAUSE_FACTOR = 10
 
 
@@ -35,13 +35,13 @@ class ReloadedValue(Generic[T]):
     def __init__(self, paths: Sequence[str | None], load: Callable[[], T]) -> None:
         self._paths = tuple(os.path.expanduser(path) for path in paths if path)
         self._load = load
-        self._loaded_value: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the value
+        self._loaded_value: tuple[tuple[object, ...], T] | None = None  # has the stamps of the files, and the value
         # The stamps of the files, the error, and when ``load`` may be called again.
         self._last_failure: tuple[tuple[object, ...], OSError | RocketMQError, Deadline] | None = None
         self._stale_deadline: Deadline | None = None  # when the value expires; None while the files can be loaded
 
     def get(self) -> T:
-        """Return the value. Raises the error of ``load`` if there is no value yet, or if it has expired."""
+        """Return the value. Raises the error of ``load`` if there is no value yet, or if the value has expired."""
         if (
             self._loaded_value is not None and not has_own_rights()
         ):  # perhaps only the process's own user may read the files
@@ -79,7 +79,7 @@ class ReloadedValue(Generic[T]):
 
 
 def _stamp(path: str) -> object:
-    """Return a value that changes when the file, or the right to read it, is changed; None without a file."""
+    """Return a value that changes when the file or the right to read the file changes; None if the file does not exist."""
     try:
         status = os.stat(path)
     except OSError:

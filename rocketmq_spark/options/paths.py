@@ -27,8 +27,8 @@ MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255
 _SHOWN_CHARACTERS = 32  # characters that an error shows of a text that is too long
 # The limit for a file of keys or certificates, because a file with holes may be larger than the memory.
 MAX_FILE_BYTES = 4 << 20
-# How many parts a PEM file may have that an option names. OpenSSL sorts all certificates again for each added certificate, which
-# takes a minute for 8,000 certificates. Systems trust about 150.
+# The limit for the number of certificates and other parts in a PEM file that an option names. OpenSSL sorts all certificates
+# again for each added certificate, which takes a minute for 8,000 certificates. Systems trust about 150 authorities.
 MAX_PEM_BLOCKS = 500
 
 

@@ -1,8 +1,9 @@
-"""The classes of PySpark's data source API, real or stand-ins. Only this module knows which classes a PySpark may lack.
+"""The classes of PySpark's data source API, real or stand-ins. No other module knows which classes a version of
+PySpark may lack.
 
 Vendors add parts of newer versions to older versions, so this module looks for the classes and ignores the version number. A
 missing class has a stand-in, so that the readers and writers can be defined everywhere; a PySpark without the class does not call
-the methods that would use it. ``require`` raises an error for a use that needs a missing class.
+the methods that would use it. ``require`` raises an error if a class is missing that the caller needs.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ if _classes_by_name["DataSourceStreamArrowWriter"] is None and _stream_writer is
     _classes_by_name["DataSourceStreamArrowWriter"] = type(
         "DataSourceStreamArrowWriter", (_stream_writer, _arrow_writer), {}
     )
-# Stand-ins of limits and predicates have the fields of the real classes, so that the source handles both in the same way.
+# The stand-ins for the classes of limits and predicates have the fields of the real classes, so that the source handles stand-ins
+# and real classes in the same way.
 _FIELDS = {
     **dict.fromkeys(("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"), ("attribute", "value")),
     **dict.fromkeys(("LessThan", "LessThanOrEqual", "In"), ("attribute", "value")),

@@ -21,7 +21,8 @@ _CHECKPOINT_MANAGERS = (
 )
 
 _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
-# The longest path of a socket, on macOS too, and the bytes that Spark adds to the folder: "/.<uuid>.sock".
+# The longest path of a socket that Linux and macOS allow, and the length of the name that Spark adds to the folder:
+# "/.<uuid>.sock".
 _MAX_SOCKET_PATH_BYTES, _SOCKET_NAME_BYTES = 103, 43
 
 # If this environment variable is set, tasks read every batch of a stream: ``source.partition_reader``.
@@ -32,11 +33,13 @@ def low_latency_conf() -> dict[str, Any]:
     """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
     Give these settings before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an
-    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. This function omits
-    it, too, if it does not find Spark's jars, as with Spark Connect: the name of the class depends on the version of Spark.
+    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. If this function does
+    not find Spark's jars, as with Spark Connect, it omits this setting, too, because the name of the class depends on the version
+    of Spark.
 
-    Whoever may write to Spark's Unix sockets can run code in the driver. So this function omits them, with a warning, if the
-    umask of this process lets other users write to new files. Start executors on other machines with umask 022 or 077, too.
+    Whoever may write to Spark's Unix sockets can run code in the driver. So if the umask of this process lets other users write
+    to new files, this function logs a warning and omits the setting for Unix sockets. Start executors on other machines with
+    umask 022 or 077, too.
     """
     manager = _checkpoint_manager()
     return {
@@ -48,7 +51,7 @@ def low_latency_conf() -> dict[str, Any]:
 
 
 def _unix_sockets() -> dict[str, str]:
-    from rocketmq_spark.base import folders  # here, because every worker imports this module, and few drivers call this
+    from rocketmq_spark.base import folders  # imported here: only few drivers call this function
 
     if not folders.new_files_are_open():
         return {_UNIX_SOCKETS: "true"}
@@ -68,8 +71,10 @@ def private_sockets(folder: Path) -> dict[str, str]:
 
 @functools.cache
 def _checkpoint_manager() -> str | None:
-    """Return the class name of the checkpoint manager in Spark's jars; None if they lack it, or are not on this machine."""
-    import zipfile  # here, because every worker imports this module, and few drivers call this
+    """Return the class name of the checkpoint manager in Spark's jars; None if the jars lack the class, or are not on this
+    machine.
+    """
+    import zipfile  # imported here: only few drivers call this function
 
     for jar in _spark_jars("spark-sql_*.jar"):
         try:
@@ -84,7 +89,9 @@ def _checkpoint_manager() -> str | None:
 
 
 def _spark_jars(pattern: str) -> list[Path]:
-    """Return Spark's jars that match ``pattern``, from the folder that PySpark's launcher uses: SPARK_HOME, or the package."""
+    """Return Spark's jars that match ``pattern``, from the folder that PySpark's launcher uses: SPARK_HOME if it is set,
+    otherwise PySpark's own folder.
+    """
     spark_home = os.environ.get("SPARK_HOME") or _pyspark_folder()
     return sorted(Path(spark_home, "jars").glob(pattern)) if spark_home is not None else []
 

@@ -1,8 +1,8 @@
 """Passes settings of the Spark context to the processes that plan a write.
 
 Spark passes its settings to tasks, but not to the other processes of a Python data source. ``register`` writes the settings that
-exactly-once needs into an environment variable of these processes. The variable outlives the context, so its value also names
-the context.
+exactly-once needs into an environment variable of these processes. The variable outlives the context, so the value of the
+variable also names the context.
 """
 
 from __future__ import annotations

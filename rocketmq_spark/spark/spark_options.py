@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from rocketmq_spark.errors import OptionError
 
 ASYNC_PROGRESS = "asyncProgressTrackingEnabled"
-# With the last option, Spark does not look up whether a sink supports asynchronous progress tracking.
+# The last of these options makes Spark skip its check whether the sink supports asynchronous progress tracking.
 _PROGRESS_OPTIONS = (
     ASYNC_PROGRESS,
     "asyncProgressTrackingCheckpointIntervalMs",

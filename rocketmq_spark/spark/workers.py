@@ -1,8 +1,8 @@
 """Checks that the Python of Spark's workers can import this package.
 
 Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another Python. In a virtual environment that is not
-activated, ``python3`` lacks the package, and Spark reports "Failed to find the data source: rocketmq". This is the most common
-problem of new users.
+activated, ``python3`` lacks the package, and Spark reports "Failed to find the data source: rocketmq". This error is the most
+common problem of new users.
 
 ``import rocketmq_spark`` imports this module. So it imports little, and the check itself imports the rest.
 """
@@ -40,7 +40,7 @@ def warn_if_workers_differ(program: str) -> None:
 
 
 def can_import(program: str) -> bool:
-    """Whether ``program`` has this package and pyarrow. True if this cannot be determined."""
+    """Whether ``program`` can import this package and pyarrow; True if the answer cannot be determined."""
     import shutil
 
     path = shutil.which(program)
@@ -56,7 +56,7 @@ def _can_import(path: str) -> bool:
     try:
         return subprocess.run(**call, capture_output=True, timeout=_PROBE_TIMEOUT_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
-        return True  # unknown, which is no reason for a warning
+        return True  # the answer is unknown, and a warning needs a known problem
 
 
 def check_workers_with_pyspark() -> None:
@@ -74,7 +74,8 @@ class _PySparkImportHook:
     """An import hook that finds no module. It checks the Python of Spark's workers once, when PySpark is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        # Not "pyspark", because a program may only check whether it is installed. An import of PySpark imports "pyspark.sql".
+        # The hook waits for "pyspark.sql", which each real import of PySpark imports: "pyspark" may also be looked up by a
+        # program that only checks whether PySpark is installed.
         if name == "pyspark.sql":
             sys.meta_path.remove(self)
             _check_workers()
@@ -87,6 +88,8 @@ def _check_workers() -> None:
 
 
 def program_of_workers() -> str:
-    """Return the Python that Spark runs for workers: from the session if there is one, otherwise from ``PYSPARK_PYTHON``."""
+    """Return the Python program that Spark's workers run. The session knows it; if there is no session, ``PYSPARK_PYTHON`` names
+    it.
+    """
     context = getattr(getattr(sys.modules["pyspark"], "SparkContext", None), "_active_spark_context", None)
     return str(context.pythonExec) if context is not None else os.environ.get("PYSPARK_PYTHON") or "python3"

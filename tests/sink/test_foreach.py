@@ -81,7 +81,9 @@ def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error(
     frame = spark.range(0, 2, 1, 2).selectExpr("'x' body", f"if(id = 0, '{topic}.x', '{topic}_x') topic")
     write = foreach_batch_writer(name_server=rocketmq.name_server, topic_names="dotsToUnderscores")
     write(frame.where("topic like '%.x'"), 0)
-    with pytest.raises(OptionError, match=r"are both .* tasks of this write have stored rows of both there"):
+    with pytest.raises(
+        OptionError, match=r"are both .* tasks of this write have stored rows of both names in this one topic"
+    ):
         write(frame, 1)
     write(frame.where("topic like '%\\_x'"), 2)
     assert f"an earlier write of this process rows of '{topic}.x': two topics are one there" in caplog.text

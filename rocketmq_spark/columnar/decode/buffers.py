@@ -26,7 +26,7 @@ def odd_numbers(count: int) -> pa.Array:
     return _ODD_NUMBERS[0][:count]
 
 
-# Positions in Arrow's binary arrays have 32 bits.
+# The limit of an Arrow binary array, whose offsets are signed 32-bit numbers.
 _MAX_BYTES = (1 << 31) - 1
 
 
@@ -46,7 +46,7 @@ def slices(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
 
 
 def _with_narrow_offsets(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
-    """The same slices, relative to the part of the buffer that contains them."""
+    """The part of the buffer that contains all slices, and the starts and ends of the slices in this part."""
     low, high = int(starts.min()), int(ends.max())
     if high - low > _MAX_BYTES:
         raise DecodeError(

@@ -4,8 +4,8 @@
 ``arrow`` copies values; this module assembles the columns. ``rows.ReferenceDecoder`` decodes messages in an unusual form, and
 makes the same batch from objects.
 
-Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes. The decompressed size is not
-known before. So rows are decompressed one by one, and a portion ends when it is full.
+Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes. The size of a body is known
+only after its decompression. So bodies are decompressed one by one, and a portion ends when it is full.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 @dataclass(slots=True)
 class DecompressedBodies:
-    """Bodies of the rows from ``begin`` on. A body that cannot be decompressed is None, with the reason by its index."""
+    """The bodies of consecutive rows, of which ``begin`` is the first. A body that cannot be decompressed is None; ``reasons``
+    has the reason by the index of the body.
+    """
 
     begin: int
     bodies: list[bytes | None] = field(default_factory=list)
@@ -80,7 +82,7 @@ def decompressed_bodies(
 def with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
-    """The columns with the errors of bad messages, and with the stored flags of these messages."""
+    """Return the columns after changes for bad messages: their errors are added, and they keep their stored flags."""
     result = []
     for array, column in zip(arrays, columns, strict=True):
         name = column.name.lower() if column.property is None else ""
@@ -126,7 +128,9 @@ class Decoder:
         return batch
 
     def batches(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """Like a call, but in batches of about ``portion_bytes``; the caller must use all of them before it fetches more."""
+        """Yield the messages in batches of about ``portion_bytes``. The caller must use all batches before it fetches more
+        answers.
+        """
         try:
             messages = stored_messages.locate(fetched.buffer, fetched.answers)
         except Malformed as e:
@@ -161,8 +165,8 @@ class Decoder:
     def _usable_count(
         self, messages: StoredMessages, answers: Sequence[FetchedAnswer], is_contiguous: npt.NDArray[np.bool_] | None
     ) -> int:
-        """The number of usable answers: those before the first hole that may still be filled. Without ``on_holes``, which is so
-        if the broker filters, all answers are usable.
+        """The number of usable answers: those before the first hole that may still be filled. If the broker filters, ``on_holes``
+        is None, and all answers are usable.
         """
         if self.on_holes is None or not (holes := stored_messages.holes(messages, is_contiguous)):
             return len(answers)
@@ -194,7 +198,8 @@ class Decoder:
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
-        processor's cache between Arrow, the socket and the JVM, and its memory is reused for the next one."""
+        processor's cache between Arrow, the socket and the JVM, and the next portion reuses its memory.
+        """
         selection = self.selection
         property_arrays = props.PropertyColumns()
         if selection.selects_any:
@@ -265,7 +270,9 @@ class Decoder:
                 self.bad_messages.add_impossible_times(column.name, queue, offset, len(rows))
 
     def _tag_matches(self, property_arrays: props.PropertyColumns) -> pa.Array | None:
-        """Which rows have a requested tag, because brokers compare only hashes; None if all rows have one."""
+        """Which rows have a requested tag; None if all rows have one. Rows with other tags may arrive, because brokers compare
+        only the hashes of tags.
+        """
         if not self.topic_filter or self.topic_filter.kind != "TAG":
             return None
         has_tag = pc.is_in(
@@ -275,7 +282,9 @@ class Decoder:
 
 
 def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
-    """Splits ``rows`` rows of ``size`` bytes into equal parts; at least one, so that Spark gets a schema."""
+    """Splits this number of rows, which have ``size`` bytes together, into equal parts. There is at least one part, so that Spark
+    gets a schema.
+    """
     part_count = math.ceil(size / portion_bytes) if portion_bytes else 1
     step = max(1, math.ceil(rows / max(1, part_count)))
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
@@ -301,8 +310,8 @@ def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) 
     """Drops the messages after the requested end of an answer, because they belong to another pull.
 
     Messages are dropped only if the broker's next offset is also after that end: if a damaged message shifted the index of the
-    queue, the offset inside a message may be after the end although its position is not. If both are after the end,
-    ``correct_ends`` decides.
+    queue, the offset inside a message may be after the end, although the message's offset in the queue is before the end. If both
+    offsets are after the end, ``correct_ends`` decides.
     """
     limits = stored_messages.answer_field(messages.answers, "limit")
     exceeds_limit = stored_messages.answer_field(messages.answers, "next_offset") > limits
@@ -324,17 +333,18 @@ def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
     return buffers.slices(messages.buffer, messages.body_start[rows], messages.body_end[rows])
 
 
-SLACK_BYTES = 64  # after the messages, as in a reader's buffer, because decoders read ahead
+SLACK_BYTES = 64  # bytes after the messages, as in a reader's buffer, because decoders read ahead
 
 
-# Queue, the requested offset, the next offset and the end of the bytes of each consecutive answer, and the stored messages.
+# The queue, the requested offset, the consecutive answers (for each the next offset, and the end of its bytes), and the bytes of
+# the stored messages.
 AnsweredPull = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
 
 
 def batch_of_answers(
     parts: Iterable[tuple[AnsweredPull, Filter]], skip_counts: Mapping[tuple[MessageQueue, Filter], int] | None = None
 ) -> tuple[pa.RecordBatch, bool]:
-    """The messages of answers in the basic columns, and whether these are all messages. Each answer has the filter of its
+    """The messages of answers in the basic columns, and whether all messages are returned. Each answer has the filter of its
     request. If the messages exceed ``PORTION_BYTES``, only the first messages are returned, at least one.
 
     ``skip_counts`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside
@@ -368,7 +378,7 @@ def _groups(
     """
     groups: list[tuple[Filter, list[AnsweredPull], int]] = []
     group_of_filter: dict[Filter, int] = {}
-    group_of_queue: dict[MessageQueue, int] = {}  # the group of its last answer
+    group_of_queue: dict[MessageQueue, int] = {}  # for each queue, the group of the queue's last answer
     for pull, topic_filter in parts:
         queue = pull[0]
         skip_count = skip_counts.pop((queue, topic_filter), 0)

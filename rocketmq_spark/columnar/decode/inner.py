@@ -1,4 +1,5 @@
-"""Inner batches: an inner batch is stored as one message, whose body has many messages. Each of these becomes a row.
+"""Inner batches: an inner batch is stored as one message, whose body contains many messages. Each message in the body becomes a
+row.
 
 A row of an inner batch has the outer message's fixed fields, but its own offset, flag, body and properties, as in
 ``wire/messages``. A compressed batch is decompressed and appended to the fetched bytes. The reference decoder decodes batches in
@@ -30,7 +31,8 @@ from rocketmq_spark.wire.properties import inner_base_and_count
 
 _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
-# Positions of flag, body length and body in a message of a batch; the length of its properties follows the body.
+# Positions of the flag, the body's length and the body in a message of a batch. The length of the message's properties follows
+# the body.
 _FLAG_AT, _LENGTH_AT, _BODY_AT = 12, 16, 20
 _MIN_ITEM_BYTES = _BODY_AT + 2
 # Bytes after the last message, so that a number can be read at every possible position.
@@ -107,7 +109,7 @@ def contiguous_answers(messages: StoredMessages, unwrapped: StoredMessages) -> n
 
 
 def _offset_ranges(messages: StoredMessages, unwrapped: StoredMessages) -> tuple[Ints, Ints]:
-    """The first offset of each stored message, and the offset after its last one."""
+    """For each stored message, the offset of its first row, and the offset after its last row."""
     assert unwrapped.record is not None
     first_offsets: Ints = messages.fixed_field("queueOffset").astype(np.int64)
     return first_offsets, first_offsets + np.bincount(unwrapped.record, minlength=len(messages))
@@ -117,8 +119,8 @@ def has_damaged_batch(
     messages: StoredMessages, unwrapped: StoredMessages, is_contiguous: npt.NDArray[np.bool_]
 ) -> bool:
     """Whether a batch has another number of messages than its broker counted, or impossible offsets. Offsets are impossible if
-    they are outside of the answer's request, or differ from those in the properties of the batch. ``is_contiguous`` is the
-    result of ``contiguous_answers``: in these answers, offsets are right. ``unwrapped`` is the result of ``unwrap``.
+    they are outside of the range that was requested, or differ from the offsets in the properties of the batch. ``is_contiguous``
+    is the result of ``contiguous_answers``: in contiguous answers, offsets are right. ``unwrapped`` is the result of ``unwrap``.
     """
     batch_rows = np.flatnonzero(_inner_batch_mask(messages))
     first_offsets, end_offsets = (each[batch_rows] for each in _offset_ranges(messages, unwrapped))
@@ -147,7 +149,9 @@ def _with_items(
     item_rows: npt.NDArray[np.intp] | None,
     item_values: npt.NDArray[Any],
 ) -> npt.NDArray[Any]:
-    """The values of the stored messages, replaced by ``item_values`` in ``item_rows`` (None: in all rows)."""
+    """The value of each row: the value of its stored message, or in ``item_rows`` (None means all rows) the values
+    ``item_values``.
+    """
     if item_rows is None:
         return item_values
     rows = stored_values[record_of_item]
@@ -156,7 +160,9 @@ def _with_items(
 
 
 def _decompressed_bodies(messages: StoredMessages, batch_rows: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
-    """A buffer with the decompressed bodies of all batches, and their positions; None if a body cannot be decompressed here."""
+    """A buffer with the decompressed bodies of all batches, and their positions; None if a body is damaged, or too large to be
+    decompressed at once.
+    """
     begins, ends = messages.body_start[batch_rows], messages.body_end[batch_rows]
     compressed_indexes = np.flatnonzero(((messages.sys_flags[batch_rows] & _COMPRESSED) != 0) & (ends > begins))
     if not len(compressed_indexes):
@@ -216,7 +222,8 @@ def _item_starts(
     ``_find_items`` checks the sizes.
 
     This is the only Python step per message. The number of steps is limited by the possible number of messages, so that the loop
-    ends even with sizes of 0 or less, and by ``broker_counts``, because a few kilobytes may become millions of messages.
+    ends even if a size is 0 or negative. It is also limited by ``broker_counts``, because a few kilobytes may become millions of
+    messages.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []

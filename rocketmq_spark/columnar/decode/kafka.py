@@ -26,7 +26,7 @@ from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NUL
 _SHARDING_KEY = Column(" sharding key", "string", pa.string(), Property.SHARDING_KEY)
 _DELETED = Column(" deleted", "string", pa.string(), DELETED)
 _SOURCE_COLUMNS = {column.name: column for column in (*BASIC, READ_QUEUE_ID)}
-# The columns that a column of Kafka is made of.
+# For each column of Kafka, the columns from which it is made.
 _DECODED_FROM = {
     "key": ("keys",),
     "value": ("body",),
@@ -41,14 +41,14 @@ _KAFKA_NAMES = {column.name.lower(): column.name for column in (*KAFKA, HEADERS)
 
 
 def columns_to_decode(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns to decode for ``columns``, those of properties included."""
+    """The columns to decode for ``columns``, including the columns of properties."""
     kafka_columns = [column for column in columns if column.property is None]
     names = dict.fromkeys(part for column in kafka_columns for part in _DECODED_FROM[_KAFKA_NAMES[column.name.lower()]])
     of_properties = [column for column in columns if column.property is not None]
     kafka_names = {column.name.lower() for column in kafka_columns}
     key_columns = [_SHARDING_KEY] if "key" in kafka_names else []
     deleted_columns = [_DELETED] if kafka_names & {"value", "headers"} else []
-    # Without any column, Spark still counts the rows.
+    # At least one column is decoded, because Spark counts the rows even if it needs no column.
     return (
         *(_SOURCE_COLUMNS[name] for name in names or ("queueOffset",)),
         *key_columns,
@@ -94,7 +94,7 @@ def _kafka_column(
             return _keys(batch)
         case "partition":
             return _partitions(batch, broker_name, partition_numbers)
-        case "timestampType":  # 0 is Kafka's CreateTime
+        case "timestampType":  # the value 0 means Kafka's CreateTime
             return arrow.integers(np.zeros(len(batch), np.int32), pa.int32())
         case "value":
             return _values(batch)
@@ -114,8 +114,8 @@ def _keys(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _partitions(batch: pa.RecordBatch, broker_name: str, partition_numbers: Mapping[MessageQueue, int]) -> pa.Array:
-    """The partition number of each row's queue. Every topic of the batch is looked up with every queue id. Pairs that are not a
-    queue occur in no row.
+    """The partition number of each row's queue. Every topic of the batch is looked up with every queue id. Some of these pairs
+    are no queue, but such pairs occur in no row.
     """
     topics = arrow.combined(batch.column("topic")).dictionary_encode()
     ids = batch.column(READ_QUEUE_ID.name).dictionary_encode()
@@ -138,8 +138,8 @@ def _values(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _stand_ins(batch: pa.RecordBatch) -> pa.Array | None:
-    """Which messages stand for a row without a body: both property and body are those of ``emptyBodies=mark``. None if there is
-    no such message.
+    """Which messages stand for a row without a body: both their property and their body are as ``emptyBodies=mark`` sets them.
+    None if there is no such message.
     """
     marks = batch.column(_DELETED.name)
     if marks.null_count == len(marks):
@@ -167,7 +167,9 @@ def _headers(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _decoded(texts: pa.Array) -> pa.Array:
-    """Strings as bytes. Those marked as base64 are decoded; marked strings that are not valid base64 stay as they are."""
+    """Strings as bytes. Strings that are marked as base64 are decoded; a marked string that is not valid base64 stays
+    as it is.
+    """
     is_marked = pc.fill_null(pc.starts_with(texts, BASE64_MARK), False)
     if not pc.any(is_marked).as_py():
         return texts.cast(pa.binary())
@@ -175,6 +177,6 @@ def _decoded(texts: pa.Array) -> pa.Array:
     for row in np.flatnonzero(arrow.to_mask(is_marked)).tolist():
         try:
             values[row] = base64.b64decode(values[row][len(BASE64_MARK) :], validate=True)
-        except binascii.Error:  # marked, but not base64: written by another client
+        except binascii.Error:  # another client wrote a marked string that is not base64
             continue
     return pa.array(values, pa.binary())

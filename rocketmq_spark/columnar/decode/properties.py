@@ -57,7 +57,7 @@ def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 def _concatenate(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
     """The concatenated strings, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
-    # A string may lack its last separator: its copy is one byte longer, for the separator.
+    # If a string lacks its last separator, its copy is one byte longer, for the separator.
     lacks_end = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
     any_lacks_end = bool(lacks_end.any())
     string_ends = ends + lacks_end if any_lacks_end else ends
@@ -125,7 +125,7 @@ def _locate_one_by_one(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PropertySelection:
-    """The columns to build. ``properties`` is none, user or all."""
+    """The columns to build. ``properties`` is ``none``, ``user`` or ``all``."""
 
     tags: bool = True
     keys: bool = True
@@ -189,7 +189,7 @@ def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
 
 
 def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
-    """Whether ``text`` stands at every position, compared eight bytes at a time."""
+    """Whether the bytes at every start are ``text``, compared eight bytes at a time."""
     words = property_names.words(blob)
     position = 0
     while position < len(text):
@@ -202,7 +202,7 @@ def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
 
 
 class _Uniform:
-    """Rows that all have the same names in the same order: every property is a regular stride of pairs."""
+    """Rows that all have the same names in the same order, so that the pairs of one property are at regular distances."""
 
     def __init__(self, pairs: Pairs, names: tuple[str, ...]) -> None:
         self._pairs = pairs
@@ -278,7 +278,7 @@ class _Mixed:
         return _map(offsets, names, arrow.to_strings(values, None, pairs.ascii_only))
 
     def _without_repeats(self, chosen_pairs: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Without the earlier pairs of names that are repeated in a message, as in Java's map."""
+        """Return ``chosen_pairs`` with only the last pair of each name in a message, as in Java's map."""
         rows = self._rows[chosen_pairs]
         with np.errstate(over="ignore"):
             name_and_row_hashes = self._signature[chosen_pairs] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -312,6 +312,6 @@ def _split_keys(column: pa.Array) -> pa.Array:
         bitmap = None if is_present.all() else arrow.validity_bitmap(is_present)
         return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
     key_lists = pc.split_pattern(column, " ")
-    if pc.min(pc.binary_length(key_lists.values)).as_py():  # otherwise a key is empty
+    if pc.min(pc.binary_length(key_lists.values)).as_py():  # the shortest key is not empty, so no key is empty
         return key_lists.cast(KEYS)
     return pa.array([None if row is None else [key for key in row if key] for row in key_lists.to_pylist()], KEYS)

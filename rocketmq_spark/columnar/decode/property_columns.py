@@ -35,7 +35,9 @@ _ARROW_PATTERNS = {
 
 
 def cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """``texts`` as ``kind``: in one call if every text is a plain one, otherwise one by one."""
+    """``texts`` as ``kind``: cast in one call if every text is in the plain form that Arrow accepts, otherwise parsed
+    one by one.
+    """
     if pa.types.is_string(kind):
         return texts
     if pa.types.is_binary(kind):

@@ -1,6 +1,6 @@
 """The names of system properties, recognised for many messages at once.
 
-``classify`` recognises a name by its first and last eight bytes and its length. That triple is exact for names of up to
+``classify`` recognises a name by its first and last eight bytes and its length. These three values identify a name of up to
 sixteen bytes; the few longer system names are compared in full.
 """
 
@@ -56,7 +56,7 @@ def _signature_of(name: str) -> int:
 
 
 def _hash_table() -> tuple[np.uint64, npt.NDArray[np.uint8], Words]:
-    """A multiplier without collisions among the system's names, the id in each slot, and each id's signature."""
+    """A multiplier with which no two system names have the same slot, the id in each slot, and the signature of each id."""
     assert len(_PREFIX) == 16, "the prefix is compared as two words"
     signature = np.array([0] + [_signature_of(name) for name in NAMES[1:]], np.uint64)
     assert len(set(signature.tolist())) == len(signature), "two system names share length, first and last eight bytes"
@@ -77,7 +77,9 @@ _LONG = np.array([len(name.encode()) > 16 for name in NAMES])
 
 
 def classify(content: Bytes, starts: Ints, lengths: Ints, name_signatures: Words) -> npt.NDArray[np.uint8]:
-    """The id of each name: an index into ``NAMES``, 0 for a user's name, ``len(NAMES)`` for a name with the prefix."""
+    """The id of each name: the index of a system name in ``NAMES``, 0 for a user's name, and ``len(NAMES)`` for a name with the
+    prefix.
+    """
     with np.errstate(over="ignore"):
         candidate_ids = _IDS_BY_SLOT[((name_signatures * _MULTIPLIER) >> _BITS).astype(np.intp)]
     ids = np.where(_SIGNATURES[candidate_ids] == name_signatures, candidate_ids, np.uint8(0))

@@ -3,9 +3,9 @@
 ``ColumnBuilder`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts,
 message ids) and properties.
 
-``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It decodes
-messages that are objects already, unusual inner batches, and answers with bad messages. Tests compare the fast path with it.
-The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
+``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It is used for
+messages that are objects already, for unusual inner batches, and for answers with bad messages. Tests compare the fast path with
+it. The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def timestamps(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Ar
 
 
 def system_flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
-    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep this
-    flag.
+    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, a message with an empty body
+    keeps this flag.
     """
     compressed_flags = codes.SysFlag.COMPRESSED * (messages.body_end > messages.body_start)
     return messages.sys_flags & ~compressed_flags.astype(np.int32)
@@ -178,7 +178,8 @@ class ColumnBuilder:
 
 # Gets answers and the offsets that they skip, and returns how many of the answers may be used.
 OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
-# Gets answers whose next offset is beyond their limit, and returns them with limits that match the offsets inside of messages.
+# Gets answers whose next offset is beyond their limit, and returns these answers with corrected limits, which match the offsets
+# inside of messages.
 CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
@@ -220,7 +221,7 @@ def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: Cor
 def with_correct_ends(
     answers: Sequence[FetchedAnswer], exceeds_limit: Sequence[bool], correct_ends: CorrectEnds
 ) -> list[FetchedAnswer]:
-    """The answers. Those for which ``exceeds_limit`` is true have corrected limits."""
+    """Return the answers. An answer for which ``exceeds_limit`` is true gets a corrected limit."""
     long_answers = [answer for answer, is_long in zip(answers, exceeds_limit, strict=True) if is_long]
     corrected_answers = dict(zip(long_answers, correct_ends(long_answers), strict=True)) if long_answers else {}
     return [corrected_answers.get(answer, answer) for answer in answers]
@@ -243,8 +244,8 @@ def messages_in_range(
         if lost_message is not None:
             yield from _placeholder_rows(lost_message, next_offset, min(message.queue_offset, end), is_dense)
             lost_message = None
-        # A pull inside an inner batch returns the whole batch. Offsets before the start are right only in such a batch. Offsets
-        # after the end are right only if the broker's next offset is also after the end.
+        # A pull that starts inside an inner batch returns the whole batch. An offset before the start is right only in an inner
+        # batch. An offset after the end is right only if the broker's next offset is also after the end.
         is_before_start = message.queue_offset < answer.start and message.sys_flag & SysFlag.INNER_BATCH
         if not is_before_start and (answer.next_offset <= answer.limit or message.queue_offset < answer.limit):
             yield message
@@ -254,13 +255,13 @@ def messages_in_range(
 
 
 def _placeholder_rows(message: ReceivedMessage, start: int, end: int, is_dense: bool) -> Iterator[ReceivedMessage]:
-    # At least one row, because no offset may seem to be missing if the neighbours are damaged or shifted, too.
+    # There is at least one row: if the neighbours are damaged or shifted, too, it may look as if no offset were missing.
     for offset in range(start, max(end if is_dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 
 
 Row = tuple[MessageQueue, ReceivedMessage]
-# The size of a message in a batch, without its body and its properties.
+# The approximate size of a row in a batch, without the body and the properties.
 _ITEM_OVERHEAD_BYTES = 256
 
 
@@ -319,7 +320,9 @@ class ReferenceDecoder:
                     yield queue, message
 
     def _decoded(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
-        """All messages, one by one. A body that is not selected stays compressed, unless it is that of a batch."""
+        """All messages, one by one. The body of a message stays compressed if column ``body`` is not selected; only inner batches
+        are always decompressed.
+        """
         compressed_settings = settings._replace(max_body_bytes=None)
         for location in find_messages(data):
             *_, inner_batch = location
@@ -358,15 +361,17 @@ class ReferenceDecoder:
 
 
 def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:
-    """Received messages as rows. The topic of a retried message is the topic that it was sent to, as in the message. A message
-    that cannot be decoded has no body.
+    """Received messages as rows. The topic of a retried message is the topic to which the message was sent first, as in the
+    ``ReceivedMessage``. A message that cannot be decoded has no body.
     """
     rows = [(m.queue._replace(topic=m.topic or m.queue.topic), m) for m in messages]
     return ReferenceDecoder((), columns, "user")._batch(rows)
 
 
 def _size(message: ReceivedMessage) -> int:
-    """The approximate size of a message as a row, without the other messages of its batch."""
+    """The approximate size of one message as a row; a message of an inner batch counts without the other messages of
+    the batch.
+    """
     if message.decode_error is not None:
         return message.store_size
     if not _is_batch(message):
@@ -375,7 +380,7 @@ def _size(message: ReceivedMessage) -> int:
 
 
 def _is_unreadable(message: ReceivedMessage) -> bool:
-    """Whether more than the body of a message is unreadable. Such a message has no topic."""
+    """Whether more than the body of a message is unreadable. A message with only an unreadable body still has a topic."""
     return message.decode_error is not None and not message.topic
 
 

@@ -62,8 +62,8 @@ class Column:
     """A column's name, and its types in Spark's DDL and in Arrow. For a column of a property, ``property`` is the name of the
     property.
 
-    If ``from_rows`` is None, the column is copied portion by portion. A message that cannot be decoded has values only in
-    columns with ``is_of_queue``.
+    If ``from_rows`` is None, the column is copied portion by portion. A message that cannot be decoded has values only in columns
+    for which ``is_of_queue`` is true.
     """
 
     name: str
@@ -172,7 +172,7 @@ READ_QUEUE_ID = _queue_column(" read queue id", "int", pa.int32(),
                           lambda rows, kind: rows.queue_id(kind), lambda queue, m, _: queue.queue_id)
 # fmt: on
 
-# The columns of Spark's Kafka source, which ``decode.kafka`` makes of those above.
+# The columns of Spark's Kafka source, which ``decode.kafka`` makes from this source's own columns.
 KAFKA: tuple[Column, ...] = (
     Column("key", "binary", pa.binary()),
     Column("value", "binary", pa.binary()),
@@ -293,8 +293,8 @@ def undecodable_error(queue: MessageQueue, offset: int, why: str, which: str = "
 
 
 class BadMessages:
-    """Handles a task's bad messages as option ``badMessage`` says, and counts them. Logs the first bad messages, and finally the
-    number of all.
+    """Handles a task's bad messages as option ``badMessage`` says, and counts them. Logs the first bad messages, and at the end
+    of the task the number of all bad messages.
 
     Also counts times outside the years 1 to 9999. Such times are null, whatever ``badMessage`` says.
     """

@@ -1,8 +1,8 @@
 """Locates messages and their parts in a receive buffer, with numpy over the stored layout and no Python step per message.
 
-The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not match it
-raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts it to a ``DecodeError``.
-Inner batches are located as one message each (``inner`` unwraps them).
+The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not have this layout
+raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts this error to a
+``DecodeError``. Inner batches are located as one message each (``inner`` unwraps them).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 MIN_MESSAGE_BYTES = 91
-# From this number of answers, or parts of answers, it is faster to advance through all of them together.
+# With at least this number of answers, or parts of answers, it is faster to advance in all of them at once than one after the
+# other.
 _MIN_LOCK_STEP_CHAINS = 24
 _CHAIN_MESSAGES = 32
 _MAGIC = re.compile(
@@ -192,8 +193,8 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
 
 def holes(messages: StoredMessages, is_dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
     """The offsets that answers skipped, in queues in which every offset has a message. Holes are found by the number of messages,
-    because the offsets inside them may be wrong. Without holes, this is one comparison. Answers for which ``is_dense`` is true
-    have no holes.
+    because the offsets inside them may be wrong. If there are no holes, one comparison of all answers finds this out. Answers for
+    which ``is_dense`` is true have no holes.
     """
     expected_counts = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
     has_holes = messages.counts != expected_counts if is_dense is None else ~is_dense
@@ -208,8 +209,8 @@ def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
         texts = property_texts(messages, np.flatnonzero(is_of_answer))
         entries = zip(offsets, messages.sys_flags[is_of_answer].tolist(), texts, strict=True)
         ranges = fetched.index_ranges(entries, start, next_offset)
-        # Batches without ``INNER_BASE``: brokers remove messages only from the front, and an offset after the end is
-        # damaged.
+        # No batch has ``INNER_BASE``. A hole can only be at the front, because brokers remove messages only there, and an offset
+        # after the end is damaged.
         ranges = ranges or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
         return []
@@ -243,9 +244,7 @@ def _host_shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
 def _shifted_fields(
     buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], combined_flags: int, head: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """The fixed fields, of which those after a host are right: if IPv6 addresses shift them, they are read at the shifted
-    position.
-    """
+    """The fixed fields at their right positions: a field after an IPv6 host is read at its shifted position."""
     if not combined_flags & _IPV6_FLAGS:
         return head
     limit = len(buffer) - _FIXED_FIELDS.itemsize
@@ -304,8 +303,8 @@ def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArr
 
 
 def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-    """The parts of answers (their begins and ends), and the number of each answer's first part. Long answers are cut into parts
-    where a message seems to begin.
+    """The begins and ends of the parts of all answers, and for each answer the number of its first part. Long answers are cut
+    into parts where a message seems to begin.
 
     A cut is right if the messages before it end exactly at the cut.
     """
@@ -376,6 +375,6 @@ def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.ND
     if not steps:
         return np.empty(0, np.int64), np.zeros(len(begins), np.intp)
     rows = np.concatenate(rows_of)
-    # 16-bit numbers are sorted in linear time.
+    # A stable sort of 16-bit numbers takes only linear time.
     order = np.argsort(rows.astype(np.uint16) if len(begins) <= 1 << 16 else rows, kind="stable")
     return np.concatenate(steps)[order], np.bincount(rows, minlength=len(begins))

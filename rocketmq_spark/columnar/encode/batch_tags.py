@@ -22,7 +22,7 @@ Rows = npt.NDArray[np.intp]
 
 
 def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Which rows of a batch have no key; ``columns`` as for the encoder. Brokers treat a key of whitespace as no key."""
+    """Which rows of a batch have no key. ``columns`` are those of the encoder. Brokers treat a key of whitespace as no key."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
     has_key = arrow.non_empty_mask(
@@ -45,7 +45,9 @@ _SEPARATOR = codes.KEY_SEPARATOR.encode()
 
 
 class BatchTagKeys:
-    """Tags and keys of the rows of an Arrow batch; ``columns`` as for the encoder, ``max_bytes`` limits tag and keys."""
+    """Tags and keys of the rows of an Arrow batch. ``columns`` are those of the encoder; ``max_bytes`` limits the bytes of tag
+    and keys together.
+    """
 
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -86,7 +88,7 @@ class BatchTagKeys:
         encoded_tags = pc.dictionary_encode(tags)
         names = _as_java_reads(encoded_tags.dictionary).to_pylist()
         self._codes = pc.fill_null(encoded_tags.indices, -1).to_numpy().astype(np.int32)
-        if "" in names:  # an empty text counts as no value
+        if "" in names:  # an empty tag means no tag
             empty_code = names.index("")
             self._codes[self._codes == empty_code] = -1
             self._codes[self._codes > empty_code] -= 1
@@ -101,14 +103,14 @@ class BatchTagKeys:
 
 
 class _Keys:
-    """The different keys of an Arrow batch."""
+    """The keys of the rows of an Arrow batch, with each different text once."""
 
     def __init__(self, keys: pa.Array) -> None:
         encoded_keys = pc.dictionary_encode(keys)
         self._distinct = encoded_keys.dictionary
         is_empty = arrow.lengths(encoded_keys.dictionary) == 0
         self._codes = pc.fill_null(encoded_keys.indices, -1).to_numpy().astype(np.int32)
-        self._codes[np.append(is_empty, False)[self._codes]] = -1  # an empty text counts as no value
+        self._codes[np.append(is_empty, False)[self._codes]] = -1  # an empty text of keys means no key
         self._are_single_words = not len(arrow.rows_with(encoded_keys.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:
@@ -122,7 +124,7 @@ class _Keys:
         keys = self._distinct.take(pa.array(used_codes))
         joined_keys = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
         text: str = joined_keys.decode("utf-8", "replace")
-        if not self._are_single_words:  # a word may stand in several keys
+        if not self._are_single_words:  # several texts may contain the same word
             words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
             text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_BATCH_KEYS else ""
         return text if len(text.encode()) < max_bytes else ""

@@ -1,8 +1,8 @@
 """The permitted columns of rows and their types. All problems are reported at once.
 
-The rules are the same for a DataFrame and for Arrow data: ``check_columns`` gets ``RowColumn`` values, whose kind is a word of
-``KINDS``. ``row_columns`` makes them from an Arrow schema, ``converted_batch`` converts its columns to the types that the
-encoder reads.
+The rules are the same for a DataFrame and for Arrow data: ``check_columns`` gets ``RowColumn`` values, whose kind is one of
+``KINDS``. ``row_columns`` makes these values from an Arrow schema, and ``converted_batch`` converts the columns of an Arrow batch
+to the types that the encoder reads.
 
 ``message_batch`` makes the columns of messages, with a few passes over all messages instead of many steps per message. Pure.
 """
@@ -28,7 +28,7 @@ from rocketmq_spark.options.names import kafka_column_hint
 from rocketmq_spark.options.transport import TransportFeatures
 from rocketmq_spark.wire.properties import message_problem
 
-# Name, permitted kinds, and their text in an error.
+# The text in an error that names the permitted types of each column.
 COLUMNS: dict[str, str] = {
     "body": "string or binary",
     "value": "string or binary",
@@ -201,8 +201,8 @@ _KINDS_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], .
 )
 
 
-# The kinds of columns whose Arrow type may be ``null``: a column of bodies, so that errors name its rows, and columns in which
-# null means any queue.
+# The kinds of columns whose Arrow type may be ``null``: columns of bodies, because errors then name the rows without a body, and
+# columns in which null means any queue.
 _KINDS_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
 
 
@@ -249,7 +249,7 @@ def _column_bytes(column: pa.Array) -> int:
 
 
 def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
-    """The length of each text. Null rows have any length up to that of the data."""
+    """The length of each text. For a null row, this may be any length up to that of the data."""
     if not (pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type)):
         sizes: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(values).cast(pa.int64()), 0).to_numpy()
         return sizes
@@ -277,9 +277,10 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
 _BODIES = (bytes, bytearray, memoryview)
 _SEPARATOR = codes.KEY_SEPARATOR
 _NO_PROPERTIES: dict[str, str] = {}
-# Maximum size of a column, because offsets have 32 bits.
+# The maximum size of a column, whose offsets are signed 32-bit numbers.
 MAX_COLUMN_BYTES = 2**31 - 1
-# The role of a column with Java's hash of each key, if some keys are not texts: a number's hash differs from that of its text.
+# The role of a column with Java's hash of each sharding key. It is used if some keys are not texts, because the hash of a number
+# differs from the hash of its text.
 KEY_HASH = "keyhash"
 
 ShardingKeyOf = Callable[[Message], object]
@@ -288,7 +289,8 @@ ShardingKeyOf = Callable[[Message], object]
 def message_batch(
     messages: Sequence[Message], bad_rows: BadRows, queue: MessageQueue | None = None, key: ShardingKeyOf | None = None
 ) -> pa.RecordBatch:
-    """The columns of ``messages`` by role, without columns that no message needs. Raises an error if a value fits in no column.
+    """The columns of ``messages`` by role, without columns that no message needs. Raises an error if a message has a value of a
+    wrong type.
 
     ``queue`` is the queue of all messages. ``key`` returns the sharding key of a message, or None for any queue.
     """

@@ -21,7 +21,8 @@ def with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: Ba
     """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED`` in rows whose body is null or empty.
 
     ``names`` has the names of the columns for ``body`` and ``properties``. A column for ``properties`` is added if ``batch`` has
-    none. A row without a body is bad if it already has the property, or if option ``messageId`` names the column of the body.
+    none. A row without a body is a bad row if its properties already contain ``DELETED``, or if option ``messageId`` names the
+    column of the body.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
     is_empty = arrow.to_mask(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))

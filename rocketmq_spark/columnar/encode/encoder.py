@@ -2,7 +2,8 @@
 
 A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as Arrow
 columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the positions
-where it may be cut. The encoder first finds all rows that brokers would reject, so that no row of such an Arrow batch is sent.
+where it may be cut. The encoder first finds all rows that brokers would reject: if an Arrow batch has such a row, no row of this
+Arrow batch is sent.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
 
 
 class Growth(NamedTuple):
-    """The maximum growth of an item before it reaches the broker, and the maximum size of a batch there."""
+    """How many bytes may be added to an item before the item reaches the broker, and the maximum size of a batch at
+    the broker.
+    """
 
     item_bytes: int = 0
     max_bytes: int = 0
@@ -41,7 +44,9 @@ _NO_GROWTH = Growth()
 
 
 class Chunk(NamedTuple):
-    """One batch to be sent, and its number of rows. ``body`` has the items, or is the batch of another transport's encoder."""
+    """One batch to be sent, and its number of rows. ``body`` has the items; over gRPC, it is the ``Batch`` of the
+    gRPC encoder.
+    """
 
     body: memoryview | Batch
     rows: int
@@ -67,17 +72,18 @@ class Encoded:
         raise NotImplementedError
 
     def take(self, rows: npt.NDArray[np.intp]) -> Encoded:
-        """Some of the items, in the order of ``rows``."""
+        """The items of ``rows``, in the order of ``rows``."""
         raise NotImplementedError
 
     def slice(self, start: int, end: int) -> Encoded:
         raise NotImplementedError
 
     def chunks(self, max_bytes: int, max_rows: int | None = None, growth: Growth = _NO_GROWTH) -> Iterator[Chunk]:
-        """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger item is a batch alone.
+        """Cut the items into batches of at most ``max_bytes`` and ``max_rows``. An item of more than ``max_bytes`` is the only
+        item of its batch.
 
-        A batch references at most twice its own bytes, so that a batch that waits for its queue does not keep all other rows
-        in memory.
+        A batch keeps at most twice its own bytes in memory: a batch that waits for its queue must not keep all other rows in
+        memory.
         """
         ends = self._ends()
         start, rows = 0, len(ends) - 1
@@ -99,14 +105,14 @@ class Encoded:
         raise NotImplementedError
 
     def _stored_ends(self) -> Ints:
-        """Like ``_ends``, for the items as brokers store them. Brokers limit the size of stored items."""
+        """The ends of the items in the form that brokers store. Brokers limit the size of stored items."""
         return self._ends()
 
     def _body(self, start: int, end: int) -> memoryview | Batch:
         raise NotImplementedError
 
 
-# For fewer rows, joining or taking costs more than the copy that it avoids.
+# For fewer rows, a copy of the joined items is cheaper than a separate join or ``take``.
 _MIN_JOINED_ROWS = 64
 
 
@@ -115,13 +121,15 @@ CompleteItems = Callable[[pa.Array, int], None]
 
 
 class ItemParts:
-    """The parts of an Arrow batch's items, and the ends of the items. All items are joined only if necessary."""
+    """The parts of an Arrow batch's items, and the ends of the items. All items are joined at once only if the caller needs all
+    of them.
+    """
 
     def __init__(self, columns: Sequence[pa.Array | bytes], sizes: Ints) -> None:
         self._columns = columns
         self._items: pa.Array | None = None
         self._complete: CompleteItems | None = None
-        self._is_split = False  # some items have been joined without the others
+        self._is_split = False  # True after some items were joined without the other items
         self.sizes = sizes
         self.ends = np.concatenate(([0], np.cumsum(sizes)))
 
@@ -132,7 +140,9 @@ class ItemParts:
         return self._items
 
     def complete(self, complete_items: CompleteItems) -> None:
-        """Complete the items now if they are joined, otherwise right after their join, while the processor's cache has them."""
+        """Complete the items now if they are already joined. Otherwise complete them right after their join, while they are in
+        the processor's cache.
+        """
         self._complete = complete_items
         if self._items is not None:
             complete_items(self._items, 0)
@@ -146,7 +156,8 @@ class ItemParts:
     def slice(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
         if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
-            self._is_split = True  # otherwise a short last slice would join all items again
+            # From now on, even a short slice is joined separately: otherwise a short last slice would join all items.
+            self._is_split = True
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.data_and_offsets(self._joined(columns, start))[0]
         data, ends = arrow.data_and_offsets(self.items)
@@ -163,7 +174,7 @@ class ItemParts:
 
 @dataclass(frozen=True, slots=True)
 class EncodedItems(Encoded):
-    """Items in the format of brokers: those of ``rows``, or without ``rows`` those from ``first`` to ``last``."""
+    """Items in the format of brokers: the items of ``rows``, or, if ``rows`` is None, the items from ``first`` to ``last``."""
 
     parts: ItemParts
     first: int
@@ -246,7 +257,9 @@ class Encoder:
         return TextPieces(len(batch))
 
     def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
-        """The items of a batch without bad rows; content ids are added later (``identify``). Some transports need the topic."""
+        """The items of a batch without bad rows. Content ids are added later (``identify``). The encoder of a Proxy needs the
+        ``topics``.
+        """
         assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
@@ -281,15 +294,17 @@ class Encoder:
         return middle
 
     def _fill_ids(self, target: npt.NDArray[np.uint8]) -> None:
-        """Write the id of each row, or zeros for a content id, because the hashed content does not include the id."""
+        """Write the id of each row. If ids are computed from content, write zeros instead, because the hashed content does not
+        include the id.
+        """
         if isinstance(self.ids, ContentIds):
             target[:] = 0
         else:
             self.ids.fill(target)
 
     def identify(self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
-        """Add content ids to the items that ``join`` has made of ``checked``. Call this before the items are used. ``hashes``
-        gets consecutive items and the number of the first one, and returns the hash of each item.
+        """Add content ids to the items that ``join`` has made of ``checked``. Call this method before the items are used.
+        ``hashes`` gets consecutive items and the number of the first one, and returns the hash of each item.
         """
         ids, lengths = self.ids, arrow.lengths(checked.body)
         assert isinstance(ids, ContentIds)

@@ -24,7 +24,7 @@ from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NUL
 logger = logging.getLogger(__name__)
 
 HEADERS = "headers"  # the kind of a column of headers
-# Name, permitted kinds, and their text in an error.
+# For each column, the permitted kinds, and the text in an error that names the permitted types.
 COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "key": ((TEXT, BYTES), "string or binary"),
     "value": ((TEXT, BYTES), "string or binary"),
@@ -121,8 +121,9 @@ class KafkaRows:
         counts = np.diff(header_offsets)
         if headers.null_count:
             counts = np.where(arrow.to_mask(headers.is_valid()), counts, 0)
-        entries = headers.flatten()  # without those of null rows
-        names, values = entries.field(0), entries.field(1)  # "KEY" is accepted, too
+        entries = headers.flatten()  # does not contain the hidden headers of null rows
+        # By position, because the fields may also be named "KEY" and "VALUE".
+        names, values = entries.field(0), entries.field(1)
         if entries.null_count:
             is_valid = entries.is_valid()
             names, values = pc.if_else(is_valid, names, None), pc.if_else(is_valid, values, None)
@@ -143,7 +144,7 @@ class KafkaRows:
         return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, texts)
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
-        """Which headers are stored; None if all are."""
+        """Which headers are stored; None if all headers are stored."""
         encoded_names = arrow.as_bytes(names).dictionary_encode()
         distinct_names = encoded_names.dictionary.to_pylist()
         name_codes = pc.fill_null(encoded_names.indices.cast(pa.int64()), len(distinct_names)).to_numpy()
@@ -206,7 +207,7 @@ def as_property_texts(values: pa.Array, base64_rows: Iterable[int] = ()) -> pa.A
         texts = values.cast(pa.string())
         if not odd_rows and not pc.any(pc.utf8_is_space(texts)).as_py():
             return texts
-    except pa.ArrowInvalid:  # some are not UTF-8
+    except pa.ArrowInvalid:  # raised if some values are not UTF-8
         pass
     return pa.array(
         [_property_text(value, row in odd_rows) for row, value in enumerate(values.to_pylist())], pa.string()

@@ -1,8 +1,8 @@
 """Properties of rows, and the rows that cannot be sent (``BadRows``).
 
 ``add_properties`` collects the properties of rows: tags, keys, the user's map, and other columns that RocketMQ stores as
-properties. The result depends on the transport: ``TextPieces`` makes property strings for brokers. ``BadRows`` collects the
-problems of all checks of an Arrow batch and raises them as one error.
+properties. What it makes of these properties depends on the transport: ``TextPieces`` makes property strings for brokers.
+``BadRows`` collects the problems of all checks of an Arrow batch and raises them as one error.
 
 In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this. Then each
 name is a constant that is checked once, and only the values are columns.
@@ -35,10 +35,12 @@ Reason = str | Callable[[int], str]
 
 
 class BadRows:
-    """Bad rows with their reasons; an error shows the first ten. Subclasses define the words for a row and for unsent rows."""
+    """Bad rows with their reasons; an error shows the first ten. Subclasses replace the words that an error uses for a row and
+    for the unsent rows.
+    """
 
     noun, of_what, counted = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
-    of_sink = True  # whether the user can set options of the sink
+    of_sink = True  # whether an error may advise to set an option of the sink
 
     def __init__(self, first_row: int = 0) -> None:
         self._first_row = first_row
@@ -51,7 +53,7 @@ class BadRows:
             self._remedies[remedy] = None
 
     def add(self, is_bad: npt.NDArray[np.bool_], reason: Reason) -> None:
-        """Add the rows that are true in ``is_bad``. A row keeps its first reason."""
+        """Add the rows that are true in ``is_bad``. A row that was added before keeps its first reason."""
         if is_bad.any():
             self.add_rows(np.flatnonzero(is_bad), reason)
 
@@ -79,7 +81,7 @@ class BadRows:
         )
 
 
-# Control characters, as in ``encoding.prepare``; in UTF-8, those above 127 have two bytes.
+# Control characters, as in ``encoding.prepare``. In UTF-8, a control character above 127 has two bytes.
 _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
 
 
@@ -99,7 +101,7 @@ def has_controls(data: bytes) -> bool:
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 _SEPARATORS = _NAME_END + _VALUE_END
-# Only rows with up to this many properties are compared, to find out whether all rows share their names.
+# If rows have more properties than this, their names are not compared to find out whether all rows have the same names.
 _MAX_SHARED_NAMES = 16
 
 
@@ -111,7 +113,9 @@ class PropertyPieces(Protocol):
     lengths: Ints
 
     def add_property(self, name: bytes, values: pa.Array, is_filled: Mask | None = None) -> None:
-        """Add a property to each row, or to the ``is_filled`` ones; none of these values is null or empty."""
+        """Add a property to each row, or only to the rows where ``is_filled`` is true. The added values are not null, and not
+        empty.
+        """
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         """Add the properties between two consecutive ``bounds`` to each row."""
@@ -209,7 +213,7 @@ def _add_entries(
 
 
 def _order_by_name(names: pa.Array, bounds: Ints) -> pa.Array | None:
-    """The order of each row's entries by name; None if they are in order."""
+    """The order in which each row's entries are sorted by name; None if the entries are already sorted."""
     encoded_names = names.dictionary_encode()
     distinct_names = encoded_names.dictionary.to_pylist()
     ranks = np.empty(len(distinct_names), np.int64)
@@ -276,7 +280,7 @@ def add_properties(
 def add_delays(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
 ) -> Mask | None:
-    """Add the delay property of each delayed row. Returns which rows these are, or None if there is none."""
+    """Add the delay property of each delayed row. Returns which rows are delayed, or None if no row is delayed."""
     values_by_column = _delay_values(batch, columns)
     if not values_by_column:
         return None
@@ -329,7 +333,9 @@ def _add_filled(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: B
 
 
 def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    """Add a priority to every row (0 for null), because a priority topic accepts only messages with a priority."""
+    """Add a priority to every row, because a priority topic accepts only messages with a priority. Rows without a value get
+    priority 0.
+    """
     values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")
@@ -373,7 +379,8 @@ def keys_of(column: Any) -> pa.Array:
     keys = arrow.as_bytes(column.flatten())
     # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
     if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
-        rows = column.cast(pa.list_(pa.binary())).to_pylist()  # as bytes, because keys need not be UTF-8
+        # The keys are read as bytes, because a key need not be UTF-8.
+        rows = column.cast(pa.list_(pa.binary())).to_pylist()
         return pa.array([None if r is None else _KEY_SEPARATOR.join(k for k in r if k) for r in rows], pa.binary())
     if not column.null_count and len(keys) == len(column) and bool((arrow.lengths(column) == 1).all()):
         return keys

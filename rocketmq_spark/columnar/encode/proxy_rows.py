@@ -1,10 +1,10 @@
 """Arrow columns to messages of requests to a Proxy, without a Python step per row: the counterpart of ``encoder`` for gRPC.
 
 A message is a field of its request. So a request is a sequence of fields, which may be cut between any two messages. The fields
-of a message may be in any order, so the fields that all rows share are joined into one constant if possible.
+of a message may be in any order. So the fields that are the same in all rows are joined into one constant.
 
-Delayed rows are sent alone, and many of them in envelopes. So an Arrow batch with delayed rows is encoded as items (``Encoder``),
-each of which becomes a message separately.
+A delayed row is sent in a separate request, often inside an envelope. So an Arrow batch with delayed rows is encoded as items
+(``Encoder``), and each item becomes a message separately.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ _CONTROL = f"has a control character, {_REJECTED}"
 
 
 class _ProxyCheck:
-    """Finds texts that are not UTF-8, and values that a Proxy rejects. Protobuf rejects texts that are not UTF-8, and encoding as
-    items would replace characters. ``rows_by_type`` has the rows of each message type other than NORMAL.
+    """Finds texts that are not UTF-8, and values that a Proxy rejects. Protobuf rejects texts that are not UTF-8, and for delayed
+    rows the wrong bytes would be replaced by other characters. ``rows_by_type`` has the rows of each message type other than
+    NORMAL.
     """
 
     def __init__(self, bad_rows: BadRows) -> None:
@@ -89,7 +90,9 @@ class _ProxyCheck:
 
 
 class _CheckedPieces(TextPieces):
-    """The properties of an Arrow batch with delays, checked because its items are decoded as text when they become messages."""
+    """The properties of an Arrow batch with delayed rows. They are checked here, because the items are decoded as text when they
+    become messages.
+    """
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
         super().__init__(rows)
@@ -167,10 +170,11 @@ class ProxyPieces:
 
 @dataclass(frozen=True, slots=True)
 class ProxyEncoded(Encoded):
-    """Messages as fields of a request. Each of the ``ids`` ends with a comma. ``sizes`` are the sizes that the messages would
-    have as items in the brokers' format.
+    """Messages as fields of a request. Each of the ``ids`` ends with a comma. ``sizes`` has the size that each message would have
+    as an item in the brokers' format.
 
-    A message with a group (``groups``) is sent in a separate request. With ``is_each_alone``, every message is.
+    A message with a group (``groups``) is sent in a separate request. With ``is_each_alone``, each message is sent in a separate
+    request.
     """
 
     items: pa.Array
@@ -299,7 +303,7 @@ def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], is_filled: M
 
 
 def _key_fields(keys: pa.Array) -> pa.Array:
-    """One field for each key of a row."""
+    """The encoded field of each key, joined for each row."""
     if not len(arrow.rows_with(keys, encoder.KEY_SEPARATOR_BYTES)):
         return buffers.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(keys)), keys)
     key_lists = pc.split_pattern(keys, encoder.KEY_SEPARATOR_BYTES)
@@ -311,7 +315,7 @@ def _key_fields(keys: pa.Array) -> pa.Array:
 
 
 def _varints(numbers: Ints) -> pa.Array:
-    """Numbers in protobuf's encoding, all as wide as the largest: protobuf accepts padding bytes."""
+    """Numbers in protobuf's encoding. All have the width of the largest number, because protobuf accepts padding bytes."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     varints = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
     varints[:, :-1] |= 0x80

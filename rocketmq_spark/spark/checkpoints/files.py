@@ -76,7 +76,7 @@ class Folder:
             try:
                 with self._open_folder(below) as folder_descriptor, os.scandir(folder_descriptor) as dir_entries:
                     for entry in dir_entries:
-                        with suppress(FileNotFoundError):  # it was removed meanwhile
+                        with suppress(FileNotFoundError):  # another process may remove the file meanwhile
                             entries.append(_local_entry(f"{below}/{entry.name}".lstrip("/"), entry))
             except FileNotFoundError:
                 return []
@@ -112,8 +112,8 @@ class Folder:
             ) from e
 
     def advice_to_owner(self, action: str) -> str:
-        """Return ``action`` as advice. If another user owns a local folder, that user should act, because the owner could lead
-        root elsewhere.
+        """Return ``action`` as advice. If another user owns a local folder, the advice is for this owner, because the owner could
+        lead root to other files.
         """
         with suppress(OSError):
             if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader():
@@ -125,8 +125,8 @@ class Folder:
         return advice[0].upper() + advice[1:]
 
     def read(self, path: str) -> str:
-        """Return the text of a file. Errors contain no part of the text, because the file may not be the file that the user of
-        the command meant.
+        """Return the text of a file. Errors contain no part of the text, because the path may lead to another file than the user
+        of the command expects.
         """
         try:
             return str(self._content(path), "utf-8")
@@ -316,7 +316,7 @@ class Folder:
     def _with_folder_name(self) -> Iterator[None]:
         try:
             yield
-        except OffsetError:  # a ValueError, too
+        except OffsetError:  # raised again, because an ``OffsetError`` is also a ``ValueError``
             raise
         except (OSError, ValueError, NotImplementedError) as e:
             raise OffsetError(
@@ -391,7 +391,7 @@ def _sync_folder(folder_descriptor: int) -> None:
         os.close(parent_descriptor)
 
 
-# The schemes that have another name in Spark than in pyarrow.
+# The schemes of Spark that have another name in pyarrow.
 _SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3"}
 
 

@@ -1,7 +1,8 @@
 """Checks whether other users may change the checkpoint of a query.
 
-The logs of a checkpoint determine what a query reads, skips and writes again. So a user who owns a checkpoint, or may write to
-it, controls queries of other users that start with it. Spark shows the ``checkpointLocation`` to sinks, and not to sources.
+The logs of a checkpoint determine what a query reads, skips and writes again. So if another user owns a checkpoint or may write
+to it, this user controls each query that starts with the checkpoint. Spark shows the ``checkpointLocation`` to sinks, and not to
+sources.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _LOGS = ("offsets", "commits", NOTES_FOLDER)
 
 
 def check_owner(location: str) -> None:
-    """Raise ``OffsetError`` for root if other users may change the checkpoint. Other users get one warning, because they cannot
-    change the mode of some folders, such as a volume of Kubernetes.
+    """If other users may change the checkpoint, raise ``OffsetError`` if this user is root. Otherwise log one warning, because
+    this user cannot change the mode of some folders, such as a volume of Kubernetes.
     """
     if (problem_and_remedy := exposure(location)) is None:
         return
@@ -110,5 +111,5 @@ def _files_to_check(path: Path) -> Iterator[Path]:
 def _file_names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # no folder, or not readable, so Spark cannot use it
+    except OSError:  # the folder is missing, or is not readable, so that Spark cannot use it
         return []

@@ -79,12 +79,12 @@ _UNRESOLVED = (
 )
 
 
-# An unknown attribute of a DataFrame. The error does not name the DataFrame.
+# Matches the error for an unknown attribute of a DataFrame. This error does not name the DataFrame.
 _UNKNOWN_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
 
 
-# Only this many characters of a line are searched. A server or the author of a message may have chosen the line, and expressions
-# with several ``.*`` take long for a long line.
+# The number of characters of a line that are searched. A server or the author of a message may have chosen the line, and
+# expressions with several ``.*`` take long for a long line.
 _MAX_LINE = 16_384
 
 
@@ -104,10 +104,10 @@ _KAFKA_COLUMNS = re.compile(r"\bkafka_?columns\s*=\s*(?:true|yes|on|1)\b", re.IG
 def explain(exception: BaseException) -> str:
     """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
 
-    The function looks for these in turn, and returns the first that the exception contains: the rocketmq-spark error that the
-    driver or a task raised, with its code and all of its problems; a known problem of Spark with its remedy; a column of Spark's
-    Kafka source that is missing, with the column that replaces it; the last line of a Python error in a task; the first line of
-    the exception.
+    The exception may contain several useful lines. The function returns the first of the following that it finds: the
+    rocketmq-spark error that the driver or a task raised, with its code and all of its problems; a known problem of Spark with
+    its remedy; a column of Spark's Kafka source that is missing, with the column that replaces it; the last line of a Python
+    error in a task; the first line of the exception.
     """
     chain = list(_chain(exception))
     for error in chain:
@@ -164,7 +164,7 @@ def _unresolved(text: str) -> str:
 def _replacement_of_column(name: str, error: str) -> str:
     """Return what replaces a missing column of Spark's Kafka source; empty if the DataFrame is not from format rocketmq.
 
-    With ``kafkaColumns``, the frame has Kafka's columns instead of RocketMQ's.
+    With ``kafkaColumns``, the DataFrame has Kafka's columns instead of RocketMQ's columns.
     """
     kafka_columns = set(_KAFKA_COLUMN.findall(error.replace(f"`{name}`", "")))
     is_own = bool(_OWN_COLUMN.search(error))

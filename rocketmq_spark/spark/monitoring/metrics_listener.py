@@ -1,4 +1,4 @@
-"""``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines.
+"""``MetricsListener`` serves or writes the metrics of queries as Prometheus text or as JSON lines.
 
 Every metric is one row of ``METRICS``; conf/grafana-dashboard.json shows them. The listener contacts no broker: the metrics come
 from the progress of queries (``queries.progress``) and from the counts of a ``foreach_batch_writer``. A metric whose value is
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Ended queries are still exported, so that a scrape shows a query that failed. Beyond this number the oldest queries are dropped.
+# How many ended queries are still exported, so that a scrape shows a query that failed. If more queries have ended, the oldest of
+# them are dropped.
 _ENDED_QUERIES = 100
 
 
@@ -197,16 +198,16 @@ def metrics_table() -> str:
 class MetricsListener(StreamingQueryListener):
     """Exports metrics of all queries of a session: ``spark.streams.addListener(MetricsListener(port=9108))``.
 
-    The metrics are served to Prometheus, or written to files. They change when Spark reports on a query: rarely while the query
-    is idle, and not during a batch. If a file cannot be written, the failure is logged and no query is affected.
-    To add the metrics to a registry of prometheus-client, too, call ``REGISTRY.register(listener)``.
+    The metrics are served to Prometheus, or written to files. Metrics change when Spark reports on a query: rarely while the
+    query is idle, and not during a batch. If a file cannot be written, the failure is logged and no query is affected. To add the
+    metrics to a registry of prometheus-client, too, call ``REGISTRY.register(listener)``.
 
     Args:
         port: Serve the metrics at ``/metrics`` on this port; 0 takes a free port. The attribute ``url`` has the address.
         host: The address to listen on: loopback by default, ``0.0.0.0`` for all interfaces.
         prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
-        json_lines: A file to which each progress appends one line of JSON. It has the query's name as ``query``, and the values
-            of ``progress(query)`` except ``underWay`` and ``ageMs``. Needs no prometheus-client.
+        json_lines: A file to which each progress appends one line of JSON. Each line has the query's name as ``query``, and the
+            values of ``progress(query)`` except ``underWay`` and ``ageMs``. This file needs no prometheus-client.
         writer: A ``foreach_batch_writer`` whose counts are exported, too.
         writer_query: The name of the query of ``writer``. Without it, the writer's counts are exported for every query.
 
@@ -233,7 +234,8 @@ class MetricsListener(StreamingQueryListener):
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
-        # By run id. Spark reports a start immediately, but queues other events, so events of the previous run may come later.
+        # The keys are run ids. Spark reports a start immediately, but queues other events, so events of the previous run may come
+        # after the start of the next run.
         self._metrics_by_run: dict[str, QueryMetrics] = {}
         self._replaced_runs: deque[str] = deque(maxlen=_ENDED_QUERIES)
         self._lock = threading.Lock()
@@ -242,7 +244,7 @@ class MetricsListener(StreamingQueryListener):
             self.url = self._serve(host, port)
 
     def close(self) -> None:
-        """Stop serving the metrics. Safe to call twice."""
+        """Stop serving the metrics. A second call does nothing."""
         self._server.close()
 
     def collect(self) -> Iterator[CollectedMetric]:
@@ -289,8 +291,8 @@ class MetricsListener(StreamingQueryListener):
         self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Note that the query of ``event`` ended. Its metrics stay until a query of the same name starts, or until 100 other
-        queries have ended.
+        """Note that the query of ``event`` ended. The metrics of the query stay until a query of the same name starts, or until
+        100 other queries have ended.
         """
         with self._lock:
             if (metrics := self._metrics_by_run.get(str(event.runId))) is not None:
@@ -334,7 +336,7 @@ def _replace(path: Path, data: bytes) -> None:
     descriptor, temporary_path = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)  # not by its path, because the owner of the folder could put a link there
+            os.fchmod(descriptor, 0o644)  # changed by descriptor: the owner of the folder could put a link at the path
             file.write(data)
         Path(temporary_path).replace(path)
     except BaseException:

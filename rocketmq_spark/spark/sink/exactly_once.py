@@ -1,8 +1,8 @@
 """Exactly-once writes: how a batch is planned, and what its tasks send.
 
-The planner writes a note with the ends of the queues. If the batch has a note already, the planner reads the ids that were stored
-after these ends. A task computes the ids of its rows from their content, and omits rows that are stored. A later attempt of a
-task reads the stored ids itself.
+The planner writes a note with the ends of the queues. If the batch already has a note, the planner reads the ids that were stored
+after the ends in the note. A task computes the ids of its rows from their content, and omits rows that are stored. A later
+attempt of a task reads the stored ids itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from rocketmq_spark.stored.scan import StoredIdScan
 
 logger = logging.getLogger(__name__)
 
-# If more ids are stored, the plan does not contain them, and each task reads its own ids.
+# The limit for the stored ids in a plan. If more ids are stored, each task reads the ids of its own rows instead.
 MAX_PLANNED_IDS = 1_000_000
 SINK_WRITE = "sink"
 _REMEDY_OF_OTHER_TOPICS = (
@@ -69,9 +69,9 @@ _CHECKED_TOPICS = "topics checked for exactly-once"
 class ExactlyOncePlan:
     """The planner's data for the tasks of a batch.
 
-    With ``is_repeat``, an earlier run may have sent some rows of the batch. Then the plan has either ``stored_hashes``, the
-    hashes of stored rows by partition, or ``stored_ranges``, the ranges that each task must read. ``stored_counts`` are the
-    numbers of stored rows by partition.
+    With ``is_repeat``, an earlier run may have sent some rows of the batch. The plan of such a batch has either
+    ``stored_hashes``, the hashes of stored rows by partition, or ``stored_ranges``, the ranges that each task must read.
+    ``stored_counts`` are the numbers of stored rows by partition.
     """
 
     name: BatchName
@@ -89,8 +89,8 @@ def plan_batch(
     """Start a micro-batch, or continue a batch that an earlier run started. By default this is the last batch that Spark has
     planned.
 
-    The batch may be continued with further topics, for example by a job that now sends its bad rows to a separate topic. No row
-    of the batch is in such a topic before the note has the ends of the topic's queues.
+    A repeated batch may have further topics, for example if the job now sends its bad rows to a separate topic. No row of the
+    batch is in a further topic before the note has the ends of the topic's queues.
     """
     folder = checkpoint_folder(checkpoint)
     name = batch_notes.batch_name(folder, write_name, number)
@@ -135,8 +135,8 @@ def plan_batch(
 
 
 def _scope_text(options: Options) -> str:
-    """Return the namespace and environment as text. In another namespace or environment, the same names mean other topics or
-    queues.
+    """Return the namespace and environment as text. Names of topics and queues are unique only together with this text: other
+    namespaces and environments may have the same names.
     """
     parts = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
@@ -147,7 +147,7 @@ def _scope_text(options: Options) -> str:
 
 
 def plan_job(options: Options) -> ExactlyOncePlan:
-    """Start a batch write. Spark may repeat its tasks, but not the write."""
+    """Start a batch write. Spark may repeat a task of the write, but never repeats the whole write."""
     return ExactlyOncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), snapshot_queue_ends(options), streaming=False)
 
 
@@ -251,7 +251,7 @@ class ExactlyOnceTask:
     ) -> Mask | None:
         """Return a mask of the rows of ``batch`` that are not stored, which must be sent; None if all rows must be sent.
 
-        ``items`` returns the encoded rows. It is called only if some rows may be stored.
+        ``items`` returns the encoded rows. This function is called only if some rows may be stored.
         """
         if self._stored_rows is None:
             return None
@@ -265,7 +265,9 @@ class ExactlyOnceTask:
         return None if is_missing.all() else is_missing
 
     def limited_sender(self, sender: Sender) -> Sender:
-        """Return ``sender`` limited to the queues in the note. It stops sending when Spark abandons this attempt."""
+        """Return a sender that uses ``sender``, but sends only to the queues in the note. When Spark abandons this attempt, the
+        returned sender sends nothing more.
+        """
         return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
 
     def end_sending(self) -> None:
@@ -320,7 +322,7 @@ class NotedQueuesSender:
     """A sender that uses only the queues in the note. Queues that were added later are used after the next plan.
 
     After Spark has abandoned the attempt, this sender sends nothing, because the next attempt may have read the stored ids
-    already. Senders of one process with the same queues are equal, so that tasks share the objects that a process keeps for each
+    already. Senders of one process with the same queues are equal, so that tasks share the objects that a process keeps for one
     sender.
     """
 
@@ -351,7 +353,9 @@ class NotedQueuesSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Send to a queue in the note. Rejects other queues, because a repeat of the batch would not read their ids."""
+        """Send to a queue in the note. Rejects any other queue, because a repeat of the batch would not read the ids in this
+        queue.
+        """
         if self._is_abandoned():
             done(worker_socket.abandoned_error())
             return

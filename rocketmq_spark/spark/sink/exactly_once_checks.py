@@ -21,7 +21,7 @@ EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
 DELAY_COLUMNS = ("delaylevel", *TIMER_COLUMNS)
 MIN_SETTLE_S = 4.0
-# After a task has ended, its messages may arrive for this time.
+# After a task has ended, its messages may still arrive at brokers for this time.
 IN_FLIGHT_S = 2.0
 _KILL_TIMEOUT = "spark.python.task.killTimeout"
 ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
@@ -95,7 +95,7 @@ def written_topics(options: Options) -> list[str]:
 
 def check_settings(get_setting: Callable[[str], str | None], streaming: bool, context_text: str) -> None:
     """Raises ``OptionError`` if Spark's settings allow that stages are repeated, or that a repeat has other partitions. The sink
-    can detect neither. ``get_setting`` returns a setting, or None if it is not set.
+    cannot detect such a repeat. ``get_setting`` returns a setting, or None if it is not set.
     """
     wrong_settings = [
         f"{name}={value} (it is {get_setting(name) or 'not set'})"
@@ -140,7 +140,7 @@ def check_settle(get_setting: Callable[[str], str | None], settle_s: float) -> N
         return
     try:
         kill_timeout_s = duration(value)
-    except ValueError:  # a unit that only Spark knows, for longer times
+    except ValueError:  # raised for units that only Spark knows, which are units of long times
         kill_timeout_s = math.inf
     if kill_timeout_s + IN_FLIGHT_S > settle_s:
         raise OptionError(

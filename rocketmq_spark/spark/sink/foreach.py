@@ -69,14 +69,14 @@ def write_rocketmq(
     write_name: str | None = None,
     **options: Unpack[SinkOptions],
 ) -> Written:
-    """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()``, it needs no ``mode("append")``.
+    """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()``, this function needs no ``mode("append")``.
 
     Args:
         df: A DataFrame with columns of the sink (docs/options.md, "Columns of the sink").
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
-        checkpoint_location: The checkpoint location of the query. Give it if this is called in ``foreachBatch`` with
-            ``delivery_guarantee`` exactly-once. Without it only repeated tasks are recognized; a repeated micro-batch is written
-            again.
+        checkpoint_location: The checkpoint location of the query. It is necessary if this function is called in ``foreachBatch``
+            with ``delivery_guarantee`` exactly-once. Without this argument, only repeated tasks are recognized, and a repeated
+            micro-batch is written again.
         write_name: The name of this write, if a micro-batch is written to one topic more than once: up to 64 letters, digits,
             ``-`` and ``_``. It must be the same after a restart.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
@@ -164,7 +164,7 @@ def foreach_batch_writer(
 
     Raises:
         OptionError: An option is unknown, has a wrong value or does not belong to a sink; the error lists all problems. With
-            exactly-once, also if the Spark context was started without ``exactly_once_conf()``.
+            exactly-once, this error is also raised if the Spark context was started without ``exactly_once_conf()``.
     """
     parsed = _options(name_server, options)
     if checkpoint_location is not None:
@@ -218,15 +218,15 @@ def _run_write(
 
 
 def _check_context(context: SparkContext | None, options: Options, streaming: bool) -> None:
-    if context is not None:  # Spark Connect has none
+    if context is not None:  # a session of Spark Connect has no context
         conf = context.getConf()
         exactly_once_checks.check_settings(conf.get, streaming, "the Spark context")
         exactly_once_checks.check_settle(conf.get, options.exactly_once_settle)
 
 
 class _QueryRun(NamedTuple):
-    """The run of a query that a write belongs to: its session and job group, or empty texts if they are unknown. Only the thread
-    of the query sees the job group.
+    """The run of a query that a write belongs to: its session and its job group, which are "" if they are unknown. Only the
+    thread of the query sees the job group.
     """
 
     session: str = ""
@@ -246,8 +246,8 @@ class _QueryRun(NamedTuple):
 
 @contextmanager
 def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
-    """Check and register a write of a batch. Another write with the same name is an error, be it later or at the same time. A
-    failed write may be repeated.
+    """Check and register a write of a batch. If another write of the batch with the same name is running or finished, raise an
+    error. A failed write may be repeated.
     """
     folder = checkpoint_folder(batch.checkpoint)
     name = batch_notes.batch_name(folder, batch.write_name, batch.number)
@@ -286,8 +286,8 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
 
 def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _QueryRun) -> None:
     """Raises ``OptionError`` if an earlier run began this write with other topics, and some topics are in both lists. A write
-    without a ``write_name`` is named after its topics. So it now has another name, and would not find the rows that are stored in
-    these topics.
+    without a ``write_name`` is named after its topics. So with other topics, the write has another name, and would not find the
+    rows that the earlier run stored in the common topics.
     """
     if not _GENERATED_NAME.fullmatch(name.write_name):
         return
@@ -299,7 +299,7 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
         with process.registry_lock():
             registration = process.entries(_WRITES_KEY).get((other_name.query, other_name.write_name))
         if registration is not None and registration[0] == other_name and run.may_equal(registration[1]):
-            continue  # another write of this run
+            continue  # the note is of another write of this run
         if _GENERATED_NAME.fullmatch(other_name.write_name) and set(note.ends.topics) & set(topics):
             raise OptionError(
                 f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "

@@ -1,4 +1,5 @@
-"""Finds the rows that the sink would reject. For jobs whose rows come from other users, because one bad row would end the query.
+"""Finds the rows that the sink would reject. This is useful if the rows of a job come from other users, because one bad row would
+end the query.
 
 The module runs the checks of a sink's task, so the reasons are the reasons of the sink.
 """
@@ -53,7 +54,7 @@ class SinkChecks:
         self.max_bytes = self._settings.max_message_size
         self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
         self._topic_problems: dict[str, tuple[Deadline, str | None]] = {}
-        # Created at the first use, because a driver does not need them.
+        # These objects are created when they are first used, because a driver does not use them.
         self._tools: tuple[RouteCache, RowChecks] | None = None
 
     def refusal(self, topic: str) -> str | None:
@@ -135,7 +136,8 @@ class SinkChecks:
         def queues(topic: str, refresh: bool) -> Any:
             return routes.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
 
-        # If a broker rejects a single message for some reasons, it drops the same message silently if it is in a batch.
+        # Rows are checked as if they were sent in batches, for which there are more checks: some messages that a broker rejects
+        # if they are sent alone are dropped silently in a batch.
         storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)
         self._tools = routes, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
         return self._tools

@@ -54,8 +54,8 @@ from rocketmq_spark.spark.sink.report import (
 
 logger = logging.getLogger(__name__)
 
-# A long task refreshes its routes after this time, so that it uses brokers that are up again. Java's producer has the same
-# interval.
+# A long task refreshes its routes after this time, so that it uses brokers that are up again. Java's producer refreshes its
+# routes at the same interval.
 ROUTE_REFRESH_S = 30.0
 
 # How often a task that waits for an outcome checks whether Spark has abandoned the task.
@@ -130,7 +130,9 @@ class TaskWriter:
         return TaskCommitMessage(self.write(batches), self._topic_names.given_names)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Send all rows and wait for all acknowledgements. Raises the first failure, with the counts of acknowledged rows."""
+        """Send all rows and wait for all acknowledgements. Raises the error of the first failure, with the counts of acknowledged
+        rows.
+        """
         is_complete = False
         try:
             for batch in batches:
@@ -298,10 +300,11 @@ def write_task(
     plan: ExactlyOncePlan | None = None,
     partition_queues: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
 ) -> TaskCommitMessage:
-    """Send the rows of the calling task. A later attempt logs a warning that rows may be in the topic twice.
+    """Send the rows of the calling task. If this is not the first attempt of the task, log a warning that rows may be in the
+    topic twice.
 
-    The warning also appears for speculative attempts, because their numbers are like those of attempts after a failure. With
-    ``plan``, a later attempt reads which rows are stored, and omits these rows.
+    The warning also appears for speculative attempts, because Spark numbers them like attempts after a failure. With ``plan``,
+    there is no such warning: a later attempt reads which rows are stored, and omits these rows.
     """
     task = TaskContext.get()
     partition_id = task.partitionId() if task is not None else None
