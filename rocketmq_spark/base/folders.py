@@ -585,7 +585,7 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
     quoted_path = shlex.quote(str(exposure.path))
     if exposure.uid is None:
         folder_owner = exposure.status.st_uid
-        if folder_owner != error_reader():
+        if folder_owner != error_reader_uid():
             return f"Let {user_text(folder_owner)} run, not root: chmod go-w {quoted_path}"
         if next(exposures(exposure.path), None) is None:
             return f"Run: chmod go-w {quoted_path}"
@@ -593,7 +593,7 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
         return f"Let {user_text(exposure.uid)} remove {quoted_path}, not root"
     if owner == ROOT:
         return f"Use a folder for {name} that only root may change, and so each folder above it"
-    if owner == error_reader():
+    if owner == error_reader_uid():
         return f"Move {name} below a folder that only you and root may change"
     return f"Let {user_text(owner)} move {name}, not root, below a folder that only that user and root may change"
 
@@ -681,7 +681,7 @@ def has_own_rights() -> bool:
     return not _borrowed_uids
 
 
-def error_reader() -> int:
+def error_reader_uid() -> int:
     """The uid of the user who reads the errors of this process. This is the uid of root also while root has the rights of
     another user.
     """

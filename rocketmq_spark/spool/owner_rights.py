@@ -50,7 +50,7 @@ def become_owner(path: Path) -> None:
             f"rights of {folders.user_text(os.geteuid())} until it ends, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
-    if folders.error_reader() != folders.ROOT and (foreign := folders.foreign_file(path)) is not None:
+    if folders.error_reader_uid() != folders.ROOT and (foreign := folders.foreign_file(path)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {foreign}, and RocksDB would follow links of that user with the rights of "
             f"{folders.user_text(os.geteuid())}",
@@ -84,13 +84,13 @@ def _owner_uid(path: Path) -> int:
 
 def _check_exposure(path: Path, owner: int) -> None:
     exposures_above = folders.exposures(path, owner)
-    if folders.error_reader() != folders.ROOT:
+    if folders.error_reader_uid() != folders.ROOT:
         # Folders only cause a warning: one may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
         exposures_above = (other for other in exposures_above if stat.S_ISLNK(other.status.st_mode))
     exposure_above = next(exposures_above, None)
     exposures_inside = folders.exposures_in(path, SPOOL_PREFIXES, owner)
-    if folders.error_reader() != folders.ROOT and owner == folders.ROOT:
+    if folders.error_reader_uid() != folders.ROOT and owner == folders.ROOT:
         # The volume itself, with files of this user, who cannot change its mode.
         folders.warn_if_open(path, "whole messages")
         exposures_inside = (exposure for exposure in exposures_inside if exposure.path != path)

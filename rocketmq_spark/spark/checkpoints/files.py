@@ -116,7 +116,7 @@ class Folder:
         lead root to other files.
         """
         with suppress(OSError):
-            if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader():
+            if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader_uid():
                 return f"let {folders.user_text(owner)} {action}, not root"
         return action
 
