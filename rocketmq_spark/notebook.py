@@ -137,8 +137,8 @@ class LagChart:
 def draw(figure: Figure, points: list[Point]) -> None:
     """Draw lag and durations as two charts, one above the other, over the seconds since the first batch."""
     lag_axes, duration_axes = figure.subplots(2, 1, sharex=True)
-    first_s = points[0].at_s if points else 0.0
-    times_s = [point.at_s - first_s for point in points]
+    first_delay_s = points[0].at_s if points else 0.0
+    times_s = [point.at_s - first_delay_s for point in points]
     known_lags = [(time_s, point.lag) for time_s, point in zip(times_s, points, strict=True) if point.lag is not None]
     # Not clipped, because half of a point at 0 would be cut off, and a query that keeps up has only such points.
     lag_axes.step(

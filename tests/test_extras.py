@@ -94,6 +94,6 @@ def test_doctor_needs_no_more() -> None:
 
 
 def test_the_extra_of_a_module() -> None:
-    assert extras.extra_of("numpy.typing") == extras.ARROW
-    assert extras.extra_of("pandas") == extras.SPARK
-    assert extras.extra_of("no_such_package") is None
+    assert extras.extra_with_module("numpy.typing") == extras.ARROW
+    assert extras.extra_with_module("pandas") == extras.SPARK
+    assert extras.extra_with_module("no_such_package") is None

@@ -35,7 +35,7 @@ ROOT = 0
 PRIVATE, READABLE = 0o700, 0o755
 _ACCESS_BITS, _WRITE_BITS = 0o077, 0o022
 _OTHERS_BITS, _GROUP_BITS = 0o007, 0o070
-_NO_GROUP = 65534  # of nobody
+_NOBODY_GROUP = 65534  # of nobody
 _MAX_LINKS = 40  # as Linux
 
 
@@ -546,7 +546,7 @@ class Exposure(NamedTuple):
     uid: int | None
 
     @property
-    def who(self) -> str:
+    def users_text(self) -> str:
         if self.uid is not None:
             return f"its owner, {user_text(self.uid)},"
         mode = stat.S_IMODE(self.status.st_mode)
@@ -555,7 +555,7 @@ class Exposure(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"{self.path}, in which {self.who} may replace files and folders"
+        return f"{self.path}, in which {self.users_text} may replace files and folders"
 
 
 def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
@@ -762,5 +762,5 @@ def groups_of(uid: int) -> tuple[int, list[int]]:
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
-        return _NO_GROUP, [_NO_GROUP]
+        return _NOBODY_GROUP, [_NOBODY_GROUP]
     return account.pw_gid, os.getgrouplist(account.pw_name, account.pw_gid)

@@ -31,11 +31,11 @@ class RetryErrors:
     since: float = 0.0
     attempts: int = 0
 
-    def record(self, error: RocketMQError, now_s: float, cut_short: bool = False) -> None:
-        """Record an error. ``cut_short`` says whether the deadline expired during the request."""
+    def record(self, error: RocketMQError, now_s: float, is_cut_short: bool = False) -> None:
+        """Record an error. ``is_cut_short`` says whether the deadline expired during the request."""
         if self.first is None:
             self.first, self.since = error, now_s
-        if self.last is None or not cut_short:
+        if self.last is None or not is_cut_short:
             self.last = error
         self.attempts += 1
 
@@ -87,7 +87,7 @@ class Retry:
                 return request()
             except RocketMQError as e:
                 is_expired = deadline is not None and deadline.expired and e.retriable
-                errors.record(e, time.monotonic(), cut_short=is_expired)
+                errors.record(e, time.monotonic(), is_cut_short=is_expired)
                 if is_expired:
                     errors.raise_final(e, time.monotonic())
                 if not e.retriable or attempts_left == 0:

@@ -87,7 +87,7 @@ class ProgressTimeout:
         Raises ``error`` if it is permanent, and the first failure if the time is over.
         """
         is_over = self.remaining_s() <= 0
-        self._retry_errors.record(error, self._clock.now(), cut_short=is_over)
+        self._retry_errors.record(error, self._clock.now(), is_cut_short=is_over)
         if not error.retriable or is_over:
             self._retry_errors.raise_final(error, self._clock.now())
         if self._logged_at is None:

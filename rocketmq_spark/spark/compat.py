@@ -72,7 +72,7 @@ if _classes_by_name["DataSourceStreamArrowWriter"] is None and _stream_writer is
     )
 # The stand-ins for the classes of limits and predicates have the fields of the real classes, so that the source handles stand-ins
 # and real classes in the same way.
-_FIELDS = {
+_STAND_IN_FIELDS = {
     **dict.fromkeys(("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"), ("attribute", "value")),
     **dict.fromkeys(("LessThan", "LessThanOrEqual", "In"), ("attribute", "value")),
     "ReadAllAvailable": (),
@@ -83,10 +83,10 @@ _FIELDS = {
 
 
 def _stand_in(name: str) -> type:
-    return make_dataclass(name, _FIELDS[name], frozen=True) if name in _FIELDS else type(name, (), {})
+    return make_dataclass(name, _STAND_IN_FIELDS[name], frozen=True) if name in _STAND_IN_FIELDS else type(name, (), {})
 
 
-globals().update({name: loaded or _stand_in(name) for name, loaded in _classes_by_name.items()})
+globals().update({name: loaded_class or _stand_in(name) for name, loaded_class in _classes_by_name.items()})
 
 
 def has(name: str) -> bool:

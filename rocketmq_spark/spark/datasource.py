@@ -66,8 +66,8 @@ class RocketMQDataSource(compat.DataSource):
 
         # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable and have no
         # comments.
-        may_be_null = ("nullable", "containsNull", "valueContainsNull")
-        is_plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
+        nullability_keys = ("nullable", "containsNull", "valueContainsNull")
+        is_plain = not any(f'"{name}":false' in schema.json() for name in nullability_keys) and not any(
             field.metadata for field in schema
         )
         return RocketMQStreamReader(*self._source("stream source", schema), supports_prefetch=is_plain)
@@ -163,7 +163,7 @@ def _complete_environment(spark: SparkSession) -> bool:
         if not variables.containsKey(name):
             variables.put(name, value)
     conf = spark.sparkContext.getConf()
-    variables.put(context_settings.VARIABLE, context_settings.encoded_settings(conf.get))
+    variables.put(context_settings.SETTINGS_VARIABLE, context_settings.encoded_settings(conf.get))
     if conf.get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
     return True

@@ -98,7 +98,7 @@ def _check_exposure(path: Path, owner: int) -> None:
     if exposure is None:
         return
     raise SpoolError(
-        f"the spool in {path} is not used: {exposure.who} may change {exposure.path}",
+        f"the spool in {path} is not used: {exposure.users_text} may change {exposure.path}",
         remedy=folders.remedy(exposure, "the spool", owner, is_above=exposure_above is not None),
     )
 

@@ -72,7 +72,7 @@ def test_integers_and_nulls():
 
 @given(st.lists(st.binary(min_size=4, max_size=4), max_size=9))
 def test_hexadecimal(rows):
-    found = buffers.hexadecimal(np.array([list(row) for row in rows], np.uint8).reshape(len(rows), 4))
+    found = buffers.hex_texts(np.array([list(row) for row in rows], np.uint8).reshape(len(rows), 4))
     assert found.to_pylist() == [row.hex().upper() for row in rows]
 
 

@@ -127,8 +127,8 @@ def test_any_columns(fetched, columns, count):
 @given(fetches(max_answers=40))
 def test_answers_in_lock_step(fetched):
     begins, ends = (np.array([getattr(p, name) for p in fetched.answers], np.int64) for name in ("begin", "end"))
-    together = stored_messages._in_lock_step(fetched.buffer, begins, ends)
-    in_turn = stored_messages._one_by_one(fetched.buffer, begins, ends)
+    together = stored_messages._boundaries_in_lock_step(fetched.buffer, begins, ends)
+    in_turn = stored_messages._boundaries_one_by_one(fetched.buffer, begins, ends)
     assert [part.tolist() for part in together] == [part.tolist() for part in in_turn]
     both(fetched)
 

@@ -82,7 +82,7 @@ def test_compressed_inner_batches_come_in_many_batches():
 def test_the_columns_tell_what_is_bad():
     arrays = [pa.array([1, 2]), pa.nulls(2, pa.string()), pa.array([b"x", None], pa.binary())]
     columns = [next(c for c in FULL if c.name == "sysFlag"), DECODE_ERROR, BASIC[4]]
-    checked = decoder.with_errors(arrays, columns, {1: "why"}, np.array([1, 3], np.int32))
+    checked = decoder.arrays_with_errors(arrays, columns, {1: "why"}, np.array([1, 3], np.int32))
     assert [array.to_pylist() for array in checked] == [[1, 3], [None, "why"], [b"x", None]]
 
 

@@ -79,7 +79,7 @@ def decompressed_bodies(
         yield part
 
 
-def with_errors(
+def arrays_with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
     """Return the columns after changes for bad messages: their errors are added, and they keep their stored flags."""
@@ -112,9 +112,9 @@ class Decoder:
 
     def __post_init__(self) -> None:
         names = {column.name.lower() for column in self.columns if column.property is None}
-        by_tag = bool(self.topic_filter) and self.topic_filter.kind == "TAG"
+        filters_by_tag = bool(self.topic_filter) and self.topic_filter.kind == "TAG"
         selection = props.PropertySelection(
-            "tags" in names or by_tag,
+            "tags" in names or filters_by_tag,
             "keys" in names,
             "msgid" in names,
             self.include_properties if "properties" in names else "none",
@@ -193,7 +193,7 @@ class Decoder:
         return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, exceeds_limit, self.correct_ends))
 
     def _decode_error(self, fetched: FetchedAnswers, malformed: Malformed) -> DecodeError:
-        answer = next(answer for answer in fetched.answers if answer.begin <= malformed.at < answer.end)
+        answer = next(answer for answer in fetched.answers if answer.begin <= malformed.position < answer.end)
         return undecodable_error(self.queues[answer.range_number], answer.start, malformed.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
@@ -250,7 +250,7 @@ class Decoder:
                 is_kept[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[part_rows] for array in arrays]
             if reasons:
-                columns = with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
+                columns = arrays_with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if is_kept.all() else batch.filter(pa.array(is_kept))
 

@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-_PAD = 16
+_PAD_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 
 def _concatenate(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
-    """The concatenated strings, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
+    """The concatenated strings, each with its last separator, and ``_PAD_BYTES`` more bytes for reading ahead."""
     # If a string lacks its last separator, its copy is one byte longer, for the separator.
     lacks_end = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
     any_lacks_end = bool(lacks_end.any())
     string_ends = ends + lacks_end if any_lacks_end else ends
     last_end = int(string_ends[-1]) if len(string_ends) else 0
-    strings = buffers.slices(buffer, np.append(starts, last_end), np.append(string_ends, last_end + _PAD))
+    strings = buffers.slices(buffer, np.append(starts, last_end), np.append(string_ends, last_end + _PAD_BYTES))
     blob, offsets = arrow.array_and_offsets(strings)
     row_starts = offsets[:-1].astype(np.int64)
     if any_lacks_end:
@@ -116,7 +116,7 @@ def _locate_one_by_one(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
     np.cumsum([len(part) for part in parts], out=bounds[1:])
     first_pairs = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first_pairs[1:])
-    blob = np.frombuffer(b"".join(parts) + bytes(_PAD), np.uint8)
+    blob = np.frombuffer(b"".join(parts) + bytes(_PAD_BYTES), np.uint8)
     ascii_only = int(blob.max()) < 0x80
     row_starts = bounds[2 * first_pairs]
     lengths = np.diff(bounds)
@@ -151,8 +151,10 @@ class PropertyColumns:
 
 def build_columns(pairs: Pairs, selection: PropertySelection) -> PropertyColumns:
     """Build the selected columns."""
-    layout = _common_layout(pairs)
-    column_source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)
+    common_names = _common_names(pairs)
+    column_source: _RowsWithSameNames | _RowsWithMixedNames = (
+        _RowsWithSameNames(pairs, common_names) if common_names is not None else _RowsWithMixedNames(pairs)
+    )
     columns = PropertyColumns()
     if selection.tags:
         columns.tags = column_source.column(Property.TAGS)
@@ -166,7 +168,7 @@ def build_columns(pairs: Pairs, selection: PropertySelection) -> PropertyColumns
     return columns
 
 
-def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
+def _common_names(pairs: Pairs) -> tuple[str, ...] | None:
     """The names, if every row has the same names in the same order without a repetition; otherwise None."""
     rows = pairs.rows
     if rows == 0 or len(pairs.name_start) % rows:
@@ -201,7 +203,7 @@ def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
     return True
 
 
-class _Uniform:
+class _RowsWithSameNames:
     """Rows that all have the same names in the same order, so that the pairs of one property are at regular distances."""
 
     def __init__(self, pairs: Pairs, names: tuple[str, ...]) -> None:
@@ -227,22 +229,22 @@ class _Uniform:
             if chosen_indexes
             else pa.nulls(0, pa.string())
         )
-        return _map(np.arange(rows + 1, dtype=np.int32) * len(chosen_indexes), names, values)
+        return _map_column(np.arange(rows + 1, dtype=np.int32) * len(chosen_indexes), names, values)
 
 
-class _Mixed:
+class _RowsWithMixedNames:
     """Rows with differing names: each pair is classified by its name's signature."""
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
-        self._signature = property_names.signatures(pairs.blob, pairs.name_start, pairs.name_length)
-        self._ids = property_names.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signature)
-        self._rows = pairs.row_of_pair()
+        self._signatures = property_names.signatures(pairs.blob, pairs.name_start, pairs.name_length)
+        self._ids = property_names.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signatures)
+        self._row_of_pair = pairs.row_of_pair()
 
     def column(self, name: str) -> pa.Array:
         pairs = self._pairs
-        pairs_with_name = np.flatnonzero(self._named(name))
-        rows = self._rows[pairs_with_name]
+        pairs_with_name = np.flatnonzero(self._name_mask(name))
+        rows = self._row_of_pair[pairs_with_name]
         # Rows without the property get an empty slice at their beginning, so that positions never decrease.
         start = pairs.row_starts[:-1].copy()
         end = start.copy()
@@ -253,13 +255,13 @@ class _Mixed:
         values = buffers.slices(pairs.blob, start, end)
         return arrow.to_strings(values, None if has_property.all() else has_property, pairs.ascii_only)
 
-    def _named(self, name: str) -> npt.NDArray[np.bool_]:
+    def _name_mask(self, name: str) -> npt.NDArray[np.bool_]:
         if name in property_names.IDS:
             return np.asarray(self._ids == property_names.IDS[name])
         name_bytes = name.encode()
         padded_name = np.frombuffer(name_bytes + bytes(8), np.uint8)
         signature = property_names.signatures(padded_name, np.array([0]), np.array([len(name_bytes)]))[0]
-        has_name = self._signature == signature
+        has_name = self._signatures == signature
         if len(name_bytes) > 16:
             for i in np.flatnonzero(has_name).tolist():
                 start = self._pairs.name_start[i]
@@ -271,17 +273,19 @@ class _Mixed:
         chosen_pairs = np.flatnonzero(self._ids == property_names.USER) if not all_names else np.arange(len(self._ids))
         chosen_pairs = self._without_repeats(chosen_pairs)
         offsets = np.zeros(pairs.rows + 1, np.int32)
-        np.cumsum(np.bincount(self._rows[chosen_pairs], minlength=pairs.rows), out=offsets[1:])
+        np.cumsum(np.bincount(self._row_of_pair[chosen_pairs], minlength=pairs.rows), out=offsets[1:])
         start, length = pairs.name_start[chosen_pairs], pairs.name_length[chosen_pairs]
         names = arrow.to_strings(buffers.slices(pairs.blob, start, start + length), None, pairs.ascii_only)
         values = buffers.slices(pairs.blob, pairs.value_start[chosen_pairs], pairs.value_end[chosen_pairs])
-        return _map(offsets, names, arrow.to_strings(values, None, pairs.ascii_only))
+        return _map_column(offsets, names, arrow.to_strings(values, None, pairs.ascii_only))
 
     def _without_repeats(self, chosen_pairs: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Return ``chosen_pairs`` with only the last pair of each name in a message, as in Java's map."""
-        rows = self._rows[chosen_pairs]
+        rows = self._row_of_pair[chosen_pairs]
         with np.errstate(over="ignore"):
-            name_and_row_hashes = self._signature[chosen_pairs] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            name_and_row_hashes = self._signatures[chosen_pairs] + rows.astype(np.uint64) * np.uint64(
+                0x9E3779B97F4A7C15
+            )
         if len(np.unique(name_and_row_hashes)) == len(name_and_row_hashes):
             return chosen_pairs
         last_pairs: dict[tuple[int, bytes], int] = {}
@@ -292,7 +296,7 @@ class _Mixed:
         return np.array(sorted(last_pairs.values()), np.intp)
 
 
-def _map(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Array:
+def _map_column(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Array:
     entries = pa.StructArray.from_arrays([names, values], fields=[PROPERTIES.key_field, PROPERTIES.item_field])
     count = len(offsets) - 1
     return pa.Array.from_buffers(PROPERTIES, count, [None, pa.py_buffer(offsets.astype(np.int32))], children=[entries])

@@ -49,7 +49,7 @@ class MessageRows(Protocol):
     def properties(self) -> pa.Array: ...
     def offset_message_id(self) -> pa.Array: ...
     def message_id(self) -> pa.Array: ...
-    def null(self, kind: pa.DataType) -> pa.Array: ...
+    def null_column(self, kind: pa.DataType) -> pa.Array: ...
 
 
 FromRows = Callable[[MessageRows, pa.DataType], pa.Array]
@@ -164,7 +164,7 @@ FULL: tuple[Column, ...] = (
 
 # The last column of ``metadata=full`` with ``badMessage=null``.
 DECODE_ERROR = _queue_column("decodeError", "string", pa.string(),
-                         lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
+                         lambda rows, kind: rows.null_column(kind), lambda queue, m, _: m.decode_error)
 
 # The queue id from which ``partition`` is made. The name has a leading space, so that it differs from all names of users'
 # columns.

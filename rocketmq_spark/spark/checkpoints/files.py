@@ -72,7 +72,7 @@ class Folder:
 
     def _local_entries(self, below: str, recursive: bool) -> list[_FileEntry]:
         entries: list[_FileEntry] = []
-        with self._no_links(below):
+        with self._reject_links(below):
             try:
                 with self._open_folder(below) as folder_descriptor, os.scandir(folder_descriptor) as dir_entries:
                     for entry in dir_entries:
@@ -92,7 +92,7 @@ class Folder:
         with self._with_folder_name():
             if not self._is_local:
                 return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
-            with self._no_links(below), suppress(FileNotFoundError, NotADirectoryError), self._open_folder(below):
+            with self._reject_links(below), suppress(FileNotFoundError, NotADirectoryError), self._open_folder(below):
                 return True
             return False
 
@@ -100,7 +100,7 @@ class Folder:
         return folders.open_subfolder(Path(self._root_path), below.split("/") if below else [])
 
     @contextmanager
-    def _no_links(self, path: str) -> Iterator[None]:
+    def _reject_links(self, path: str) -> Iterator[None]:
         try:
             yield
         except OSError as e:
@@ -159,7 +159,7 @@ class Folder:
         if not self._is_local:
             return self._system.open_input_stream(self._path(path), compression=None)
         try:
-            with self._no_links(path), self._open_parent(path) as (folder_descriptor, name):
+            with self._reject_links(path), self._open_parent(path) as (folder_descriptor, name):
                 return open(folders.open_regular(name, folder_descriptor=folder_descriptor), "rb")
         except OSError as e:
             raise OSError(e.errno, e.strerror, self._path(path)) from e
@@ -240,7 +240,7 @@ class Folder:
             folders.warn_if_replaceable(path, "the checkpoint")
         elif (exposure := next(folders.exposures(path, owner), None)) is not None:
             raise OffsetError(
-                f"{self.name} is not changed by root: {exposure.who} may replace {exposure.path}, or what is in it",
+                f"{self.name} is not changed by root: {exposure.users_text} may replace {exposure.path}, or what is in it",
                 remedy=f"{folders.remedy(exposure, 'the checkpoint', owner)}, or run this command as {folders.user_text(owner)}",
             )
 

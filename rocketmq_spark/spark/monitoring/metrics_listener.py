@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 # How many ended queries are still exported, so that a scrape shows a query that failed. If more queries have ended, the oldest of
 # them are dropped.
-_ENDED_QUERIES = 100
+_MAX_ENDED_QUERIES = 100
 
 
 class Metric(NamedTuple):
@@ -237,7 +237,7 @@ class MetricsListener(StreamingQueryListener):
         # The keys are run ids. Spark reports a start immediately, but queues other events, so events of the previous run may come
         # after the start of the next run.
         self._metrics_by_run: dict[str, QueryMetrics] = {}
-        self._replaced_runs: deque[str] = deque(maxlen=_ENDED_QUERIES)
+        self._replaced_runs: deque[str] = deque(maxlen=_MAX_ENDED_QUERIES)
         self._lock = threading.Lock()
         self._server = contextlib.ExitStack()
         if port is not None:
@@ -300,7 +300,7 @@ class MetricsListener(StreamingQueryListener):
             ended_runs = [
                 run_id for run_id, metrics_of_run in self._metrics_by_run.items() if not metrics_of_run.active
             ]
-            for run_id in ended_runs[:-_ENDED_QUERIES]:
+            for run_id in ended_runs[:-_MAX_ENDED_QUERIES]:
                 del self._metrics_by_run[run_id]
         self._write()
 

@@ -32,7 +32,7 @@ from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_omitted_headers, warn_of_unmatched
+from rocketmq_spark.spark.sink.report import BrokerCounts, Written, warn_of_omitted_headers, warn_of_unmatched
 from rocketmq_spark.spark.sink.task import write_task
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _run_write(
     write_partition = functools.partial(_write_partition, options, columns, environment_queues, partition_queues, plan)
     written, topic_names = Written(), list[str]()
     for row in map_in_arrow(df, write_partition, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
-        brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
+        brokers = {name: BrokerCounts(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
         topic_names += row["topic_names"]
     written = written.of_all_tasks()

@@ -123,7 +123,7 @@ class TaskWriter:
         self._pending_outcomes = 0
         self._first_row = 0
         self._checked_topics: set[str] = set()
-        self._routes_fresh_until = Deadline.after(ROUTE_REFRESH_S)
+        self._route_refresh_deadline = Deadline.after(ROUTE_REFRESH_S)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
         """Call ``write``, and return the counts for the driver."""
@@ -160,9 +160,9 @@ class TaskWriter:
         if not len(batch):
             return
         batch = self._with_sink_columns(batch)
-        if self._routes_fresh_until.expired:
+        if self._route_refresh_deadline.expired:
             self._routes.refresh(Deadline.after(self._options.request_timeout))
-            self._routes_fresh_until = Deadline.after(ROUTE_REFRESH_S)
+            self._route_refresh_deadline = Deadline.after(ROUTE_REFRESH_S)
             for topic in self._checked_topics:  # a topic may have moved to other brokers
                 self._check_timers(topic)
         checked, plan = self._check_rows(batch)
