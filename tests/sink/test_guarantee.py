@@ -148,15 +148,15 @@ def test_task_of_another_query_or_batch_than_its_note_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        (exactly_once._QUERY, "query-2", "Spark says that sql.streaming.queryId is query-2"),
-        (exactly_once._BATCH, "8", "Spark says that streaming.sql.batchId is 8"),
+        (exactly_once._QUERY_PROPERTY, "query-2", "Spark says that sql.streaming.queryId is query-2"),
+        (exactly_once._BATCH_PROPERTY, "8", "Spark says that streaming.sql.batchId is 8"),
         ("spark.python.task.killTimeout", "1m", "killTimeout is 1m"),
         ("spark.speculation", "true", "the Spark context of this task lacks spark.speculation=false"),
     ],
 )
 def test_each_task_looks_where_it_runs(monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str) -> None:
     """With the note of another batch its rows would get the ids of that one's, and those that are equal would be left out."""
-    here = {**exactly_once_conf(), exactly_once._QUERY: "query-1", exactly_once._BATCH: "7"}
+    here = {**exactly_once_conf(), exactly_once._QUERY_PROPERTY: "query-1", exactly_once._BATCH_PROPERTY: "7"}
     task = SimpleNamespace(getLocalProperty=here.get)
     monkeypatch.setattr(exactly_once, "TaskContext", SimpleNamespace(get=lambda: task))
     stream = ExactlyOncePlan(BatchName("query-1", 0, 7, b"", "sink"), QueueEnds({}, {}))

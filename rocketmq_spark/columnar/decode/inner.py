@@ -120,7 +120,8 @@ def has_damaged_batch(
 ) -> bool:
     """Whether a batch has another number of messages than its broker counted, or impossible offsets. Offsets are impossible if
     they are outside of the range that was requested, or differ from the offsets in the properties of the batch. ``is_contiguous``
-    is the result of ``contiguous_answers``: in contiguous answers, offsets are right. ``unwrapped_messages`` is the result of ``unwrap``.
+    is the result of ``contiguous_answers``: in contiguous answers, offsets are right. ``unwrapped_messages`` is the result of
+    ``unwrap``.
     """
     batch_rows = np.flatnonzero(_inner_batch_mask(messages))
     first_offsets, end_offsets = (each[batch_rows] for each in _offset_ranges(messages, unwrapped_messages))

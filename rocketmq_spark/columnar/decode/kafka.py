@@ -117,7 +117,7 @@ def _partitions(batch: pa.RecordBatch, broker_name: str, partition_numbers: Mapp
     """The partition number of each row's queue. Every topic of the batch is looked up with every queue id. Some of these pairs
     are no queue, but such pairs occur in no row.
     """
-    topics = arrow.combined(batch.column("topic")).dictionary_encode()
+    topics = arrow.one_array(batch.column("topic")).dictionary_encode()
     ids = batch.column(READ_QUEUE_ID.name).dictionary_encode()
     queues = [
         MessageQueue(topic, broker_name, queue_id)

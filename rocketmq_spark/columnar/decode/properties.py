@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import buffers, property_names
-from rocketmq_spark.columnar.decode.schema import KEYS, PROPERTIES
+from rocketmq_spark.columnar.decode.schema import KEYS_TYPE, PROPERTIES_TYPE
 from rocketmq_spark.wire.properties import decode_properties
 
 Bytes = npt.NDArray[np.uint8]
@@ -31,11 +31,13 @@ _PAD_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Names and values of all rows as positions in one blob; row ``i`` has the pairs ``first[i]`` to ``first[i + 1]``."""
+    """Names and values of all rows as positions in one blob. Row ``i`` has the pairs from ``first_pair[i]`` on, before
+    ``first_pair[i + 1]``.
+    """
 
     blob: Bytes
     row_starts: Ints
-    first: Ints
+    first_pair: Ints
     name_start: Ints
     name_length: Ints
     value_start: Ints
@@ -44,10 +46,10 @@ class Pairs:
 
     @property
     def rows(self) -> int:
-        return len(self.first) - 1
+        return len(self.first_pair) - 1
 
     def row_of_pair(self) -> Ints:
-        return np.repeat(np.arange(self.rows), np.diff(self.first))
+        return np.repeat(np.arange(self.rows), np.diff(self.first_pair))
 
 
 def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
@@ -163,7 +165,7 @@ def build_columns(pairs: Pairs, selection: PropertySelection) -> PropertyColumns
     if selection.msg_id:
         columns.msg_id = column_source.column(Property.UNIQ_KEY)
     if selection.properties != "none":
-        columns.properties = column_source.map(all_names=selection.properties == "all")
+        columns.properties = column_source.property_map(all_names=selection.properties == "all")
     columns.property_columns = {name: column_source.column(name) for name in selection.property_columns}
     return columns
 
@@ -174,7 +176,7 @@ def _common_names(pairs: Pairs) -> tuple[str, ...] | None:
     if rows == 0 or len(pairs.name_start) % rows:
         return None
     names_per_row = len(pairs.name_start) // rows
-    if not np.array_equal(pairs.first, np.arange(rows + 1) * names_per_row):
+    if not np.array_equal(pairs.first_pair, np.arange(rows + 1) * names_per_row):
         return None
     starts = pairs.name_start.reshape(rows, names_per_row)
     lengths = pairs.name_length.reshape(rows, names_per_row)
@@ -219,13 +221,13 @@ class _RowsWithSameNames:
         values = buffers.slices(self._pairs.blob, self._value_start[:, name_index], self._value_end[:, name_index])
         return arrow.to_strings(values, None, self._pairs.ascii_only)
 
-    def map(self, all_names: bool) -> pa.Array:
+    def property_map(self, all_names: bool) -> pa.Array:
         chosen_indexes = [j for j, name in enumerate(self._names) if all_names or not property_names.is_system(name)]
         rows = self._pairs.rows
         start, end = self._value_start[:, chosen_indexes].ravel(), self._value_end[:, chosen_indexes].ravel()
         values = arrow.to_strings(buffers.slices(self._pairs.blob, start, end), None, self._pairs.ascii_only)
         names = (
-            arrow.tiled(tuple(self._names[j] for j in chosen_indexes), rows)
+            arrow.tiled_column(tuple(self._names[j] for j in chosen_indexes), rows)
             if chosen_indexes
             else pa.nulls(0, pa.string())
         )
@@ -268,7 +270,7 @@ class _RowsWithMixedNames:
                 has_name[i] = bytes(self._pairs.blob[start : start + self._pairs.name_length[i]]) == name_bytes
         return np.asarray(has_name)
 
-    def map(self, all_names: bool) -> pa.Array:
+    def property_map(self, all_names: bool) -> pa.Array:
         pairs = self._pairs
         chosen_pairs = np.flatnonzero(self._ids == property_names.USER) if not all_names else np.arange(len(self._ids))
         chosen_pairs = self._without_repeats(chosen_pairs)
@@ -297,9 +299,13 @@ class _RowsWithMixedNames:
 
 
 def _map_column(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Array:
-    entries = pa.StructArray.from_arrays([names, values], fields=[PROPERTIES.key_field, PROPERTIES.item_field])
+    entries = pa.StructArray.from_arrays(
+        [names, values], fields=[PROPERTIES_TYPE.key_field, PROPERTIES_TYPE.item_field]
+    )
     count = len(offsets) - 1
-    return pa.Array.from_buffers(PROPERTIES, count, [None, pa.py_buffer(offsets.astype(np.int32))], children=[entries])
+    return pa.Array.from_buffers(
+        PROPERTIES_TYPE, count, [None, pa.py_buffer(offsets.astype(np.int32))], children=[entries]
+    )
 
 
 def _split_keys(column: pa.Array) -> pa.Array:
@@ -314,8 +320,10 @@ def _split_keys(column: pa.Array) -> pa.Array:
         offsets = np.zeros(len(column) + 1, np.int32)
         np.cumsum(is_present, out=offsets[1:])
         bitmap = None if is_present.all() else arrow.validity_bitmap(is_present)
-        return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
+        return pa.Array.from_buffers(
+            KEYS_TYPE, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()]
+        )
     key_lists = pc.split_pattern(column, " ")
     if pc.min(pc.binary_length(key_lists.values)).as_py():  # the shortest key is not empty, so no key is empty
-        return key_lists.cast(KEYS)
-    return pa.array([None if row is None else [key for key in row if key] for row in key_lists.to_pylist()], KEYS)
+        return key_lists.cast(KEYS_TYPE)
+    return pa.array([None if row is None else [key for key in row if key] for row in key_lists.to_pylist()], KEYS_TYPE)

@@ -28,7 +28,7 @@ from rocketmq_spark.columnar.decode.schema import (
     BASIC,
     EARLIEST_MS,
     LATEST_MS,
-    PROPERTIES,
+    PROPERTIES_TYPE,
     BadMessages,
     Column,
     arrow_schema,
@@ -128,7 +128,7 @@ class ColumnBuilder:
         """A text that depends only on the queue, and so is mostly the same in every row."""
         texts = [getattr(queue, field) for queue in self.queues]
         if len(set(texts)) == 1:
-            return arrow.repeated(texts[0], len(self.messages))
+            return arrow.constant_column(texts[0], len(self.messages))
         return pa.array(texts, pa.string()).take(self._queue_index_of_row())
 
     def queue_id(self, kind: pa.DataType) -> pa.Array:
@@ -159,7 +159,7 @@ class ColumnBuilder:
 
     def properties(self) -> pa.Array:
         maps = self.property_columns.properties
-        return maps if maps is not None else arrow.null_column(PROPERTIES, len(self.messages))
+        return maps if maps is not None else arrow.null_column(PROPERTIES_TYPE, len(self.messages))
 
     def offset_message_id(self) -> pa.Array:
         return offset_message_ids(self.messages)

@@ -351,13 +351,13 @@ def _boundaries_one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Int
 def _boundaries_in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Finds messages by their sizes. Answers are independent, so each has a cursor, and all cursors advance together."""
     size_at_position = np.ndarray((len(buffer) - 3,), ">i4", buffer, strides=(1,))
-    steps: list[Ints] = []
+    cursors_by_step: list[Ints] = []
     active_answers = np.flatnonzero(begins < ends)
     cursors, stops = begins[active_answers], ends[active_answers]
-    rows_of: list[npt.NDArray[np.intp]] = []
+    rows_by_step: list[npt.NDArray[np.intp]] = []
     while len(active_answers):
-        steps.append(cursors)
-        rows_of.append(active_answers)
+        cursors_by_step.append(cursors)
+        rows_by_step.append(active_answers)
         sizes = size_at_position[cursors]
         if sizes.min() < MIN_MESSAGE_BYTES:
             raise Malformed(int(cursors[sizes.argmin()]), f"a message of {sizes.min()} bytes")
@@ -374,9 +374,9 @@ def _boundaries_in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[I
             active_answers[is_unfinished],
             stops[is_unfinished],
         )
-    if not steps:
+    if not cursors_by_step:
         return np.empty(0, np.int64), np.zeros(len(begins), np.intp)
-    rows = np.concatenate(rows_of)
+    rows = np.concatenate(rows_by_step)
     # A stable sort of 16-bit numbers takes only linear time.
     order = np.argsort(rows.astype(np.uint16) if len(begins) <= 1 << 16 else rows, kind="stable")
-    return np.concatenate(steps)[order], np.bincount(rows, minlength=len(begins))
+    return np.concatenate(cursors_by_step)[order], np.bincount(rows, minlength=len(begins))

@@ -239,7 +239,7 @@ class ExactlyOnceTask:
     def count_stored(self, counts: TaskCounts) -> None:
         """Add to ``counts`` the number of stored messages, and the number of stored messages that match no row."""
         if self._stored_rows is not None:
-            counts.unmatched = self._stored_rows.left
+            counts.unmatched = self._stored_rows.unmatched_count
         counts.found, counts.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
 
     def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first_row: int = 0) -> Hashes:
@@ -255,8 +255,8 @@ class ExactlyOnceTask:
         """
         if self._stored_rows is None:
             return None
-        is_missing = self._stored_rows.missing(self.hashes(batch, columns, items()))
-        if MESSAGE_ID in columns and self._stored_rows.exceeded:
+        is_missing = self._stored_rows.missing_mask(self.hashes(batch, columns, items()))
+        if MESSAGE_ID in columns and self._stored_rows.has_surplus_rows:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored, but it "
                 "cannot be determined which",

@@ -199,8 +199,8 @@ class TaskCounts:
     def written(self) -> Written:
         brokers = {name: BrokerCounts(*counts) for name, counts in sorted(self._brokers.items())}
         counts = self._rows, self._bytes, self._batches, self._retries
-        exactly_once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
-        return Written(*counts, brokers, self._spooled, *exactly_once, self.left_out)
+        exactly_once_counts = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
+        return Written(*counts, brokers, self._spooled, *exactly_once_counts, self.left_out)
 
     def _counts_of(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

@@ -82,7 +82,7 @@ class SinkChecks:
             except (RocketMQError, ValueError, ArithmeticError) as e:
                 if getattr(e, "retriable", False):
                     raise
-                new_reasons = {numbers[i]: reason for i, reason in bad_rows.found()}
+                new_reasons = {numbers[i]: reason for i, reason in bad_rows.reasons_by_row()}
                 if not new_reasons and len(numbers) == 1:
                     new_reasons = {numbers[0]: str(e)}
             if not new_reasons:

@@ -175,7 +175,7 @@ class TaskWriter:
                     return
                 checked, plan = self._check_rows(batch)
                 encoded = self._row_sender.join(batch, checked, plan)
-            self._row_sender.identify(
+            self._row_sender.add_content_ids(
                 encoded, checked, functools.partial(self._exactly_once.hashes, batch, self._columns)
             )
         self._row_sender.send(batch, checked, plan, encoded)
@@ -187,7 +187,7 @@ class TaskWriter:
             self._counts.left_out = self._kafka_rows.left_out
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._first_row)
-            batch = empty_bodies.with_stand_ins(batch, self._columns, bad_rows)
+            batch = empty_bodies.batch_with_stand_ins(batch, self._columns, bad_rows)
             bad_rows.raise_if_any(self._partition_id)
         if self._options.topic is None:
             bad_rows = BadRows(self._first_row)
