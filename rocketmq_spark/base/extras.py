@@ -31,7 +31,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether ``module`` can be imported here, without importing it."""
     try:
         return find_spec(module) is not None

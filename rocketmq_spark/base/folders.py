@@ -32,7 +32,7 @@ from rocketmq_spark.base import process, terminal
 logger = logging.getLogger(__name__)
 
 ROOT = 0
-PRIVATE, READABLE = 0o700, 0o755
+PRIVATE_MODE, READABLE_MODE = 0o700, 0o755
 _ACCESS_BITS, _WRITE_BITS = 0o077, 0o022
 _OTHERS_BITS, _GROUP_BITS = 0o007, 0o070
 _NOBODY_GROUP = 65534  # of nobody
@@ -69,7 +69,7 @@ def home() -> Path:
     return home_folder
 
 
-def make_folders(path: Path, mode: int = PRIVATE) -> list[Path]:
+def make_folders(path: Path, mode: int = PRIVATE_MODE) -> list[Path]:
     """Create a folder and its missing parents with this mode, and return them, the deepest first."""
     missing_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing_folders):
@@ -295,7 +295,7 @@ def make_folder_for(owner_status: os.stat_result, name: str, folder_descriptor: 
     parent_status = os.fstat(folder_descriptor)
     if os.geteuid() != ROOT or parent_status.st_uid != ROOT or others_may_write(parent_status):
         raise PermissionError(errno.EACCES, f"{user_text(owner_status.st_uid)} may not create this folder", name)
-    os.mkdir(name, PRIVATE, dir_fd=folder_descriptor)
+    os.mkdir(name, PRIVATE_MODE, dir_fd=folder_descriptor)
     descriptor = open_folder(name, folder_descriptor)
     os.fchown(descriptor, owner_status.st_uid, owner_status.st_gid)
     return descriptor
@@ -317,7 +317,7 @@ def make_temporary_folder(owner: int, prefix: str) -> TemporaryFolder:
     temporary_folder, name = Path(tempfile.gettempdir()).absolute(), f"{prefix}{secrets.token_hex(8)}"
     uid = os.geteuid()
     with open_subfolder(temporary_folder) as folder_descriptor:
-        os.mkdir(name, PRIVATE, dir_fd=folder_descriptor)
+        os.mkdir(name, PRIVATE_MODE, dir_fd=folder_descriptor)
         descriptor = open_folder(name, folder_descriptor)
         try:
             status = os.fstat(descriptor)

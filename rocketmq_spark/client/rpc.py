@@ -107,7 +107,7 @@ class _PendingAnswers:
 
     def record(self, index: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
-            answer.received_s = Deadline.after(0).at
+            answer.received_s = Deadline.after(0).end_s
         self.outcomes[index] = answer  # first, so that ``_drop`` finds the answer if the account is revoked now
         if isinstance(answer, Command):
             address = self.requests[index][0]

@@ -99,7 +99,7 @@ class ProgressTimeout:
         """Log what the read waits for, if it has waited for ten seconds since the start or since the last such line."""
         waiting_since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
-            last_failure = self._retry_errors.last
+            last_failure = self._retry_errors.last_error
             self._log(
                 waits_for, str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer"
             )

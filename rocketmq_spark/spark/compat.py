@@ -3,7 +3,7 @@ PySpark may lack.
 
 Vendors add parts of newer versions to older versions, so this module looks for the classes and ignores the version number. A
 missing class has a stand-in, so that the readers and writers can be defined everywhere; a PySpark without the class does not call
-the methods that would use it. ``require`` raises an error if a class is missing that the caller needs.
+the methods that would use it. ``require_classes`` raises an error if a class is missing that the caller needs.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def _stand_in(name: str) -> type:
 globals().update({name: loaded_class or _stand_in(name) for name, loaded_class in _classes_by_name.items()})
 
 
-def has(name: str) -> bool:
+def has_class(name: str) -> bool:
     """Whether this PySpark has the class ``name`` of ``CLASSES``, or other classes with the same effect."""
     return _classes_by_name[name] is not None
 
 
-def require(use: str, *names: str) -> None:
+def require_classes(use: str, *names: str) -> None:
     """Raises ``OptionError`` if this PySpark lacks one of the classes ``names``, which ``use`` needs."""
-    missing_classes = [f"{CLASSES[name]}.{name}" for name in names if not has(name)]
+    missing_classes = [f"{CLASSES[name]}.{name}" for name in names if not has_class(name)]
     if missing_classes:
         raise OptionError(
             f"{use} needs {' and '.join(missing_classes)}, which the installed PySpark ({pyspark.__version__}) does not have",

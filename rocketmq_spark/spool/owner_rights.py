@@ -15,7 +15,7 @@ from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.files import SPOOL_PREFIXES
 
 # Modules that opening a database imports. If RocksDB is not installed, opening raises an error with a remedy.
-_LAZY_IMPORTS = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
+_LAZY_IMPORTS = ("pickle", "rocksdict") if extras.is_installed("rocksdict") else ()
 
 
 def own_spools_first(paths: Sequence[Path]) -> list[Path]:

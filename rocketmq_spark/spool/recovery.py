@@ -22,7 +22,7 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_lock
+from rocketmq_spark.base.folders import PRIVATE_MODE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import COMPLETE, REPAIR_REMEDY, Damaged, Database, rebuild
@@ -87,7 +87,7 @@ def salvage(path: Path) -> SalvageResult:
         finally:
             new_database.close()
         (path / _NEW / "LOCK").unlink(missing_ok=True)
-        (path / _OLD).mkdir(PRIVATE)
+        (path / _OLD).mkdir(PRIVATE_MODE)
         (path / _NEW).rename(path / COMPLETE)
         sync_folder(path)
         return SalvageResult(_swap_files(path), totals_are_exact, rebuilt_areas)
@@ -148,7 +148,7 @@ def _copy_rebuilt(path: Path, new_database: Database, gaps: list[tuple[bytes, by
     """Returns the areas with entries from the rebuilt copy."""
     areas: set[bytes] = set()
     copy_path = path / _COPY
-    copy_path.mkdir(PRIVATE)
+    copy_path.mkdir(PRIVATE_MODE)
     mirror(path, copy_path, copy_regular)
     rebuild(copy_path)
     with contextlib.suppress(Damaged):  # the copy cannot be read, either

@@ -31,7 +31,14 @@ from rocketmq_spark.columnar.decode.rows import (
     check_each_answer,
     with_correct_ends,
 )
-from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages, Column, arrow_schema, is_time, undecodable_error
+from rocketmq_spark.columnar.decode.schema import (
+    BASIC_COLUMNS,
+    BadMessages,
+    Column,
+    arrow_schema,
+    is_time,
+    undecodable_error,
+)
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -102,7 +109,7 @@ class Decoder:
     """Decodes fetched answers into batches of ``columns``. ``range_number`` of an answer is an index of ``queues``."""
 
     queues: Sequence[MessageQueue]
-    columns: tuple[Column, ...] = BASIC
+    columns: tuple[Column, ...] = BASIC_COLUMNS
     include_properties: str = "user"
     topic_filter: Filter = NO_FILTER
     on_holes: OnHoles | None = None
@@ -365,7 +372,7 @@ def batch_of_answers(
             batches.append(batch)
             remaining_bytes -= batch.nbytes
     if not batches:
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), True
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC_COLUMNS)), True
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches), True
 
 

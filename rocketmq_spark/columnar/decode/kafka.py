@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode.schema import BASIC, HEADERS, KAFKA, READ_QUEUE_ID, Column
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, HEADERS, KAFKA, READ_QUEUE_ID, Column
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
 # These names have a leading space, so that they differ from all names of users' property columns.
 _SHARDING_KEY = Column(" sharding key", "string", pa.string(), Property.SHARDING_KEY)
 _DELETED = Column(" deleted", "string", pa.string(), DELETED)
-_SOURCE_COLUMNS = {column.name: column for column in (*BASIC, READ_QUEUE_ID)}
+_SOURCE_COLUMNS = {column.name: column for column in (*BASIC_COLUMNS, READ_QUEUE_ID)}
 # For each column of Kafka, the columns from which it is made.
 _SOURCE_NAMES = {
     "key": ("keys",),

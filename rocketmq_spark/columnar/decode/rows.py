@@ -25,7 +25,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import buffers, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode.schema import (
-    BASIC,
+    BASIC_COLUMNS,
     EARLIEST_MS,
     LATEST_MS,
     PROPERTIES_TYPE,
@@ -367,7 +367,7 @@ class ReferenceDecoder:
         return pa.array(values, column.arrow_type)
 
 
-def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:
+def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC_COLUMNS) -> pa.RecordBatch:
     """Received messages as rows. The topic of a retried message is the topic to which the message was sent first, as in the
     ``ReceivedMessage``. A message that cannot be decoded has no body.
     """

@@ -1,4 +1,4 @@
-"""The columns of the source, each as one entry of ``BASIC`` or ``FULL``, and option ``badMessage`` for undecodable messages.
+"""The columns of the source, each as one entry of ``BASIC_COLUMNS`` or ``FULL_COLUMNS``, and option ``badMessage``.
 
 An entry has the column's types in Spark and Arrow, a function that makes the column from located messages (``MessageRows``, the
 fast path), and a function that returns the value of one message (the reference decoder).
@@ -87,7 +87,9 @@ def is_time(column: Column) -> bool:
 def _column_by_name(name: str, ddl: str, property_name: str | None) -> Column:
     if property_name is not None:
         return Column(name, ddl, _PROPERTY_TYPES[ddl], property_name)
-    column = next(c for c in (*BASIC, *FULL, DECODE_ERROR, *KAFKA, HEADERS) if c.name.lower() == name.lower())
+    column = next(
+        c for c in (*BASIC_COLUMNS, *FULL_COLUMNS, DECODE_ERROR, *KAFKA, HEADERS) if c.name.lower() == name.lower()
+    )
     return replace(column, name=name)
 
 
@@ -118,7 +120,7 @@ def _properties(properties: Mapping[str, str], include: str) -> list[tuple[str, 
 
 
 # fmt: off
-BASIC: tuple[Column, ...] = (
+BASIC_COLUMNS: tuple[Column, ...] = (
     _queue_column("topic", "string", pa.string(),
               lambda rows, kind: rows.queue_text("topic"), lambda queue, m, _: queue.topic),
     _queue_column("brokerName", "string", pa.string(),
@@ -145,7 +147,7 @@ BASIC: tuple[Column, ...] = (
 )
 
 # Columns that ``metadata=full`` adds.
-FULL: tuple[Column, ...] = (
+FULL_COLUMNS: tuple[Column, ...] = (
     _message_column("offsetMsgId", "string", pa.string(),
          lambda rows, kind: rows.offset_message_id(), lambda queue, m, _: m.offset_msg_id),
     _message_column("flag", "int", pa.int32(), lambda rows, kind: rows.number("flag", kind), lambda queue, m, _: m.flag),
@@ -200,10 +202,10 @@ _PROPERTY_TYPES = {
 
 def columns_of(options: Options) -> tuple[Column, ...]:
     """The columns that the options select, in schema order. Raises ``OptionError``."""
-    basic_columns: tuple[Column, ...] = BASIC
+    basic_columns: tuple[Column, ...] = BASIC_COLUMNS
     if options.kafka_columns:
         basic_columns = (*KAFKA, HEADERS) if options.include_headers else KAFKA
-    known_names = {column.name.lower() for column in (*BASIC, *FULL, DECODE_ERROR, *basic_columns)}
+    known_names = {column.name.lower() for column in (*BASIC_COLUMNS, *FULL_COLUMNS, DECODE_ERROR, *basic_columns)}
     property_columns = tuple(Column(name, kind, _PROPERTY_TYPES[kind], name) for name, kind in options.property_columns)
     problems = [
         f"option 'propertyColumns' names {column.name!r}, which is a column already"
@@ -218,7 +220,7 @@ def columns_of(options: Options) -> tuple[Column, ...]:
         problems.append(
             "option 'includeProperties' is 'none', and 'includeHeaders' needs the properties: give one of the two"
         )
-    full_columns = () if options.kafka_columns else FULL
+    full_columns = () if options.kafka_columns else FULL_COLUMNS
     error_columns = (DECODE_ERROR,) if full_columns and options.bad_message == "null" else ()
     if not options.columns:
         selected_columns = (
@@ -263,7 +265,7 @@ def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[
     return tuple(selected)
 
 
-def ddl(columns: tuple[Column, ...] = BASIC) -> str:
+def ddl(columns: tuple[Column, ...] = BASIC_COLUMNS) -> str:
     """The columns as a Spark schema text."""
     return ", ".join(
         f"`{column.name}` {column.ddl}" if column.property else f"{column.name} {column.ddl}" for column in columns
@@ -271,7 +273,7 @@ def ddl(columns: tuple[Column, ...] = BASIC) -> str:
 
 
 @functools.lru_cache(maxsize=32)
-def arrow_schema(columns: tuple[Column, ...] = BASIC) -> pa.Schema:
+def arrow_schema(columns: tuple[Column, ...] = BASIC_COLUMNS) -> pa.Schema:
     """The schema of every record batch of these columns; all fields are nullable, as Spark expects."""
     return pa.schema([pa.field(column.name, column.arrow_type) for column in columns])
 

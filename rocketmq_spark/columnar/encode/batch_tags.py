@@ -58,11 +58,11 @@ class BatchTagKeys:
             self._encode(arrow.one_array(batch.column(columns["tags"])))
 
     @property
-    def tags(self) -> int:
+    def tag_count(self) -> int:
         """The number of different tags."""
         return len(self._names)
 
-    def by_tag(self, rows: Rows) -> list[Rows]:
+    def rows_by_tag(self, rows: Rows) -> list[Rows]:
         """The rows of each tag, in their order. Rows without a tag are one group."""
         if self._codes is None:
             return [rows]

@@ -139,15 +139,15 @@ def group_by_tag(
     """
     if (
         batch_by_tag == "false"
-        or not batch_properties.tags
-        or (batch_by_tag == "auto" and batch_properties.tags > MAX_TAGS)
+        or not batch_properties.tag_count
+        or (batch_by_tag == "auto" and batch_properties.tag_count > MAX_TAGS)
     ):
         return plan
     orders, ranges, start = [], [], 0
     for row_range in plan.ranges:
         rows = plan.rows(row_range)
         may_group = is_stored_whole(row_range.topic) and (row_range.queue is None or batch_by_tag == "true")
-        for part in batch_properties.by_tag(rows) if may_group else [rows]:
+        for part in batch_properties.rows_by_tag(rows) if may_group else [rows]:
             orders.append(part)
             ranges.append(RowRange(row_range.topic, row_range.queue, start, start + len(part)))
             start += len(part)

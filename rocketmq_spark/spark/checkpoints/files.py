@@ -272,7 +272,7 @@ class Folder:
                 *parents, name = path.split("/")
                 with (
                     self._open_parent(path) as (folder_descriptor, _),
-                    folders.open_subfolder(new_folder, parents, folders.PRIVATE) as target_descriptor,
+                    folders.open_subfolder(new_folder, parents, folders.PRIVATE_MODE) as target_descriptor,
                 ):
                     _copy_file(name, folder_descriptor, target_descriptor)
 
@@ -283,7 +283,7 @@ class Folder:
         with folders.open_subfolder(target.parent) as parent:
             try:
                 with self.as_owner():
-                    os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
+                    os.mkdir(target.name, folders.PRIVATE_MODE, dir_fd=parent)
                     return folders.open_folder(target.name, parent)
             except PermissionError:
                 if any(folders.exposures(target)):

@@ -75,7 +75,7 @@ def option_problems(options: Options, columns: Collection[str]) -> list[str]:
             "option 'deliveryGuarantee' is exactly-once, and rows name their topics: option 'allowedTopics' must list all of "
             "them, so that their ends can be noted before anything is sent"
         )
-    if not extras.installed("xxhash"):
+    if not extras.is_installed("xxhash"):
         problems.append(
             "option 'deliveryGuarantee' is exactly-once, but xxhash, which hashes rows, is not installed: "
             f"{extras.install_command(extras.ARROW)}"
