@@ -66,7 +66,7 @@ def test_messages_of_several_tags_have_none_together():
 def test_without_columns_nothing_is_said():
     made = of(body=["x", "y"])
     assert [part.tolist() for part in made.rows_by_tag(rows(1, 0))] == [[1, 0]]
-    assert (made.tags, made.properties(rows(0, 1))) == (0, {})
+    assert (made.tag_count, made.properties(rows(0, 1))) == (0, {})
 
 
 @pytest.mark.parametrize(
