@@ -40,8 +40,8 @@ class Point(NamedTuple):
 class LagChart:
     """Draws the lag and the batch durations of ``query`` until the query ends or ``stop`` is called.
 
-    In a notebook the chart appears below the cell and is updated while other cells run. Elsewhere use ``figure``, a matplotlib
-    figure. ``summary`` returns the values as numbers.
+    In a notebook, the chart appears below the cell and is updated while other cells run. Outside a notebook, use the attribute
+    ``figure``, a matplotlib figure. ``summary`` returns the values as numbers.
 
     Args:
         query: A running query with a rocketmq source.
@@ -106,14 +106,14 @@ class LagChart:
     def _is_active(self) -> bool:
         try:
             return bool(self._query.isActive)
-        except Exception:  # no caller in this thread handles errors; the chart ends, because the session may have ended
+        except Exception:  # no caller would handle it; Spark's session may have ended
             logger.info("the chart ends: the query no longer answers", exc_info=True)
             return False
 
     def _read_progress(self) -> None:
         try:
             reports = [json.loads(report.json) for report in self._query.recentProgress]
-        except Exception:  # as in ``_is_active``; the earlier points are kept
+        except Exception:  # no caller would handle it; the points so far are kept
             logger.info("cannot read the progress of the query", exc_info=True)
             return
         with self._lock:
@@ -140,7 +140,7 @@ def draw(figure: Figure, points: list[Point]) -> None:
     first_delay_s = points[0].at_s if points else 0.0
     times_s = [point.at_s - first_delay_s for point in points]
     known_lags = [(time_s, point.lag) for time_s, point in zip(times_s, points, strict=True) if point.lag is not None]
-    # Not clipped, because half of a point at 0 would be cut off, and a query that keeps up has only such points.
+    # The line is not clipped. Otherwise half of each point at 0 would be cut off, and a query that keeps up has only such points.
     lag_axes.step(
         [time_s for time_s, _ in known_lags],
         [lag for _, lag in known_lags],

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The most messages that are decoded in the event loop without a pause. Decoding them takes some milliseconds.
+# The maximum number of messages that are decoded in the event loop without a pause. Decoding so many messages takes some
+# milliseconds.
 _MAX_DECODED = 500
 
 
@@ -47,7 +48,9 @@ class Consumer(AsyncClient):
         self._consumer = consumers.Consumer(name_server, group, **options)
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Consume all messages of ``topic``, or the messages that match; see ``rocketmq_spark.Consumer.subscribe``."""
+        """Consume all messages of ``topic``, or only the messages that match ``tags`` or ``sql``; see
+        ``rocketmq_spark.Consumer.subscribe``.
+        """
         await self._run_on_thread(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
@@ -62,7 +65,7 @@ class Consumer(AsyncClient):
         ``asyncio.to_thread(context.reply, body)``. A listener that is not a coroutine function runs on threads.
 
         Args:
-            listener: A coroutine function or a function. Its arguments are those of ``rocketmq_spark.Listener``.
+            listener: A coroutine function or a function. It has the arguments of a ``rocketmq_spark.Listener``.
 
         Raises:
             OptionError, LocalProtocolError, RocketMQError: As ``rocketmq_spark.Consumer.start``.
@@ -77,8 +80,8 @@ class Consumer(AsyncClient):
         await self._loop.call(self._consumer.start, thread_listener)
 
     def _leave(self) -> None:
-        """Leave the group after the event loop was closed, because every call of the listener would fail. Other members can
-        consume the messages.
+        """Leave the group after the event loop was closed, because every call of the listener would fail. The other members of
+        the group then get the messages.
         """
         logger.warning(
             "the event loop of a consumer was closed before the consumer, which now leaves group %s; close the consumer first",
@@ -93,7 +96,7 @@ class Consumer(AsyncClient):
         """
         try:
             await self.start(listener)
-        except asyncio.CancelledError:  # the start continues on its thread
+        except asyncio.CancelledError:  # the call of ``start`` continues on a thread
             await self.close()
             raise
         try:
@@ -108,7 +111,8 @@ class Consumer(AsyncClient):
     async def close(self, timeout_s: float = 30.0) -> Sequence[ReceivedMessage | PoppedMessage]:
         """Leave the group. Listener calls that run longer than ``timeout_s`` are cancelled; their messages are redelivered.
 
-        Do not await this in a listener, which would wait for itself: set an event, and let another task close.
+        Do not await ``close`` in a listener, because ``close`` waits for the listener. Instead, set an event, and let another
+        task close.
 
         Args:
             timeout_s: Seconds to wait for listener calls.
@@ -123,12 +127,12 @@ class Consumer(AsyncClient):
 
 
 class PullConsumer(AsyncClient):
-    """Returns messages when you poll it, of the queues that the group assigns to it or that you name; see
+    """Returns messages when you poll it, from the queues that the group assigns to it or that you name; see
     ``rocketmq_spark.PullConsumer``.
 
     ``async for message in consumer`` yields messages without end. A message is finished when ``commit`` is called, or when a
-    later poll or the loop fetches more messages. A new loop continues after the last message that an earlier loop yielded. Only
-    one task at a time may use a consumer.
+    later poll or the ``async for`` loop fetches more messages. A new ``async for`` loop continues after the last message that an
+    earlier loop yielded. Only one task at a time may use a consumer.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.
@@ -141,7 +145,7 @@ class PullConsumer(AsyncClient):
     ) -> None:
         super().__init__(threads=1)  # a PullConsumer serves one thread at a time
         self._consumer = consumers.PullConsumer(name_server, group, **options)
-        # The next answer, perhaps to a cancelled poll.
+        # The future of a poll that is running, perhaps one whose caller was cancelled.
         self._answer_future: asyncio.Future[Iterator[ReceivedMessage]] | None = None
         self._remaining_messages: Iterator[ReceivedMessage] = iter(())  # messages that were not returned or yielded yet
 
@@ -198,8 +202,9 @@ class PullConsumer(AsyncClient):
         return await self._run_on_thread(self._consumer.committed, queue)
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
-        """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds. The
-        list ends after 500 messages, or with the message that brings the decompressed bodies to 64 MiB.
+        """Return messages of one queue, in the order of the queue, as soon as there are any. After ``timeout_s`` seconds without
+        messages, return an empty list. The list ends after 500 messages, or with the message that brings the decompressed bodies
+        to 64 MiB.
         """
         ends_at = time.monotonic() + checked_timeout(timeout_s)
         while True:
@@ -233,8 +238,8 @@ class PullConsumer(AsyncClient):
                     raise
 
     async def _fetch(self, wait_s: float) -> None:
-        """Wait for the next answer. The answer to a cancelled poll comes first, because no caller got its messages. That poll
-        may have a longer timeout than ``wait_s``, so this method waits for at most ``wait_s``.
+        """Wait for an answer. If an earlier poll was cancelled, wait for the answer to that poll, because no caller got its
+        messages. The earlier poll may have a longer timeout than ``wait_s``, so this method waits for at most ``wait_s``.
         """
         earlier_future = self._answer_future
         future = earlier_future or self._loop.start(next_answer, self._consumer, wait_s)
@@ -256,7 +261,7 @@ class SimpleConsumer(AsyncClient):
     """Receives messages from a Proxy. Await ``ack`` for each message that is done; see ``rocketmq_spark.SimpleConsumer``.
 
     Args:
-        name_server: Not used. Give ``group`` and ``proxy_endpoint`` by keyword.
+        name_server: Not used. Pass ``group`` and ``proxy_endpoint`` by keyword.
         group: Consumer group. Required.
         options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
     """
@@ -286,8 +291,8 @@ class SimpleConsumer(AsyncClient):
     ) -> Sequence[PoppedMessage]:
         """Return up to ``max_messages`` messages; an empty list if no message came within ``wait``.
 
-        Other members do not get the messages for the time ``invisible``. The next call returns the messages of a cancelled
-        call, and waits for them if they have not arrived. The invisible time of these messages has begun already.
+        Other members of the group do not get these messages during the time ``invisible``. If a call is cancelled, the next call
+        returns its messages, and waits for them if they have not arrived. Their invisible time began with the cancelled call.
         """
         self._check_open()
         check_max_messages(max_messages)

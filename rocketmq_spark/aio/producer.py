@@ -1,8 +1,8 @@
 """A producer for coroutines. It wraps ``session/producers.Producer``.
 
-Sends of one iteration of the event loop begin together, so that they need few writes. A send begins in the event loop if it
-does not block: its route is cached, and there is room for unacknowledged messages. Threads begin the other sends. Sends to a
-topic whose route is not cached request the route first. Sends that wait for room begin in their order.
+Sends of one iteration of the event loop begin together, so that they need few writes. A send begins in the event loop if it does
+not block: its route is cached, and there is room for unacknowledged messages. All other sends begin on threads. A send to a topic
+whose route is not cached requests the route first. Sends that wait for room begin in the order in which they were called.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _UnstartedSend(NamedTuple):
     message: Message
     how: How
     queued_at_s: float  # time of the monotonic clock
-    context: Context  # of the coroutine that sends the message
+    context: Context  # the context of the coroutine that sends the message
 
 
 class _UnstartedSendCount:
@@ -141,7 +141,7 @@ class _SendThread:
 def _begin_each(sends: SimpleQueue[Callable[[], None] | None]) -> None:
     while (begin := sends.get()) is not None:
         begin()
-        del begin  # otherwise the waiting thread would keep the producer alive
+        del begin  # ``begin`` refers to the producer, which could not be collected while this thread waits
 
 
 class Producer(AsyncClient):
@@ -199,7 +199,7 @@ class Producer(AsyncClient):
         """
         loop = self._check_open()
         if timeout_s is not None:
-            # Checked here, because an error on a thread would leave the future without a result.
+            # An invalid timeout is an error here, because an error on a thread would leave the future without a result.
             check_seconds("timeout_s", timeout_s)
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
@@ -221,21 +221,21 @@ class Producer(AsyncClient):
                     self._begun_count += 1
                     try:
                         outcome = capture(self._begin_or_pass_to_thread, send)
-                    except BaseException:  # for example Ctrl-C, which is raised to the user
+                    except BaseException:  # an interrupt (Ctrl-C) is raised to the user
                         send.future.cancel()
                         raise
                     if isinstance(outcome, Failure):
                         self._loop.put(send.future, _start_error(outcome.error, send))
-        finally:  # because after an interrupt, nothing else would begin the other sends
+        finally:  # after an interrupt, the remaining sends still begin
             if self._new_sends:
                 self._loop.running_loop().call_soon(self._begin_new_sends)
 
     def _begin_or_pass_to_thread(self, send: _UnstartedSend) -> None:
         message, how = send.message, send.how
-        if not _is_well_typed(message):  # the producer rejects the message at once
+        if not _is_well_typed(message):  # the producer rejects such a message at once
             self._begin(send)
         elif not has_cached_route(self._producer, message.topic, how.timeout_s is how.delay_level is None):
-            # Not on the send thread, because a slow route must not delay sends to other topics.
+            # The send thread does not begin this send, because a slow route must not delay sends to other topics.
             self._pass_to_thread(send, lambda: self._loop.start(self._begin_on_thread, send, _NO_ROUTE))
         elif (
             self._is_quick(message, how)
@@ -248,7 +248,9 @@ class Producer(AsyncClient):
             self._pass_to_thread(send, lambda: self._send_thread.put(begin))
 
     def _is_quick(self, message: Message, how: How) -> bool:
-        """Whether a send needs neither the maximum timer delay of a broker nor the compression of a large body."""
+        """Whether a send can begin in the event loop: it needs no maximum timer delay of a broker, and compresses no
+        large body.
+        """
         return how.delay is how.deliver_at is None and len(message.body) <= MAX_LOOP_BODY_BYTES
 
     def _pass_to_thread(self, send: _UnstartedSend, start: Callable[[], object]) -> None:
@@ -303,15 +305,18 @@ class Producer(AsyncClient):
     async def send_arrow(self, rows: Any, topic: str | None = None, **how: Any) -> SentRows:
         """Send the ``rows`` of Arrow data to ``topic``, on a thread. See ``rocketmq_spark.Producer.send_arrow``.
 
-        ``how`` are the other keyword arguments of that method. Cancelling a call that has begun does not stop it.
+        ``how`` are the other keyword arguments of ``rocketmq_spark.Producer.send_arrow``. Cancelling a call that has begun does
+        not stop it.
         """
         self._check_open()
         return await self._bulk_loop.call(self._producer.send_arrow, rows, topic, **how)
 
     async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
-        """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
+        """Send ``messages`` in batches. A thread iterates over the messages and sends them. See
+        ``rocketmq_spark.Producer.send_many``.
 
-        ``how`` are the other keyword arguments of that method. Cancelling a call that has begun does not stop it.
+        ``how`` are the other keyword arguments of ``rocketmq_spark.Producer.send_many``. Cancelling a call that has begun does
+        not stop it.
         """
         self._check_open()
         return await self._bulk_loop.call(self._producer.send_many, messages, **how)
@@ -343,8 +348,8 @@ class Producer(AsyncClient):
         return AsyncHalfMessage(half, self._loop.call_after_close)
 
     async def _store_half(self, store: Callable[[], HalfMessage]) -> HalfMessage:
-        """Store a half message on a thread. If the caller is cancelled, roll back the half message, because nothing would
-        decide it. If the caller then tried again, the check of this half message would find the data of the second attempt.
+        """Store a half message on a thread. If the caller is cancelled, roll back the half message: nothing else would decide it,
+        and if the caller tried again, the check of this half message would find the data of the second attempt.
         """
         roll_back = functools.partial(self._producer._decide_at_end, decision=TransactionState.ROLLBACK)
         return await self._loop.call_or_undo(roll_back, store)
@@ -361,13 +366,13 @@ class Producer(AsyncClient):
         try:
             yield AsyncHalfMessage(half, self._loop.call_after_close)
         except BaseException as e:
-            with contextlib.suppress(type(e)):  # ``__exit__`` may raise ``e`` again, which the ``raise`` below does
+            with contextlib.suppress(type(e)):  # ``__exit__`` may raise ``e``, which is raised below
                 await self._leave_block(half, transaction.__exit__, type(e), e, e.__traceback__)
             raise
         await self._leave_block(half, transaction.__exit__, None, None, None)
 
     async def _leave_block(self, half: HalfMessage, leave: Callable[..., object], *error: object) -> None:
-        """Commit or roll back at the end of a block, even if the producer was closed in it."""
+        """Commit or roll back at the end of a block, even if the block has closed the producer."""
         try:
             await self._loop.call_after_close(leave, *error)
         except RuntimeError as e:
@@ -403,21 +408,23 @@ class Producer(AsyncClient):
         return self._unstarted_sends.wait_until_empty(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Accept no more sends, wait up to ``timeout_s`` seconds (default: send timeout), and return sends without an answer."""
+        """Accept no more sends, wait up to ``timeout_s`` seconds (default: send timeout), and return the sends that have no
+        answer.
+        """
         if self._closed:
             return []
         self._check_open()
         self._closed = True
         try:
             self._begin_new_sends()
-        except BaseException:  # for example Ctrl-C: the user can call ``close`` again
+        except BaseException:  # after an interrupt (Ctrl-C), the user can call ``close`` again
             self._closed = False
             raise
         return await self._close_with(functools.partial(self._close, timeout_s))
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
-        self._unstarted_sends.wait_until_empty(deadline)  # send the messages that were passed to threads before
+        self._unstarted_sends.wait_until_empty(deadline)  # until threads have begun all earlier sends
         self._send_thread.end()
         return self._producer.close(deadline.remaining())
 

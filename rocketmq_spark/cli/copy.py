@@ -25,7 +25,7 @@ from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consumer_options, subscribed_consumer
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
 from rocketmq_spark.model.send import SendStatus
-from rocketmq_spark.queues.selection import by_hash
+from rocketmq_spark.queues.selection import select_by_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ class Copier:
         keyless_queue = queue_for(chunk[0].queue, queues)
         for message in chunk:
             key = message.properties.get(Property.SHARDING_KEY)
-            messages_by_queue.setdefault(by_hash(queues, key) if key else keyless_queue, []).append(message)
+            messages_by_queue.setdefault(select_by_hash(queues, key) if key else keyless_queue, []).append(message)
         for queue, messages in messages_by_queue.items():
             self._send_to(queue, messages)
 

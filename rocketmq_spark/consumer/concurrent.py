@@ -3,9 +3,9 @@
 Failed messages are sent back, so that the committed offset can advance. A message that cannot be sent back goes to the
 listener again. Results of a queue count only while this member owns the queue.
 
-A listener that does not return would keep the offset from advancing. ``late_messages`` finds its messages, as Java's
-``ProcessQueue.cleanExpiredMsg`` does. It checks only the call that has the first message of a queue, because only this message
-keeps the offset from advancing.
+A listener that does not return would keep the offset from advancing. ``late_messages`` finds the messages of such a call, as
+Java's ``ProcessQueue.cleanExpiredMsg`` does. The function checks only the call that has the first message of a queue, because
+only the first message keeps the offset from advancing.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CHECK_S = 0.01
 _CLOSED_CHECK_S = 1.0
-MAX_LATE_PER_RUN = 16  # late messages of one queue that a run sends back; more if a single call has more
+MAX_LATE_PER_RUN = 16  # a run sends back at most this many late messages of a queue, or all late messages of one call
 DELAY_LEVEL = 3
 
 
 class ConcurrentCall(ListenerCall):
     """One call of the listener: its messages (perhaps ``Rows``), its start, and its result. ``on_outcome`` is called once.
 
-    The first ``done_count`` messages succeeded. A broker accepted all other ``finished_messages`` back. The messages of a call
-    that ``has_outcome`` are not late, because the thread that has the outcome sends them back.
+    The first ``done_count`` messages succeeded. A broker accepted all other ``finished_messages`` back. If ``has_outcome`` is
+    True, the messages of the call are not late, because the thread that has the outcome sends the failed messages back.
     """
 
     __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished_messages", "has_outcome", "queue", "started_ms")
@@ -129,19 +129,21 @@ class ConcurrentConsumeService:
         self._send_back = send_back
         self._tracebacks = TracebackLimit()
         self.replier: Replier | None = None  # sends replies to requests
-        # The calls by identity. They are changed without a lock, in single steps of the interpreter: see ``_record_results``. A
-        # call stays here until its messages are finished or wait for another call, so that they become late if anything fails.
+        # The calls by identity. The dictionary is changed without a lock, in single steps of the interpreter: see
+        # ``_record_results``. A call stays in the dictionary until its messages are finished or wait for another call, so that
+        # the messages become late if anything fails.
         self._calls: dict[int, ConcurrentCall] = {}
         self._ended_calls: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
         self._result_lock = threading.Lock()  # held by the thread that records results
         self._late_return_threads = late_return_threads
-        # Each queue whose late messages are being sent back has a lock here. If a call of the queue fails at that time, it
-        # waits for the lock, and then sends back only the messages that were not late.
+        # Each queue whose late messages are being sent back has a lock in this dictionary. If a call of the queue fails while
+        # the late messages are sent back, the thread of the call waits for the lock, and then sends back only the messages that
+        # were not late.
         self._return_locks: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
     def is_ready(self, queue: ProcessQueue) -> bool:
-        """A queue may be pulled at any time (``pulling.ConsumeService``)."""
+        """Return True, because a concurrent consumer may pull a queue at any time (see ``pulling.ConsumeService``)."""
         return True
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ class ConcurrentConsumeService:
         own.
         """
         batches, call_count = queue.split_into_calls(messages, self._batch_size)
-        # One object for all calls, because each run of the garbage collector visits the objects that wait for a thread.
+        # All calls share one object, because each run of the garbage collector visits the objects that wait for a thread.
         next_call = partial(self._start_call, queue, batches)
         if not isinstance(self._listener, DeferredListener):
             self._workers.submit(*repeat(partial(self._consume, next_call), call_count))
@@ -166,7 +168,8 @@ class ConcurrentConsumeService:
         call = ConcurrentCall(
             queue, messages, self._timer.now_ms(), self.context(queue.queue, messages), self._on_outcome
         )
-        # Before the check, because a thread that closes this service, and then waits for calls, must see the call.
+        # The call is added before the check, because a thread that closes this service, and then waits for calls, must see the
+        # call.
         self._calls[id(call)] = call
         if queue.dropped or self._closed:
             self._calls.pop(id(call), None)
@@ -268,7 +271,7 @@ class ConcurrentConsumeService:
         return late_batch, unsent_messages
 
     def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
-        if outcome is None and call.context.ack_index is None:  # nearly always; spares ``judge_concurrent``
+        if outcome is None and call.context.ack_index is None:  # fast, for nearly all calls
             self._finish(call, len(call.messages), call.messages)
             return
         result = capture(self._handle_failure, call, outcome)
@@ -305,8 +308,8 @@ class ConcurrentConsumeService:
         """Record the results of all threads. If another thread is recording results, that thread also records the result of
         this thread.
 
-        If threads waited for each other here, the interpreter would switch threads with each message. With a quick listener, a
-        message would then take three times as long.
+        If the threads waited for each other, the interpreter would switch threads with each message, and a message would take
+        three times as long with a quick listener.
         """
         while self._ended_calls and self._result_lock.acquire(blocking=False):
             try:
@@ -362,7 +365,7 @@ class ConcurrentConsumeService:
         )
 
     def _send_one_back(self, message: ReceivedMessage, level: int) -> bool:
-        """Return whether a broker accepted the message back. True in a broadcasting group, which drops failed messages."""
+        """Return whether a broker accepted the message back; True in a broadcasting group, which drops failed messages."""
         if self._send_back is None:
             return True
         send_outcome = capture(self._send_back, message, level)

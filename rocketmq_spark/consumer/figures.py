@@ -63,8 +63,8 @@ class ConsumerFigures:
         bucket.consumed_ms += duration_ms
 
     def for_topic(self, topic: str, now_ms: int) -> TopicFigures:
-        """Return the figures of the last minute. If that minute has no call, ``consume_ms`` is the mean of the last hour, as in
-        Java.
+        """Return the figures of the last minute. If the listener was not called in the last minute, ``consume_ms`` is the mean
+        of the last hour, as in Java.
         """
         last_hour = [bucket for bucket in self._buckets.get(topic, ()) if bucket.start_ms > now_ms - HOUR_MS]
         last_minute = [bucket for bucket in last_hour if bucket.start_ms > now_ms - MINUTE_MS]

@@ -29,9 +29,11 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# Shorter than the interval of heartbeats (30 s), so that some checks find the subscription of another member's heartbeat.
+# The interval of the checks is shorter than the interval of heartbeats (30 s), so that some checks find the subscription of
+# another member's heartbeat.
 COMPARE_S = 20.0
-# Other members control the differences, so these limits keep the differences from filling the memory and the log.
+# The subscriptions of other members may differ in any number of ways. These limits keep the differences from filling the memory
+# and the log.
 _MAX_REMEMBERED_DIGESTS, _MAX_SHOWN_DIFFERENCES, _MAX_SHOWN_CHARACTERS = 100, 5, 200
 
 
@@ -44,8 +46,8 @@ class SubscriptionConflicts:
         self._port = port
         self._group = group
         self._subscriptions = subscriptions
-        self._last_digest = b""  # of the conflict that the last check found; empty if it found none
-        self._logged_digests: dict[bytes, None] = {}  # digests, the newest last
+        self._last_digest = b""  # the digest of the conflict that the last check found, if any
+        self._logged_digests: dict[bytes, None] = {}  # the digests of the logged conflicts, the newest last
 
     def check(self, deadline: Deadline) -> None:
         own_filters = self._subscriptions.filters()
@@ -153,9 +155,10 @@ HEARTBEAT_RETRY_FOR_S = 60.0  # after this time, only the regular heartbeats are
 
 
 class Reregistration:
-    """Registers this member again with brokers that were restarted. The heartbeat makes a broker notify all members.
+    """Registers this member again with brokers that were restarted. The heartbeat that registers the member makes the broker
+    notify all members.
 
-    The route may have lost the broker meanwhile. ``rebalance`` fetches the route and the list of members again.
+    ``rebalance`` then fetches the route again, which may have lost the broker during the restart, and the list of members.
     """
 
     def __init__(self, port: GroupMember, timer: Timer, rebalance: Callable[[], None]) -> None:
@@ -165,12 +168,12 @@ class Reregistration:
         self._rate_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
 
     def on_unknown_member(self) -> None:
-        """Register soon, because a broker that does not know this member rejected a pull. Does not block."""
+        """Register soon, without blocking, because a broker that does not know this member rejected a pull."""
         if self._rate_limit.due():
             self._timer.call_later(0, self._register_again)
 
     def on_connection_lost(self, broker_name: str) -> None:
-        """Send a heartbeat when the lost connection to a broker is open again. Does not block.
+        """Send a heartbeat when the lost connection to a broker is open again. This method does not block.
 
         A restarted broker that already knows another member of the group does not reject the pulls of this member.
         """

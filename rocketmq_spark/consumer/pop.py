@@ -5,8 +5,8 @@
 - ``Pollers`` has one thread for each broker of each topic. The thread waits until there is room for messages, and then requests
   messages from the Proxy, which holds the request until a message arrives.
 - ``StandardConsumeService`` and ``FifoConsumeService`` pass the messages to the listener, one in each call: in any order, or in
-  the order of each message group. They mirror the classes of the same names in RocketMQ's Java client for gRPC.
-- ``UnackedMessages`` has the state of the messages, guarded by one lock. It sends no requests.
+  the order of each message group. Both classes mirror the classes of the same names in RocketMQ's Java client for gRPC.
+- ``UnackedMessages`` has the state of the messages, guarded by one lock, and sends no requests.
 - ``Acknowledger`` acknowledges messages, makes them visible again, or extends their invisible time. If a request fails, no
   message is lost: the Proxy delivers the message again when its invisible time is over.
 """
@@ -50,18 +50,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class InvisibleMessage:
-    """A message that is invisible to other members. ``Acknowledger`` extends that time until the message is settled."""
+    """A message that is invisible to other members. ``Acknowledger`` extends the invisible time until the message is settled."""
 
     message: PoppedMessage
-    until_ms: int  # when it becomes visible again
-    since_ms: int  # when it arrived; during a call of the listener, when the call started
+    until_ms: int  # when the message becomes visible again
+    since_ms: int  # when the message arrived, or when the running call of the listener started
     ordering_key: tuple[str, Hashable]  # the topic, and the key of the message in ``UnackedMessages``
     body: bytes  # the original body, because a listener may change the message
-    memory_bytes: int  # about how much memory it uses
-    listener_thread: int | None = None  # the id of the thread whose listener has it
-    was_delivered: bool = False  # whether the listener has received it at least once
-    is_settled: bool = False  # acknowledged, sent back or forwarded, or the request for that failed
-    # Allows one request at a time, because each request invalidates the receipt that other requests use.
+    memory_bytes: int  # about how much memory the message uses
+    listener_thread: int | None = None  # the id of the thread whose listener has the message
+    was_delivered: bool = False  # whether the listener has received the message at least once
+    is_settled: bool = False  # whether the request to acknowledge, send back or forward the message has ended
+    # The lock allows one request at a time, because each request invalidates the receipt that other requests use.
     request_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -76,7 +76,9 @@ def unique_key(message: PoppedMessage) -> Hashable:
 
 
 def ordering_key_of(message: PoppedMessage) -> Hashable:
-    """Return the key of a message: its message group, or its queue if it has none. Messages of one key keep their order."""
+    """Return the key of a message: its message group, or its queue if the message has no group. Messages of one key keep their
+    order.
+    """
     return message.queue if message.message_group is None else (message.topic, message.message_group)
 
 
@@ -90,15 +92,15 @@ class UnackedMessages:
         self._ordering_key_of = ordering_key_of
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
-        self._messages: dict[int, InvisibleMessage] = {}  # by identity, in the order of arrival
-        # By topic and key: how many messages there are, and how many of them were delivered to the listener. Counted at each
-        # change, because every poller reads the counts before each request.
+        self._messages: dict[int, InvisibleMessage] = {}  # the messages by identity, in the order of arrival
+        # How many messages each topic and key has, and how many of them were delivered to the listener. The counts are updated
+        # at each change, because every poller reads the counts before each request.
         self._count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._delivered_count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
-        self._waiting_bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
-        # Keys whose waiting messages were dropped to save memory while the listener had a message of the key. Until the end of
-        # that call, new messages of the key are not accepted, because the Proxy delivers all messages of the key again, in
-        # their order.
+        self._waiting_bytes: Counter[str] = Counter()  # by topic: the bytes of the messages that no listener has
+        # Keys whose waiting messages were dropped to save memory while the listener had a message of the key. Until the
+        # listener's call ends, new messages of the key are not accepted, because the Proxy delivers all messages of the key
+        # again, in their order.
         self._dropped_keys: set[tuple[str, Hashable]] = set()
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
@@ -175,9 +177,9 @@ class UnackedMessages:
     def wait_for_room(self, topic: str, max_waiting: int, wait_s: float) -> bool:
         """Wait until fewer than ``max_waiting`` messages of a topic are ready for a listener; returns False after the timeout.
 
-        Messages that wait behind another message of their key, or for a retry, do not count. Otherwise one message that hangs or
-        fails would block all other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with the most
-        bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
+        Messages that wait behind another message of their key, or for a retry, do not count, because otherwise a message that
+        hangs or fails would block all other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with
+        the most bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
         """
         with self._lock:
             return self._condition.wait_for(
@@ -217,10 +219,10 @@ class UnackedMessages:
         return self._waiting_bytes[topic] < MAX_WAITING_BYTES
 
     def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Wait until all messages are settled. Returns the messages that listeners still have after the timeout.
+        """Wait until all messages are settled, and return the messages that listeners still have after the timeout.
 
-        If a listener calls this method, the messages behind the listener's own message cannot be consumed. So this method then
-        waits only for the other running calls.
+        If a listener calls this method, the method waits only for the other running calls, because the messages behind the
+        listener's own message cannot be consumed.
         """
         this_thread_id = threading.get_ident()
         with self._lock:
@@ -282,8 +284,8 @@ def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hash
 
 # The invisible time, and the interval at which it is extended: two extensions in a row may fail.
 INVISIBLE_S, RENEW_S = 30.0, 10.0
-# Several threads extend the invisible time of the messages of one broker, each of at least 32. With a single thread and a slow
-# Proxy, the time of the last messages would be over before their requests are sent.
+# Several threads extend the invisible time of the messages of one broker, and each thread has at least 32 messages. With a
+# single thread and a slow Proxy, the invisible time of the last messages would end before their requests are sent.
 _MAX_RENEW_THREADS, _MIN_PER_RENEW_THREAD = 8, 32
 
 
@@ -292,8 +294,8 @@ def _is_due(invisible_message: InvisibleMessage, now_ms: int) -> bool:
 
 
 class Acknowledger:
-    """Settles the messages of one consumer, and extends the invisible time of messages that are not settled yet. Safe to use
-    from several threads.
+    """Settles the messages of one consumer, and extends the invisible time of messages that are not settled yet. Several
+    threads may use this object.
     """
 
     def __init__(
@@ -308,11 +310,13 @@ class Acknowledger:
         self._renew_threads: set[Hashable] = set()
 
     def close(self) -> None:
-        """Let later acknowledgements fail without a request, so that the broker delivers the messages again."""
+        """Close this object: later acknowledgements fail without a request, so that the broker delivers the messages again."""
         self._closed = True
 
     def ack(self, invisible_message: InvisibleMessage) -> bool:
-        """Acknowledge a message; returns whether the Proxy confirmed. Only then may the next message of its key be consumed."""
+        """Acknowledge a message, and return whether the Proxy confirmed. If not, the next message of the key must not be
+        consumed.
+        """
         return self._settle(invisible_message, self._port.ack, "acknowledged")
 
     def forward_to_dlq(self, invisible_message: InvisibleMessage) -> bool:
@@ -321,8 +325,7 @@ class Acknowledger:
         return is_confirmed and self._log_dead_letter(invisible_message)
 
     def redeliver_later(self, invisible_message: InvisibleMessage, pause_s: float, is_last: bool = False) -> bool:
-        """Let the Proxy deliver a message again after a pause. After the last attempt, the message becomes a dead letter
-        instead.
+        """Let the Proxy deliver a message again after a pause. After the last attempt, the message becomes a dead letter.
 
         Returns whether the Proxy confirmed.
         """
@@ -343,7 +346,8 @@ class Acknowledger:
         """Extend the invisible time of all messages for which it is due, with separate threads for each broker and endpoint.
 
         If a listener has had a message for longer than ``consumeTimeout``, the time is extended only for an ordered consumer,
-        whose next messages wait for this message. Otherwise another member gets the message.
+        whose next messages wait for this message. The time is not extended for other consumers, so that another member gets the
+        message.
         """
         now_ms = self._timer.lease_ms()
         due_messages_by_broker: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
@@ -575,8 +579,8 @@ class FifoConsumeService:
                 return
 
     def _consume(self, invisible_message: InvisibleMessage) -> float | None:
-        """Consume one message. Returns None if the message was settled, -1 if settling failed, and otherwise the pause before a
-        retry.
+        """Consume one message. Returns None if the message was settled, -1 if the request to settle it failed, and the pause
+        before the next attempt if the message failed.
         """
         message, context = invisible_message.message, AcknowledgingContext(invisible_message.message.queue)
         outcome = capture(self._listener, (message,), context)
@@ -694,7 +698,9 @@ class Pollers:
                 self._threads[target] = start_thread(name, partial(self._run, target), on_end, restart=False)
 
     def close(self) -> None:
-        """Pass no more messages to the listener. Pending requests end when the port is closed; call ``join`` after that."""
+        """Pass no more messages to the listener. Pending requests end when the port is closed, so the caller closes the port
+        before it calls ``join``.
+        """
         self._closed.set()
 
     def join(self, deadline: Deadline) -> None:
@@ -725,7 +731,8 @@ class Pollers:
         if not self._unacked_messages.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
+        # The time is taken before the request, because the invisible time begins at the Proxy, and the answer may be read much
+        # later if the process was suspended.
         requested_ms = self._timer.lease_ms()
         messages = self._port.receive(target, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if self._log_throttle.resolved(target):
@@ -750,7 +757,9 @@ class Pollers:
 
 
 def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
-    """Whether the Proxy delivers in the order that the settings require. It may report a change at any time."""
+    """Whether the Proxy delivers messages in the order that the settings require. The Proxy may report a change of the order at
+    any time.
+    """
     return not settings.ordered or port.policy().ordered
 
 
@@ -799,7 +808,9 @@ class RunningPopConsumer:
         self._check_timer.call_later(0.0, self._check)
 
     def stop(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Settle all messages and leave. Returns the messages that listeners still had at ``deadline``. May be repeated."""
+        """Settle all messages and leave. Returns the messages that listeners still had at ``deadline``. This method may be
+        called again.
+        """
         try:
             self._pollers.close()
             self._consume_service.close()
@@ -810,7 +821,7 @@ class RunningPopConsumer:
             for timer in (self._check_timer, self._renew_timer):
                 timer.close(CLOSE_TIMEOUT_S)
             return unfinished_messages
-        finally:  # also if Ctrl-C ends the wait
+        finally:  # the consumer leaves even if Ctrl-C ends the wait
             self._acknowledger.close()
             # The Proxy gets its own time to answer, even if listeners used all of their time.
             self._port.close(Deadline.after(TIMEOUT_S))
@@ -847,7 +858,8 @@ class RunningPopConsumer:
         if remaining_ms <= 1000 * RENEW_S:
             self._acknowledger.renew()
         elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_S):
-            # The next regular renewal may be too late. After a second, a quick listener has finished, and needs no renewal.
+            # The next regular renewal may be too late. The early renewal runs after a second, because a quick listener has then
+            # finished, and needs no renewal.
             self._renew_timer.call_later(_EARLY_RENEW_S, self._acknowledger.renew)
 
     def _subscribe(self) -> None:
@@ -861,7 +873,8 @@ class RunningPopConsumer:
             self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_S))
         finally:
             if self._pollers.closed:
-                # Another thread stopped the consumer during the request, and may have left before it.
+                # Another thread stopped the consumer during the request, and may have left the group before the request joined
+                # it.
                 self._port.close(Deadline.after(TIMEOUT_S))
 
     def _check_order(self) -> None:
@@ -873,7 +886,7 @@ class RunningPopConsumer:
             )
 
     def _check(self) -> None:
-        self._workers.start_missing_threads()  # if the system could not start a thread before, work may be waiting for it
+        self._workers.start_missing_threads()  # work may wait for a thread that could not be started before
         if not keeps_order(self._settings, self._port):
             logger.error(
                 "group %s requests no messages: option 'ordered' is true, but brokers deliver them in any order now. "

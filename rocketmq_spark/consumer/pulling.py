@@ -4,10 +4,9 @@ One thread serves all queues and never waits for answers or listeners. From the 
 queue is dropped, the queue has one pull at a time.
 
 Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and
-involves three threads, while reading ahead has many pulls in flight. A queue is either pulled or read ahead; between
-``try_read_ahead`` and the start of the read it is neither pulled nor read ahead. The conditions that pause pulls (a full cache,
-a listener that blocks the offset) also end a read. After the read, the queue is pulled again as soon as the condition no longer
-holds.
+involves three threads, while reading ahead has many pulls in flight. A queue is never pulled and read ahead at the same time.
+Between ``try_read_ahead`` and the start of the read, the queue waits. The conditions that pause pulls (a full cache, a listener
+that blocks the offset) also end a read. After the read, the queue is pulled again when the condition has ended.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-# A broker that was restarted does not know the group and its subscriptions until the next heartbeat.
+# The codes of a broker that does not know this member: after a restart, a broker knows no group until the next heartbeat.
 _UNKNOWN_MEMBER_CODES = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
 
 
 class ConsumeService(Protocol):
-    """Passes messages to the listener: ``ConcurrentConsumeService`` or ``OrderedConsumeService``."""
+    """A ``ConcurrentConsumeService`` or an ``OrderedConsumeService``, which passes messages to the listener."""
 
     def is_ready(self, queue: ProcessQueue) -> bool:
-        """Whether the queue may be pulled. An ordered consumer needs its lock."""
+        """Whether the queue may be pulled: an ordered consumer must have the lock of the queue."""
 
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
-        """Consume messages that were put into ``queue``. Must not block."""
+        """Consume messages that were put into ``queue``, without blocking."""
 
 
 class Pulling:
@@ -76,13 +75,13 @@ class Pulling:
         self._replicas: dict[MessageQueue, int] = {}  # the broker id from which a queue is pulled next
         self._logged_failures: set[tuple[str, int | None]] = set()  # brokers, and the response codes that were logged
         self._backlogs: Backlogs | None = None
-        self.decode: DecodeParts | None = None  # None: answers are decoded already
+        self.decode: DecodeParts | None = None  # None if the answers are decoded already
         self.consume_service: ConsumeService | None = None
-        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # called if an answer reports a reset
-        # Called if a queue is not pulled because ``ConsumeService.is_ready`` is False.
+        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # gets the resets that answers report
+        # The function is called for a queue that is not pulled because ``ConsumeService.is_ready`` is False.
         self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: None
-        self.on_unknown_member: Callable[[], None] = lambda: None  # called if a broker does not know this member
-        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # called once per lost connection
+        self.on_unknown_member: Callable[[], None] = lambda: None  # a broker does not know this member
+        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # runs once per lost connection
         self._disconnected_brokers: set[str] = set()  # brokers that have not answered since their connection was lost
 
     def use_backlogs(self, backlogs: Backlogs) -> None:
@@ -123,8 +122,9 @@ class Pulling:
         )
 
     def _pause_s(self, queue: ProcessQueue) -> float:
-        """Return the pause in seconds before the next pull of the queue; 0 for none."""
-        # Checked first, because the lock of a full queue must be renewed even if the queue is not pulled for a long time.
+        """Return the pause in seconds before the next pull of the queue; 0 if the queue may be pulled now."""
+        # ``is_ready`` is checked first, because a lost lock must be requested even if the queue is full and is not pulled for
+        # long.
         if self.consume_service is None or not self.consume_service.is_ready(queue):
             self.on_not_ready(queue)
             return self._settings.pull_delay_on_error_s
@@ -166,7 +166,7 @@ class Pulling:
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
             decoded_answer = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
             if isinstance(decoded_answer, Failure):
-                # Memory may be short, for example. The next pull requests the messages again.
+                # The cause may be temporary, such as a lack of memory, so the next pull requests the messages again.
                 decoded_answer.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
                 answer = DecodeError(f"the answer could not be decoded: {decoded_answer}", queue=str(queue.queue))
             else:
@@ -179,7 +179,7 @@ class Pulling:
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
-            # The slave that was asked may be gone. So the next pull goes to the master, whose answer says which replica to ask.
+            # If a slave failed, it may be gone, so the next pull goes to the master, whose answer says which replica to ask.
             self._replicas.pop(queue.queue, None)
             self._log_failure(queue.queue, offset, answer)
             if answer.broker_code in _UNKNOWN_MEMBER_CODES:
@@ -195,7 +195,7 @@ class Pulling:
             self._disconnected_brokers.discard(queue.queue.broker_name)
             topic_filter = self._topic_filter(queue.queue.topic)
             if topic_filter is None or topic_filter.filter_version_ms != request_filter.filter_version_ms:
-                self._pull(queue, offset)  # the answer may have skipped messages that match the new filter
+                self._pull(queue, offset)  # messages that match the new filter may be missing
                 return
         decision = decide_next_pull(
             offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s
@@ -219,8 +219,8 @@ class Pulling:
             self.consume_service.submit(queue, messages)
 
     def _log_failure(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
-        """Log a failed pull. A failure that may last, such as a missing group, is a warning; each broker causes one warning
-        until it answers again.
+        """Log a failed pull. A failure that may last, such as a missing group, is logged as a warning, but only once until the
+        broker answers again.
         """
         failure = queue.broker_name, error.broker_code
         is_transient = error.retriable or error.broker_code in _UNKNOWN_MEMBER_CODES

@@ -1,7 +1,7 @@
 """Message traces of a consumer: one record before and one record after each call of a listener.
 
 Mirrors ``ConsumeMessageTraceHookImpl``. Unlike Java, this module also traces messages that were sent as a batch. Java skips
-such messages, because they have no region.
+messages of a batch, because they have no region.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ListenerTraces:
     close: Callable[[float], object]
 
     def wrap(self, listener: Listener, settings: ConsumerSettings) -> Listener:
-        """Return a listener that traces the calls of ``listener``. It has the same return values and exceptions."""
+        """Return a listener that traces the calls of ``listener``, with the same return values and exceptions as ``listener``."""
         if isinstance(listener, DeferredListener):
             return observed_listener(listener, functools.partial(self._start_deferred, settings))
         return functools.partial(self._call_traced, listener, settings)
@@ -128,7 +128,7 @@ class _ListenerCall:
         ]  # fmt: skip
 
     def _done_count(self, outcome: object) -> int:
-        """Return how many of the messages are done. These are the first messages of the call."""
+        """Return how many messages are done, counted from the first message of the call."""
         size = len(self._messages)
         if not self._settings.ordered:
             return judge_concurrent(outcome, self._context, size).done_count

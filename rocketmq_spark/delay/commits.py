@@ -1,19 +1,19 @@
 """A node's progress in a queue, as brokers store it: offsets of consumer groups.
 
 The commit of one offset is atomic, but the commits of several offsets are not. A node may be killed between two commits, and a
-paused node may commit its offsets between the commits of the node that took over its queue. So each number is valid alone,
-whatever the other numbers are:
+paused node may commit its offsets between the commits of the node that took over its queue. Therefore each committed number is
+valid alone, whatever the other numbers are. The numbers are the offsets of these groups:
 
-``GROUP``: all envelopes before this offset are done. Members of the group, and tools, read it as the position of the group.
-``GROUP_progress``: of the envelopes before an offset, all that were due by a moment are done. One number has both: the seconds
-since 1970, and the last 31 bits of the offset. The first number has the other bits, because it is at most 2^30 away.
-``GROUP_progress_ms``: the milliseconds of that moment, and a digest of the other numbers. The milliseconds are ignored if the
-other numbers have changed. ``GROUP_newest_ms``: the latest store time of the envelopes read.
+``GROUP``: an offset before which all envelopes are done. Members of the group, and tools, read this number as the position of the
+group. ``GROUP_progress``: a moment (seconds since 1970) and the last 31 bits of an offset, packed into one number. All envelopes
+before this offset that were due by this moment are done. The offset of ``GROUP`` gives the other bits of this offset, because the
+two offsets differ by at most 2^30. ``GROUP_progress_ms``: the milliseconds of this moment, and a digest of the other numbers. The
+milliseconds are ignored if another number has changed. ``GROUP_newest_ms``: the latest store time of the envelopes that were
+read.
 
-Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``. If the two numbers
-are from different nodes, they may claim that waiting envelopes are done. So this release does not read them. It sets
-``GROUP_done_ms`` to 0, which claims nothing, because otherwise a node of an earlier release would combine the old moment with
-newer numbers.
+Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``. This release does not
+read them, because two numbers from different nodes may claim that waiting envelopes are done. This release sets ``GROUP_done_ms``
+to 0, which claims nothing. Otherwise a node of an earlier release would combine the old moment with newer numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GroupNames:
 
     @property
     def all_groups(self) -> tuple[str, str, str, str]:
-        """In the order of ``CommittedOffsets``."""
+        """The names of the groups, in the order of the fields of ``CommittedOffsets``."""
         return self.group, f"{self.group}_progress", f"{self.group}_progress_ms", f"{self.group}_newest_ms"
 
     @property
@@ -69,8 +69,8 @@ class CommittedOffsets(NamedTuple):
 
 
 class CommittedProgress(NamedTuple):
-    """The progress in a queue, and the latest store time of the messages read (0 if unknown). By the store time, the next owner
-    notices that the topic was created again, and that the progress is about messages of the old topic.
+    """The progress in a queue, and the latest store time of the messages read (0 if unknown). The next owner of the queue
+    compares store times to notice that the topic was created again; the progress is then about messages of the old topic.
     """
 
     progress: Progress
@@ -84,7 +84,7 @@ class CommittedProgress(NamedTuple):
     def encode(self) -> CommittedOffsets:
         oldest_offset, read_end, done_ms = self.progress
         seconds, milliseconds = divmod(done_ms, 1000)
-        # Too large numbers are lowered. They then claim less, which is safe.
+        # Numbers that are too large are lowered. The lowered numbers claim less, which is safe.
         offset_bits = min(read_end, oldest_offset + _MAX_DISTANCE - 1) & ((1 << _OFFSET_BITS) - 1)
         packed_progress = min(seconds, _MAX_DONE_S) << _OFFSET_BITS | offset_bits
         return CommittedOffsets(
@@ -126,7 +126,7 @@ class ProgressCommits:
         self._group_names = group_names
         self._make_group = make_group
         self._all_accepted, self._any_accepted = True, False
-        # Queues with a number of an earlier release that is not 0.
+        # Queues for which an earlier release has committed a ``GROUP_done_ms`` above 0.
         self._queues_with_legacy_offset: set[MessageQueue] = set()
 
     def fetch(self, queue: MessageQueue) -> CommittedProgress | None:
@@ -188,14 +188,15 @@ class ProgressCommits:
             del progress[queue]
         if errors:
             error = next(iter(errors.values()))
-            # A warning only for the first failure.
+            # Only the first failure is logged as a warning.
             level = logging.WARNING if self._all_accepted else logging.INFO
             logger.log(level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error)
 
     def _create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Create the group on brokers that do not know it, and commit these offsets. Returns the errors.
+        """Create the group on brokers that do not know it, and commit ``offsets``. Returns the errors by queue.
 
-        Raises an error only if no broker has ever accepted a commit, because a later error concerns a single broker.
+        Raises an error only if no broker has ever accepted a commit. Otherwise the error concerns only one broker, and is
+        returned.
         """
         errors: dict[MessageQueue, RocketMQError] = {}
         for broker_name in sorted({queue.broker_name for queue in offsets}):

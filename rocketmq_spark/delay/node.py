@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def wall_ms() -> int:
-    """The time of the system clock, in ms since 1970. Due times are compared with it, even after the clock was adjusted."""
+    """The time of the system clock, in ms since 1970. Due times are compared with this time, even if the clock was adjusted."""
     return time.time_ns() // 1_000_000
 
 
@@ -68,7 +68,7 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
     it, and the messages in these queues would never be sent. All brokers of the topic are queried, because a member may be
     known only to the brokers of its own topics.
     """
-    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given names as brokers know them
+    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given the names that brokers use
     deadline, errors = Deadline.after(_GROUP_CHECK_S), dict[str, RocketMQError]()
     for broker in sorted({queue.broker_name for queue in member.queues(topic, deadline)}):
         try:
@@ -109,7 +109,7 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
             f"{parsed.environment_source} is {parsed.environment!r}, but with environmentMode=queues one delay service "
             f"serves all environments: in one environment, it would read only some queues of {node_settings.topic}, and never "
             "deliver the messages in the other queues",
-            remedy="Start it without an environment; each message goes to the queues of the environment that it was sent in",
+            remedy="Start the service without an environment; each message goes to the queues of its sender's environment",
         )
     settings = ProducerSettings.of(options_table.parse(all_options).for_role("producer"))
     for topic in (node_settings.topic, node_settings.dead_topic):

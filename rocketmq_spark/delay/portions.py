@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from rocketmq_spark.delay.release import identity_of, is_cancellation
 
-# A larger body is a portion of its own.
+# The maximum size of a portion. Only a portion with a single body may be larger.
 PORTION_BYTES = 4 << 20
 _LENGTH = struct.Struct(">I")
 

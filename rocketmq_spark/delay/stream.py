@@ -76,16 +76,18 @@ __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _PROTOBUF = (6, 33, 5)
-# Limits of a task in a micro-batch, because Spark puts all rows from timers of one task into one record batch.
+# The maximum rows and bytes that a task returns in a micro-batch. Spark puts all rows from the timers of a task into one record
+# batch.
 _MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
-# The shares of these limits for messages that are due when they arrive (timers get the rest), and for the timer of one key.
+# The share of these limits for messages that are already due when they arrive (timers get the rest), and the share for the timer
+# of one key.
 _ON_ARRIVAL_SHARE, _KEY_SHARE = 1 / 2, 1 / 4
-# The most bytes that an envelope of a producer has besides the body of its message, with a reserve.
+# The maximum size of the rest of an envelope, besides the body of its message, with a reserve.
 _ENVELOPE_BYTES = 64 << 10
-# Lists per second. This is a constant and not Spark's setting, because a cancellation must find its list after a restart with
-# other settings.
+# The number of shards of a second. It is a constant, and not a Spark setting, because a cancellation must find the shard of its
+# message after a restart with other settings.
 _SHARDS = 16
-# The last whole second of Spark's timers.
+# The last whole second (in ms) at which a timer of Spark can fire.
 _MAX_DUE_MS = ((1 << 63) - 1) // 1000 * 1000
 _COLUMNS = tuple(part.split()[0] for part in SINK_SCHEMA.split(", "))
 # The number of rows that are checked at once.
@@ -103,13 +105,13 @@ def delayed(
     The columns are the sink's ``topic``, ``body``, ``tags``, ``keys``, ``flag``, ``shardingKey``, ``properties``, and
     ``msgId``, the original message id, for the sink's option ``messageId``.
 
-    No message is early. A message may be late by up to two micro-batches and one second (due times are rounded up to seconds).
-    A message with a sharding key goes to the queue of its key, other messages to any queue of their topic, even if the sender
-    chose a queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope is
-    the message of ``dmq_inner_topic`` that contains a delayed message. If an envelope is read again before its message is due,
-    it counts once. ``Producer.recall`` cancels a waiting message. If more messages are due than fit into a micro-batch, they
-    are sent in the order of their due times, or of their arrival if they arrived after they were due. Each second first sends
-    only a part of its messages, and then the other seconds follow.
+    No message is early. A message may be late by up to two micro-batches and one second (due times are rounded up to seconds). A
+    message with a sharding key goes to the queue of its key, other messages to any queue of their topic, even if the sender chose
+    a queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope is the
+    message of ``dmq_inner_topic`` that contains a delayed message. If an envelope is read again before its message is due, it
+    counts once. ``Producer.recall`` cancels a waiting message. If more messages are due than fit into a micro-batch, they are
+    sent in the order of their due times, or of their arrival if they arrived after they were due. If the messages of one second
+    are too many, only a part of them is sent before the messages of the next second.
 
     Requires Spark's RocksDB state store, and protobuf on driver and workers (extra ``delay``). The number of tasks that hold
     messages is ``spark.sql.shuffle.partitions`` at the time the checkpoint is created.
@@ -155,9 +157,9 @@ def delayed(
 
 
 def _truncated(column: str, max_bytes: int) -> Column:
-    """Return the bodies, cut off after the most bytes that the envelope of a message of ``max_bytes`` bytes has. A longer body
-    can only become a dead letter, which has only the first bytes. Spark cuts before Python gets the bodies, because a few
-    kilobytes may inflate to megabytes.
+    """Return the bodies, truncated to the maximum size of the envelope of a message of ``max_bytes`` bytes. A longer body can
+    only become a dead letter, and a dead letter keeps only the first bytes. Spark truncates the bodies before Python gets them,
+    because a few kilobytes may inflate to megabytes.
     """
     return sf.substring(column, 1, max_bytes + _ENVELOPE_BYTES).alias(column)
 
@@ -181,13 +183,14 @@ class _WaitingEnvelopes(StatefulProcessor):
         self._dead_topic = dead_topic
         self._topics = topics
         self._sink = sink
-        self._sink_checks: SinkChecks | None = None  # made in the worker
+        self._sink_checks: SinkChecks | None = None  # created in the worker
         self._batch: Any = None
         self._returned_rows = self._returned_bytes = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
-        # The list of earlier releases. Spark reads thousands of its elements at once, whatever their size.
+        # Earlier releases kept the envelopes in this list. Spark reads thousands of elements of a list at once, whatever their
+        # size.
         self._legacy_bodies = handle.getListState("waiting", StructType([StructField("body", BinaryType())]))
         self._portion_state = handle.getMapState(
             "portions",
@@ -207,7 +210,7 @@ class _WaitingEnvelopes(StatefulProcessor):
         if due_ms <= now_ms:
             first_portion, second_portion = next(new_portions, []), next(new_portions, None)
             if nothing_waits and second_portion is None and self._has_room(_ON_ARRIVAL_SHARE):
-                # Otherwise the timer returns these bodies.
+                # These bodies are due already. If they do not fit, the timer returns them.
                 yield from self._rows(first_portion)
                 return
             new_portions = itertools.chain(
@@ -223,14 +226,15 @@ class _WaitingEnvelopes(StatefulProcessor):
         timerValues: Any,
         expiredTimerInfo: Any,
     ) -> Iterator[Row]:
-        """Spark calls this method in the order of the timers. If there is no room, a key keeps its place. A key that has used
-        its share goes behind all keys that are due now, so that no key waits for keys that are due later.
+        """Spark calls this method in the order of the timers. If this micro-batch has no room left, the key keeps its position
+        among the timers. If the key has used its share, it goes behind all keys that are due now, so that no key waits for keys
+        that are due later.
         """
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
         returned_before = self._returned_in(now_ms)
         if not self._has_room():
-            # The state is not read here, because there may be any number of keys. The new time must differ from the time of
-            # this timer, because Spark deletes this timer after the call.
+            # The state of the key is not read here, because reading it would take time for each of any number of keys. The new
+            # time must differ from the time of this timer, because Spark deletes this timer after the call.
             self._handle.registerTimer(at_ms ^ 1)
             return
         if self._legacy_bodies.exists():
@@ -271,8 +275,8 @@ class _WaitingEnvelopes(StatefulProcessor):
         for portion in new_portions:
             self._portion_state.updateValue((end,), (pack(portion),))
             end += 1
-        # Cancellations that arrive after the timer has fired are too late. To apply them, all waiting envelopes would have to
-        # be read each time.
+        # Cancellations that arrive after the timer has fired are too late. A late cancellation is not applied, because each one
+        # would take a read of all waiting envelopes.
         self._span_state.update((first, end, is_clean))
 
     def _portion(self, number: int) -> list[bytes]:

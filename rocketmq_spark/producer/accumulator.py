@@ -153,7 +153,7 @@ class Accumulator:
         self.buffered_bytes = 0
         self._open_batches: dict[BatchKey, MessageBatch] = {}
         self._batches_by_age: list[tuple[int, int, MessageBatch]] = []
-        self._sequence = itertools.count()
+        self._sequence_numbers = itertools.count()
         self.closed_batches: list[MessageBatch] = []
         self._taken_batches: set[MessageBatch] = set()
         self._last_start_ms = 0
@@ -184,7 +184,7 @@ class Accumulator:
             self._close(batch)
         return batch
 
-    def add_plain(
+    def add_plain_message(
         self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
         """Like ``add``, for a plain message, which has no queue. The message's keys are not added to the batch. ``size`` is the
@@ -218,7 +218,7 @@ class Accumulator:
             heapq.heappop(batches_by_age)
         return batches_by_age[0][0] if batches_by_age else None
 
-    def has_ready(self, now_ms: int) -> bool:
+    def has_ready_batch(self, now_ms: int) -> bool:
         """Whether ``take_ready`` would return any batch."""
         return bool(self.closed_batches) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
@@ -253,7 +253,7 @@ class Accumulator:
         now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open_batches[key] = batch
-        heapq.heappush(self._batches_by_age, (batch.due_ms, next(self._sequence), batch))
+        heapq.heappush(self._batches_by_age, (batch.due_ms, next(self._sequence_numbers), batch))
         return batch
 
     def _close(self, batch: MessageBatch) -> None:

@@ -188,13 +188,13 @@ class AmbiguousSendResolver:
         if (
             queue is None
             or outgoing.lookup_start is None
-            or outgoing.checked_attempt == attempt_number
+            or outgoing.looked_up_attempt_number == attempt_number
             or _is_definite(outcome)
         ):
             return True
 
         def done(result: LookupResult) -> None:
-            outgoing.checked_attempt = attempt_number
+            outgoing.looked_up_attempt_number = attempt_number
             resume(queue, _outcome_after_lookup(outgoing, queue, outcome, result))
 
         return not self._queue_lookup(

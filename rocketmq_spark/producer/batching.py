@@ -28,7 +28,7 @@ from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.model.send import BatchStorage, MessageEncoder
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, BatchKey, MessageBatch, PlainEntry, has_key
-from rocketmq_spark.producer.encoding import How, Prepared, check_topic
+from rocketmq_spark.producer.encoding import How, PreparedMessage, check_topic
 from rocketmq_spark.producer.futures import FutureRegistry, Promise
 from rocketmq_spark.producer.outgoing import Callback, Outcome, split_result
 from rocketmq_spark.producer.routing import RouteCache
@@ -181,7 +181,7 @@ class Batcher:
         try:
             with self._lock:
                 batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
-                has_ready = self.accumulator.has_ready(now_ms)
+                has_ready_batch = self.accumulator.has_ready_batch(now_ms)
                 needs_call = batch is not None and (len(batch.entries) == 1 or self._next_call_ms is None)
                 call_s = self._seconds_to_next_call(now_ms) if needs_call else None
         finally:
@@ -189,21 +189,23 @@ class Batcher:
                 entry.promise.registry.discard()
         if call_s is not None:
             self._schedule_call(call_s)
-        if has_ready:
+        if has_ready_batch:
             self.flush()
         return batch
 
-    def add_plain(self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
+    def add_plain_message(
+        self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner
+    ) -> bool:
         """Add a plain message. Returns False if the message must be sent directly. Errors have the same effect as in ``add``."""
         now_ms = self._timer.now_ms()
         batch = call_s = None
-        has_ready = False
+        has_ready_batch = False
         try:
             with self._lock:
                 if not self._closed:
-                    batch = self.accumulator.add_plain(key, entry, body_bytes, size, owner, now_ms)
+                    batch = self.accumulator.add_plain_message(key, entry, body_bytes, size, owner, now_ms)
                 if batch is not None:
-                    has_ready = bool(self.accumulator.closed_batches) or batch.due_ms <= now_ms
+                    has_ready_batch = bool(self.accumulator.closed_batches) or batch.due_ms <= now_ms
                     if len(batch.entries) == 1 or self._next_call_ms is None:
                         call_s = self._seconds_to_next_call(now_ms)
         finally:
@@ -211,7 +213,7 @@ class Batcher:
                 entry.promise.registry.discard()
         if call_s is not None:
             self._schedule_call(call_s)
-        if has_ready:
+        if has_ready_batch:
             self.flush()
         return batch is not None
 
@@ -346,7 +348,7 @@ class BatchingClient:
         self._max_body_bytes = settings.max_message_size
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
-    def is_batchable(self, prepared: Prepared, how: How) -> bool:
+    def is_batchable(self, prepared: PreparedMessage, how: How) -> bool:
         """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority must be sent alone. A
         message without a key for a compaction topic must be sent alone, too, because the topic's broker rejects a single message,
         but would acknowledge a batch and drop the message.
@@ -360,7 +362,7 @@ class BatchingClient:
             self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
         return has_key(message.keys) or not self._routes.is_compaction_topic(message.topic)
 
-    def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
+    def try_add_plain_message(self, message: Message, callback: Callback | None) -> Promise | None:
         """Add a plain message to a batch and return its future. Returns None if the message is wrong or not plain. The caller
         then passes the message to ``encoding.prepare``, which reports what is wrong, and to ``add``.
         """
@@ -389,7 +391,7 @@ class BatchingClient:
             size += added_bytes
         promise = self._futures.create(callback)
         promise.body, promise.properties_text, promise.flag = body, text, flag
-        return promise if self.batcher.add_plain(template.key, promise, len(body), size, self._owner) else None
+        return promise if self.batcher.add_plain_message(template.key, promise, len(body), size, self._owner) else None
 
     def _template(self, topic: str, tag: str | None, waits_for_store: bool) -> PlainTemplate | None:
         if (template := plain_template(topic, tag, waits_for_store, self._encoder, self._scope)) is not None:
@@ -399,7 +401,11 @@ class BatchingClient:
         return template
 
     def add(
-        self, prepared: Prepared, queue: MessageQueue | None, sender_waits: bool, callback: Callback | None = None
+        self,
+        prepared: PreparedMessage,
+        queue: MessageQueue | None,
+        sender_waits: bool,
+        callback: Callback | None = None,
     ) -> tuple[Promise, MessageBatch | None]:
         """Return the future, and the batch that contains the message; None if the message must be sent directly."""
         message = prepared.message

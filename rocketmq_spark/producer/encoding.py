@@ -68,7 +68,7 @@ _MAX_PRIORITY = 2**31 - 1
 _CONTROL_CHARACTER = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
 
 
-class Prepared(NamedTuple):
+class PreparedMessage(NamedTuple):
     """A checked message with its id and its encoded properties. ``envelope`` is set if the message is the envelope of another
     message. ``half`` says whether the message is a half message.
     """
@@ -81,7 +81,7 @@ class Prepared(NamedTuple):
     half: bool = False
 
 
-def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = DEFAULT_HOW) -> Prepared:
+def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = DEFAULT_HOW) -> PreparedMessage:
     """Check ``message`` and encode its properties. Raises ``MessageRefused`` for a message that no broker would accept."""
     check_message(message)
     check_topic(message.topic, settings.scope)
@@ -111,14 +111,14 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
         raise MessageRefused(e.message, topic=message.topic) from None
     if settings.features.restricts_characters:
         _check_proxy_texts(message, properties)
-    return Prepared(message, msg_id, properties, bool(delay_property))
+    return PreparedMessage(message, msg_id, properties, bool(delay_property))
 
 
 # The maximum bytes of the producer group's property, which a transport adds to a half message.
 _MAX_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
 
 
-def as_half(prepared: Prepared) -> Prepared:
+def as_half(prepared: PreparedMessage) -> PreparedMessage:
     """The message as a half message."""
     properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
     size = len(properties.encode()) + _MAX_GROUP_BYTES
@@ -130,7 +130,7 @@ def as_half(prepared: Prepared) -> Prepared:
     return prepared._replace(properties=properties, half=True)
 
 
-def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: float) -> Prepared:
+def as_request(prepared: PreparedMessage, correlation_id: str, client_id: str, wait_s: float) -> PreparedMessage:
     """The message as a request (``prepareSendRequest``). The client ``client_id`` waits ``wait_s`` seconds for the reply."""
     properties = prepared.properties + encode_properties(
         {
@@ -263,7 +263,7 @@ def _deliver_at_property(value: object) -> dict[str, str]:
     return {Property.TIMER_DELIVER_MS: str(value)}
 
 
-def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) -> SendRequest:
+def single_request(prepared: PreparedMessage, settings: ProducerSettings, now_ms: int) -> SendRequest:
     """The request of one message. A large body is compressed if the compressed body is smaller, as in Java (zlib, level 5)."""
     body, sys_flag = bytes(prepared.message.body), 0
     compression = COMPRESSIONS[settings.compression]
@@ -282,14 +282,18 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
     )
 
 
-def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Sized:
+def batch_item(prepared: PreparedMessage, encoder: MessageEncoder, now_ms: int) -> Sized:
     """The message as an item of a batch, with all its properties, because the broker adds none."""
     message = prepared.message
     return encoder.encode_item(message.topic, message.body, prepared.properties, message.flag, now_ms)
 
 
 def explicit_batch(
-    prepared: Sequence[Prepared], batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
+    prepared: Sequence[PreparedMessage],
+    batch_id: str | None,
+    settings: ProducerSettings,
+    now_ms: int,
+    encoder: MessageEncoder,
 ) -> SendRequest:
     """The request of ``send_batch``, with Java's rules (``MessageBatch.generateFromList``).
 
@@ -339,7 +343,7 @@ def no_key_reason(topic: str) -> str:
 
 
 def with_storage_properties(
-    request: SendRequest, prepared: Sequence[Prepared], batch_id: str, storage: BatchStorage
+    request: SendRequest, prepared: Sequence[PreparedMessage], batch_id: str, storage: BatchStorage
 ) -> SendRequest:
     """Return the batch as the storage of its topic requires it.
 

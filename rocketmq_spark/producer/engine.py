@@ -87,11 +87,11 @@ class Engine:
     def send(self, outgoing: OutgoingSend) -> SendResult:
         """Make all attempts on the calling thread. Returns the result or raises the error."""
         self._start(outgoing)
-        self._send_queue.add_blocking(outgoing)
+        self._send_queue.add_blocking_send(outgoing)
         try:
             outcome = self._attempt_all(outgoing)
         finally:
-            self._send_queue.remove_blocking(outgoing)
+            self._send_queue.remove_blocking_send(outgoing)
         self._complete(outgoing, outcome)
         if isinstance(outcome, RocketMQError):
             raise outcome

@@ -143,7 +143,7 @@ class FaultTable:
             return round_robin.pick(queues, last_broker)
 
         for is_good in (lambda broker: self.available(broker, now_ms), self.reachable):
-            if queue := round_robin.first(queues, _other_than(last_broker, is_good)):
+            if queue := round_robin.first(queues, _other_broker_predicate(last_broker, is_good)):
                 return queue
         return queues[round_robin.next() % len(queues)]
 
@@ -170,7 +170,7 @@ class FaultTable:
                 del self.faults[broker]
 
 
-def _other_than(last_broker: str | None, is_good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:
+def _other_broker_predicate(last_broker: str | None, is_good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:
     return lambda queue: queue.broker_name != last_broker and is_good(queue.broker_name)
 
 

@@ -34,8 +34,8 @@ class Promise(Future[SendResult]):
 
     _state: str = RUNNING  # a send cannot be cancelled
     _own_result: SendResult | None = None
-    _batch_result: SendResult | None = None  # the result of its batch, in which the message is number ``_index``
-    _index = 0
+    _batch_result: SendResult | None = None  # the result of the batch that contains the message
+    _index_in_batch = 0
     _offset_msg_id: str | None = None
     _exception: BaseException | None = None
     _has_waiters = False
@@ -74,7 +74,7 @@ class Promise(Future[SendResult]):
         return (
             self._own_result
             if self._batch_result is None
-            else result_in_batch(self._batch_result, self._index, self.msg_id, self._offset_msg_id)
+            else result_in_batch(self._batch_result, self._index_in_batch, self.msg_id, self._offset_msg_id)
         )
 
     @_result.setter
@@ -107,7 +107,7 @@ def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> l
             continue
         if batch_results is not None:
             promise.msg_id, promise._offset_msg_id = batch_results.ids[index], batch_results.offset_ids[index]
-            promise._batch_result, promise._index = batch_results.batch, index
+            promise._batch_result, promise._index_in_batch = batch_results.batch, index
         elif isinstance(outcome := outcomes[index], SendResult):
             promise._own_result = outcome
         else:

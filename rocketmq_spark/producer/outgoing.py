@@ -172,7 +172,7 @@ class OutgoingSend(_SendSpec):
     unconfirmed_request: SendRequest | None = None  # after a look-up, the request without the messages that are stored
     confirmed_count = 0  # messages that were not acknowledged, and that a look-up found stored
     lookup_start: QueueEnd | None = None  # where a look-up of the attempt starts, if the request may be looked up
-    checked_attempt = -1  # the number of the last attempt that was looked up
+    looked_up_attempt_number = -1  # the number of the last attempt that was looked up
 
     __eq__ = object.__eq__  # compared by identity: equal messages are different requests
     __hash__ = object.__hash__

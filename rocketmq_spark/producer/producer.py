@@ -36,7 +36,7 @@ from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver, StoredIds
 from rocketmq_spark.producer.at_exit import register_at_exit
 from rocketmq_spark.producer.batching import BatchingClient, encode_batch_messages
 from rocketmq_spark.producer.delays import BrokerTimers, DelayRouter, caller_result, cancel_request, send_to_all
-from rocketmq_spark.producer.encoding import How, Prepared
+from rocketmq_spark.producer.encoding import How, PreparedMessage
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.fault_tolerance import FaultTable
 from rocketmq_spark.producer.futures import FutureRegistry
@@ -222,7 +222,7 @@ class BaseProducer(ClosedWhenDropped):
         is_plain = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._batching is not None and is_plain and timeout_s is None:
             self._owner.check(self._close_lock.locked())
-            if (promise := self._batching.try_add_plain(message, callback)) is not None:
+            if (promise := self._batching.try_add_plain_message(message, callback)) is not None:
                 return promise
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, destination, deadline = self._check_and_resolve(message, how)
@@ -423,7 +423,7 @@ class BaseProducer(ClosedWhenDropped):
             self.settings.send_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
         )
 
-    def _check_and_resolve(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
+    def _check_and_resolve(self, message: Message, how: How) -> tuple[PreparedMessage, How, Deadline]:
         """Check the producer's state, the message, and the route, in Java's order. Returns the prepared message, its destination,
         and the deadline.
         """
@@ -439,7 +439,7 @@ class BaseProducer(ClosedWhenDropped):
 
     def _outgoing(
         self,
-        prepared: Prepared,
+        prepared: PreparedMessage,
         destination: How,
         deadline: Deadline,
         done: Callable[[SendCompletion], None] = ignore_completion,

@@ -26,7 +26,7 @@ from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, Spoo
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, has_key, key_words
 from rocketmq_spark.producer.delays import BrokerTimers, DelayRouter
-from rocketmq_spark.producer.encoding import How, Prepared, single_request
+from rocketmq_spark.producer.encoding import How, PreparedMessage, single_request
 from rocketmq_spark.producer.engine import Engine, WriteBatching
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.routing import queues_of_environment
@@ -57,9 +57,9 @@ _BATCH_PROPERTIES = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.W
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 # The errors of a missing topic, and of an environment without a queue. These errors may be temporary, while brokers are down or
 # register.
-_MISSING_ERRORS = (RouteNotFound, OptionError)
+_MISSING_TOPIC_ERRORS = (RouteNotFound, OptionError)
 # The text with which a broker without timers rejects a delayed message (code 1), even if the message is due.
-_NO_TIMERS = "accurate timer message is not enabled"
+_NO_TIMERS_TEXT = "accurate timer message is not enabled"
 _id_source = UniqKeys()
 
 
@@ -101,9 +101,9 @@ class EngineResender:
         self._long_delays = DelayRouter(sender, BrokerTimers(sender, {}, SILENT_RETRY_S), settings, timer.wall_ms)
         self._gathers_sends = batch_writes is not None
         self._storage_due_ms: dict[str, int] = {}  # by topic, when its storage is fetched again
-        self._dispatch_scheduled = threading.Lock()  # locked while a dispatch is scheduled
+        self._dispatch_lock = threading.Lock()  # locked while a dispatch is scheduled
 
-    def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
+    def pin_queues(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
         """Send the records of each topic in ``queues`` only to the topic's queues in this mapping."""
         self._engine.routes.pinned_queues = queues
 
@@ -113,10 +113,10 @@ class EngineResender:
             first_send,
             min(_MAX_BATCH_BYTES, self._max_message_size),
             max_messages,
-            self._stores_keyless(first_send.topic),
+            self._stores_keyless_messages(first_send.topic),
         ).try_add
 
-    def _stores_keyless(self, topic: str) -> bool:
+    def _stores_keyless_messages(self, topic: str) -> bool:
         """Whether a batch for the topic may contain messages without a key. Brokers of a compaction topic drop messages without a
         key. Until a broker has answered, the topic may be a compaction topic.
         """
@@ -148,11 +148,12 @@ class EngineResender:
             done(Resent(None, str(e), is_temporary=True))
             return
         environment = self._settings.environment
-        if environment is not None and self._is_foreign(send.queue, environment):  # the queue was set by 'spool assign'
+        # The queue of another environment was set by 'spool assign'.
+        if environment is not None and self._is_of_other_environment(send.queue, environment):
             done(Resent(None, f"{send.queue} does not belong to environment {environment.name!r}"))
             return
         if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMER_PROPERTIES):
-            self._request_executor.call_soon(functools.partial(self._resend_delayed, send, done))
+            self._request_executor.call_soon(functools.partial(self._resend_delayed_message, send, done))
         elif send.request.batch and not isinstance(send, _JoinedSend):
             self._request_executor.call_soon(functools.partial(self._resend_batch, send, done))
         else:
@@ -166,7 +167,7 @@ class EngineResender:
         storage = self._engine.routes.storage.get(send.topic)  # None: it may be a compaction topic
         self._resend_each([send] if storage is not None and not storage.is_compacted else _split_by_key(send), done)
 
-    def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
+    def _is_of_other_environment(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue belongs to another environment, according to cached routes."""
         if queue is None:
             return False
@@ -174,15 +175,15 @@ class EngineResender:
             return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
         return not environment.owned([queue], may_be_empty=(queue.topic,))
 
-    def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+    def _resend_delayed_message(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """Resend a delayed message, as an envelope if a broker has no timers. Perhaps no broker reported its timers when the
         message was spooled, and a broker without timers would deliver the message at once.
         """
         try:
-            send = self._enveloped_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
+            send = self._envelope_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
         except RocketMQError as e:
             is_rejected = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
-            is_temporary = isinstance(e, (*_MISSING_ERRORS, MessageRefused)) and not is_rejected
+            is_temporary = isinstance(e, (*_MISSING_TOPIC_ERRORS, MessageRefused)) and not is_rejected
             done(Resent(None, str(e), is_temporary or is_transient(e, self._sender)))
         except Exception as e:  # each record must get an outcome
             logger.exception("cannot determine the timers of the brokers of %s", send.topic)
@@ -190,12 +191,12 @@ class EngineResender:
         else:
             self._resend(send, done)
 
-    def _enveloped_if_needed(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
+    def _envelope_if_needed(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
         """The send itself, or its envelope if brokers of its topic cannot serve its delay."""
         request = send.request
         body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
         message = Message(send.topic, bytes(body), flag=request.flag)
-        prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)
+        prepared = PreparedMessage(message, ",".join(send.msg_ids), request.properties, True)
         destination = How(send.queue, send.selector, send.arg)
         queues = functools.partial(self._engine.routes.queues, send.topic, deadline)
         prepared, _ = self._long_delays.route(prepared, destination, queues, deadline, require_answers=True)
@@ -218,7 +219,7 @@ class EngineResender:
                     return
                 cause = cause_of(outcome)
                 # Timers were disabled after they were checked.
-                lacks_timers = (cause.remark or "").startswith(_NO_TIMERS)
+                lacks_timers = (cause.remark or "").startswith(_NO_TIMERS_TEXT)
                 if (
                     lacks_timers
                     and (send_without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None
@@ -226,7 +227,7 @@ class EngineResender:
                     self._resend(send_without_delay, done)
                     return
                 # A ``ClosedError`` is not a failure of the send: ``close`` dropped the send.
-                is_temporary = lacks_timers or isinstance(cause, (*_MISSING_ERRORS, ClosedError))
+                is_temporary = lacks_timers or isinstance(cause, (*_MISSING_TOPIC_ERRORS, ClosedError))
                 done(Resent(None, str(outcome), is_temporary or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
                 reason = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
@@ -245,11 +246,11 @@ class EngineResender:
         )
         if not self._gathers_sends or not self._engine.enqueue(outgoing):
             self._engine.submit(outgoing)  # submit also reports that the engine is closed
-        elif self._dispatch_scheduled.acquire(blocking=False):
+        elif self._dispatch_lock.acquire(blocking=False):
             try:
                 self._timer.call_later(GATHER_S, self._dispatch)
             except BaseException:  # the thread cannot start
-                self._dispatch_scheduled.release()
+                self._dispatch_lock.release()
                 raise
 
     def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
@@ -274,7 +275,7 @@ class EngineResender:
         resend_next()
 
     def _dispatch(self) -> None:
-        self._dispatch_scheduled.release()
+        self._dispatch_lock.release()
         self._engine.dispatch_ready()
 
     def close(self, deadline: Deadline) -> None:
@@ -360,11 +361,11 @@ class _BatchBuilder:
         first_send: SpooledSend,
         max_bytes: int,
         max_messages: int = _MAX_BATCH_MESSAGES,
-        accepts_keyless: bool = True,
+        accepts_keyless_messages: bool = True,
     ) -> None:
         self._first_send = first_send
         self._max_messages = max_messages
-        self._accepts_keyless = accepts_keyless
+        self._accepts_keyless_messages = accepts_keyless_messages
         self._properties = self._properties_of(first_send)
         self._sends: list[SpooledSend] = []
         self._items: list[bytes] = []
@@ -379,20 +380,20 @@ class _BatchBuilder:
         if first_properties is None or properties is None or len(self._sends) >= self._max_messages:
             return False
         first_request, request = self._first_send.request, send.request
-        is_alike = (
+        has_same_settings = (
             _destination(self._first_send) == _destination(send)
             and (first_request.group, first_request.default_topic_queues)
             == (request.group, request.default_topic_queues)
             and all(first_properties.get(name) == properties.get(name) for name in (Property.TAGS, Property.WAIT))
             and abs(first_request.born_timestamp_ms - request.born_timestamp_ms) <= _MAX_BORN_SPREAD_MS
         )
-        return is_alike and self._add(send, properties)
+        return has_same_settings and self._add(send, properties)
 
     def _properties_of(self, send: SpooledSend) -> Mapping[str, str] | None:
         properties = _batchable_properties(send)
         return (
             properties
-            if properties is None or self._accepts_keyless or has_key([properties.get(Property.KEYS, "")])
+            if properties is None or self._accepts_keyless_messages or has_key([properties.get(Property.KEYS, "")])
             else None
         )
 

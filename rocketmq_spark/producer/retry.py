@@ -54,7 +54,7 @@ MAX_UNCERTAIN_RETRIES = 2
 # After these errors nothing was sent, and a retry would fail in the same way.
 LOCAL_ERRORS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
 # Errors that are not retried. After an UnprovedError the message may be stored.
-_NOT_RETRIED = (*LOCAL_ERRORS, UnprovedError)
+_FINAL_ERRORS = (*LOCAL_ERRORS, UnprovedError)
 
 
 class OutOfTime(CallTimeout):
@@ -94,8 +94,8 @@ class RetryState:
         self.attempt_count = 0  # attempts, also those that failed before a queue was chosen
         self.last_broker: str | None = None
         self.brokers: list[str] = []
-        self._uncertain_retries = 0  # retries after errors that are often permanent
-        self._route_failures = 0  # attempts that ended without a route; they do not count as retries
+        self._uncertain_retry_count = 0  # retries after errors that are often permanent
+        self._route_failure_count = 0  # attempts that ended without a route; they do not count as retries
         self._first_error: RocketMQError | None = None
         self._degraded_result: SendResult | None = None  # the message is stored, less safely than required
 
@@ -103,7 +103,7 @@ class RetryState:
     def may_retry(self) -> bool:
         """Whether another attempt may follow the next one."""
         limit = self._policy.pinned_retries if self._is_pinned else self._policy.retries
-        return limit is None or self.attempt_count - self._route_failures < limit
+        return limit is None or self.attempt_count - self._route_failure_count < limit
 
     def next_action(
         self,
@@ -120,7 +120,7 @@ class RetryState:
         is_route_failure = _is_route_failure(queue, outcome)
         may_retry = self.may_retry or is_route_failure
         self.attempt_count += 1
-        self._route_failures += is_route_failure
+        self._route_failure_count += is_route_failure
         if queue is not None:
             self.last_broker = queue.broker_name
             self.brokers.append(queue.broker_name)
@@ -140,7 +140,7 @@ class RetryState:
         return RetryAttempt(pause, refresh)
 
     def _is_retriable(self, error: RocketMQError) -> bool:
-        if isinstance(error, _NOT_RETRIED):
+        if isinstance(error, _FINAL_ERRORS):
             return False
         if isinstance(error, AccessDenied) and self._is_pinned:
             return False
@@ -154,8 +154,8 @@ class RetryState:
             return False
         if error.retriable:
             return True
-        self._uncertain_retries += 1
-        return self._uncertain_retries <= MAX_UNCERTAIN_RETRIES
+        self._uncertain_retry_count += 1
+        return self._uncertain_retry_count <= MAX_UNCERTAIN_RETRIES
 
     def _next_pause(self, brokers: Collection[str]) -> float:
         has_untried_broker = not self._is_pinned and bool(set(brokers) - set(self.brokers))

@@ -201,7 +201,7 @@ class RouteCache:
             cached = self._queues_by_topic.get(topic)
             if not self._settings.auto_create_topics or (cached is not None and topic not in self._auto_created_topics):
                 raise  # a topic that had a route must not be created again on other brokers
-            if self._has_positions(topic):
+            if self._owns_queues_by_position(topic):
                 raise  # positions among the queues of the template would be wrong
             template_queues = self._template_queues(topic, deadline)
             if not template_queues:
@@ -211,7 +211,7 @@ class RouteCache:
         self._auto_created_topics.discard(topic)
         return queues
 
-    def _has_positions(self, topic: str) -> bool:
+    def _owns_queues_by_position(self, topic: str) -> bool:
         """Whether the environment owns the topic's queues by their positions in the list of all queues."""
         environment = self._settings.environment
         return environment is not None and environment.is_by_position and topic != INNER_TOPIC
@@ -306,7 +306,7 @@ class SpoolFallback(NamedTuple):
     spool: Spool
     sender: Sender
 
-    def holds_earlier(self, topic: str, selector: str, arg: object) -> bool:
+    def holds_earlier_message(self, topic: str, selector: str, arg: object) -> bool:
         """Whether the spool holds messages of the same selector and argument, which must be sent first."""
         return self.spool.has_earlier_record(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
 
@@ -384,7 +384,7 @@ class Destinations:
                 # The argument is checked before the wait for a route, as for messages that are spooled.
                 check_arg(selector, arg)
             return How(self._select_queue(message, selector, arg, deadline))
-        if fallback.holds_earlier(message.topic, selector, arg):
+        if fallback.holds_earlier_message(message.topic, selector, arg):
             return How(None, selector, arg)
         try:
             return How(self._select_queue(message, selector, arg, deadline))

@@ -36,7 +36,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES = 4, 64, 8 << 20
+INITIAL_REQUESTS_PER_BROKER, MAX_REQUESTS_PER_BROKER, TARGET_BYTES_IN_FLIGHT = 4, 64, 8 << 20
 
 
 class SendWindow:
@@ -47,7 +47,7 @@ class SendWindow:
     def __init__(self, settings: ProducerSettings) -> None:
         self.request_count = self.byte_count = 0
         self.broker_count = 1
-        self.max_per_broker = settings.max_in_flight_per_broker or INITIAL_PER_BROKER
+        self.max_per_broker = settings.max_in_flight_per_broker or INITIAL_REQUESTS_PER_BROKER
         self._adapts = settings.max_in_flight is None and settings.max_in_flight_per_broker is None
         self._max_in_flight = settings.max_in_flight
         self._max_requests = settings.max_async_messages
@@ -98,8 +98,8 @@ class SendWindow:
             return
         if not is_first_attempt:
             self.max_per_broker = max(1, self.max_per_broker // 2)
-        elif size * (self.max_per_broker + 1) <= TARGET_BYTES:
-            self.max_per_broker = min(MAX_PER_BROKER, self.max_per_broker + 1)
+        elif size * (self.max_per_broker + 1) <= TARGET_BYTES_IN_FLIGHT:
+            self.max_per_broker = min(MAX_REQUESTS_PER_BROKER, self.max_per_broker + 1)
 
 
 T = TypeVar("T", bound=Hashable)
@@ -114,7 +114,7 @@ class OrderedQueues(Generic[T]):
         self._in_flight: dict[T, Hashable] = {}
         self._ready_queues: deque[Hashable] = deque()
         self._muted_queues: list[tuple[int, int, Hashable]] = []
-        self._sequence = itertools.count()
+        self._sequence_numbers = itertools.count()
 
     def __len__(self) -> int:
         """The number of items that are not complete."""
@@ -122,7 +122,7 @@ class OrderedQueues(Generic[T]):
 
     def put(self, item: T, queue: Hashable | None = None) -> None:
         """Add ``item`` at the end of ``queue``. Without a queue, the item waits for no other."""
-        queue = ("free", next(self._sequence)) if queue is None else ("ordered", queue)
+        queue = ("free", next(self._sequence_numbers)) if queue is None else ("ordered", queue)
         queue_exists = queue in self._waiting
         self._waiting.setdefault(queue, deque()).append(item)
         if not queue_exists:
@@ -156,7 +156,7 @@ class OrderedQueues(Generic[T]):
         """Put ``item`` back at the front of its queue for a retry, and mute the queue until ``not_before_ms``."""
         queue = self._in_flight.pop(item)
         self._waiting[queue].appendleft(item)
-        heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence), queue))
+        heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence_numbers), queue))
 
     def waits_for_others(self, own_items: Collection[T]) -> bool:
         """Whether some of ``own_items`` wait for items of other callers: in a queue, or because ``max_concurrent`` is reached."""
@@ -267,12 +267,12 @@ class SendQueue:
                 followers = self._finish(outgoing, verdict)
             return CompletionEffects(followers, self._queues.is_limited)
 
-    def add_blocking(self, outgoing: OutgoingSend) -> None:
+    def add_blocking_send(self, outgoing: OutgoingSend) -> None:
         """Count a request that a caller's thread sends, so that ``wait_until_idle`` and ``close`` include the request."""
         with self._lock:
             self._blocking_sends.add(outgoing)
 
-    def remove_blocking(self, outgoing: OutgoingSend) -> None:
+    def remove_blocking_send(self, outgoing: OutgoingSend) -> None:
         """Remove a request whose outcome the caller's thread has."""
         with self._lock:
             self._blocking_sends.discard(outgoing)

@@ -50,7 +50,7 @@ LOSS_LOG_S = 60.0
 NOT_TRACED_LOG_S = 3600.0  # how often the log says that a server has tracing disabled
 
 # Names in Java's ``LocalTransactionState``.
-_STATES = {
+_STATE_NAMES = {
     TransactionState.COMMIT: "COMMIT_MESSAGE",
     TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
     TransactionState.UNKNOWN: "UNKNOW",
@@ -290,10 +290,10 @@ class TracedSender:
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         """Send a decision, and record a trace when the broker has answered."""
-        is_proved = self._sender.end_transaction(place, decision, deadline)
+        is_confirmed = self._sender.end_transaction(place, decision, deadline)
         traced_message = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
         self._trace(lambda: [self._decision_record(traced_message, place, decision, from_check=False)])
-        return is_proved
+        return is_confirmed
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         """Register the group. Checks of half messages are traced with their answers."""
@@ -322,7 +322,7 @@ class TracedSender:
     ) -> TraceRecord:
         now_ms = self._wall_ms()
         return traces.transaction_end_record(
-            traced_message, self._group, now_ms, place.transaction_id, _STATES[state], from_check
+            traced_message, self._group, now_ms, place.transaction_id, _STATE_NAMES[state], from_check
         )
 
     def _records_of_send(self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int) -> Records:

@@ -61,7 +61,7 @@ _CheckedMessage = ReceivedMessage | PoppedMessage
 # With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. After a send without an
 # answer, the broker may have died. After its restart, the broker asks about a message that is not older than 72 hours
 # (fileReservedTime).
-REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED = 900.0, 72 * 3600.0, 100_000
+REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED_FATES = 900.0, 72 * 3600.0, 100_000
 # If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. An idle
 # process does not collect garbage. So a check starts a garbage collection, at most once in ``COLLECTION_INTERVAL_S``.
 COLLECTION_INTERVAL_S = 20.0
@@ -146,13 +146,13 @@ class HalfFate:
             self.last_decision = decision
             self.state = HalfState.UNKNOWN  # remains if Ctrl-C interrupts the request
             try:
-                is_proved = send(self._place._replace(digest=self.digest), decision, deadline)
+                is_confirmed = send(self._place._replace(digest=self.digest), decision, deadline)
             except RocketMQError as e:
                 if e.unsent:
                     self.state = HalfState.PREPARED
                 raise
             self.state = next_state
-            self._crossing_until = Deadline.after(RACE_WINDOW_S) if is_proved else None
+            self._crossing_until = Deadline.after(RACE_WINDOW_S) if is_confirmed else None
             return True
 
     def abandon(self) -> bool:
@@ -258,7 +258,7 @@ class HalfMessage:
             self._send = None
 
 
-_States = OrderedDict[str, tuple[Deadline, HalfFate]]
+_FatesById = OrderedDict[str, tuple[Deadline, HalfFate]]
 
 
 class _TransactionRegistry:
@@ -272,31 +272,34 @@ class _TransactionRegistry:
     def clear(self) -> None:
         # The lock is reentrant, because a garbage collection may end a block or a half message in the thread that holds the lock.
         self._lock = threading.RLock()
-        self._recent: _States = OrderedDict()
-        self._abandoned: _States = OrderedDict()  # never displaced by later messages in ``_recent``
-        self._referenced: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
+        self._recent_fates: _FatesById = OrderedDict()
+        self._abandoned_fates: _FatesById = OrderedDict()  # never displaced by later messages in ``_recent_fates``
+        self._referenced_messages: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
     def add(self, msg_id: str, fate: HalfFate, half_message: HalfMessage | None = None) -> None:
         with self._lock:
             if half_message is not None:
-                self._referenced[msg_id] = half_message
-            self._remember(self._recent, msg_id, fate, REMEMBERED_S)
+                self._referenced_messages[msg_id] = half_message
+            self._remember(self._recent_fates, msg_id, fate, REMEMBERED_S)
 
     def abandon(self, msg_id: str, fate: HalfFate) -> None:
         """Remember a message whose send failed, and that may be stored."""
         with self._lock:
-            self._remember(self._abandoned, msg_id, fate, ABANDONED_S)
+            self._remember(self._abandoned_fates, msg_id, fate, ABANDONED_S)
 
-    def _remember(self, states: _States, msg_id: str, fate: HalfFate, seconds: float) -> None:
+    def _remember(self, states: _FatesById, msg_id: str, fate: HalfFate, seconds: float) -> None:
         states[msg_id] = Deadline.after(seconds), fate
         states.move_to_end(msg_id)
         with contextlib.suppress(RuntimeError):  # a garbage collection may change the dict during the iteration
-            while len(states) > MAX_REMEMBERED or next(iter(states.values()))[0].expired:
+            while len(states) > MAX_REMEMBERED_FATES or next(iter(states.values()))[0].expired:
                 states.popitem(last=False)
 
     def get(self, msg_id: str) -> HalfFate | None:
         with self._lock:
-            entry, half_message = self._recent.get(msg_id) or self._abandoned.get(msg_id), self._referenced.get(msg_id)
+            entry, half_message = (
+                self._recent_fates.get(msg_id) or self._abandoned_fates.get(msg_id),
+                self._referenced_messages.get(msg_id),
+            )
         if entry is not None:
             return entry[1]
         return None if half_message is None else half_message._fate

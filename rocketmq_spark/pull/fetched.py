@@ -1,7 +1,7 @@
 """Answers that were received and not decoded yet: the interface to decoders.
 
 ``ReceivedAnswers`` knows which answers may be decoded, and which part of the buffer is still needed. ``index_ranges`` finds the
-offsets of stored messages in the broker's index. The offsets of an inner batch are also in properties that the broker sets.
+offsets of stored messages in the broker's index. The broker also writes the offsets of an inner batch into properties.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FetchedAnswer(NamedTuple):
 
 
 class FetchedAnswers(NamedTuple):
-    """Answers in one buffer, in the order of ranges and offsets. Valid until the next answers are fetched."""
+    """Answers in one buffer, in the order of ranges and offsets. The buffer is valid until the next answers are fetched."""
 
     buffer: npt.NDArray[np.uint8]
     answers: list[FetchedAnswer]
@@ -127,12 +127,12 @@ class ReceivedAnswers:
         self.offset_count -= offset_count(answers)
 
     def give_back(self, answers: Sequence[FetchedAnswer]) -> None:
-        """Return answers that the decoder did not use. They are delivered again."""
+        """Take back answers that the decoder did not use, to deliver them again."""
         self._unused_answers = list(answers)
 
     def retain(self, rest_answers: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
         """Keep only ``rest_answers``, which cover ``count`` offsets, and the answers that were given back. The buffer is
-        compacted if it may lack room for as many bytes as were received since the last call.
+        compacted if it may have too little free space for as many bytes as were received since the last call.
         """
         if self._unused_answers:
             rest_answers, self._unused_answers = self._unused_answers + rest_answers, []
@@ -149,6 +149,8 @@ class ReceivedAnswers:
         self._new_answers_begin = stream.filled_bytes
 
     def clear(self) -> list[FetchedAnswer]:
-        """Remove all answers, because their stream and buffer are gone. Returns them, so that they are requested again."""
+        """Remove all answers, because their stream and buffer are gone. Returns the removed answers, so that the caller can
+        request them again.
+        """
         removed_answers, self.answers, self.offset_count, self._new_answers_begin = self.answers, [], 0, 0
         return removed_answers

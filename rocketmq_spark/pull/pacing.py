@@ -1,7 +1,8 @@
 """How many messages a pull requests, and how many pulls are in flight.
 
-``PullPacing`` learns from answers how much to request. A short answer shows how many messages the broker returns at most. Now
-and then a pull requests twice as many, in case an operator raised the limits or cold data became warm.
+``PullPacing`` learns from answers how many messages to request. A short answer shows how many messages the broker returns at
+most. Now and then, a pull requests twice as many messages as usual, in case an operator raised the limits or cold data became
+warm.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class PullRequests:
     def next_frames(
         self, pending: PendingOffsets, pacing: PullPacing, max_pulls: int, max_messages: int
     ) -> list[bytes]:
-        """Return at most ``max_pulls`` requests for the lowest pending offsets, of at most ``max_messages`` each. These pulls
-        are in flight from now on.
+        """Return at most ``max_pulls`` requests for the lowest pending offsets, of at most ``max_messages`` each, and mark the
+        pulls as in flight.
         """
         if self._opaque + max_pulls > _MAX_OPAQUE:
             self._opaque = 0
@@ -40,8 +41,8 @@ class PullRequests:
         self.sent_count += len(ranges)
         pacing.on_pull_sent(max(limit - start for _, start, limit in ranges))
         templates = self._templates
-        # For a filtered pull, the broker searches as many offsets as the pull requests messages. So a pull requests as many
-        # messages as its range has offsets.
+        # For a filtered pull, the broker searches only as many offsets as the number of messages in the request, so this number
+        # is the number of offsets in the range of the pull.
         return [
             templates[range_number].frame(opaque, start, limit - start)
             for opaque, (range_number, start, limit) in enumerate(ranges, first)
@@ -69,7 +70,7 @@ FILTERED_ANSWER_BYTES = 64 << 10
 LOSS_GRACE_S = 15.0
 # After a probe that returned no more messages than other pulls, the next probe waits for this many full answers.
 _ANSWERS_BETWEEN_PROBES = 64
-# The weight of the previous estimate if a new value is smaller.
+# The weight of the previous estimate in the new estimate if a new value is smaller.
 _SMOOTHING = 0.9
 
 
@@ -118,23 +119,23 @@ class PullPacing:
         return min(max(self.pull_size, min(self.pull_size * 2, self._settings.batch_size)), self._max_pull_size())
 
     def on_pull_sent(self, count: int) -> None:
-        """A pull of ``count`` messages was sent. At the end of a range, ``count`` is less than ``next_pull_size``."""
+        """Record that a pull of ``count`` messages was sent. At the end of a range, ``count`` is less than ``next_pull_size``."""
         self._probe_in_flight = self._probe_in_flight or count > self.pull_size
 
     def on_pulls_lost(self) -> None:
-        """The pulls in flight will not be answered."""
+        """Record that the pulls in flight will not be answered."""
         self._probe_in_flight = False
 
     def allowed_pulls(self, count: int, offsets_in_flight: int) -> int:
-        """Return how many more pulls of ``count`` messages the limit of bytes allows, by the estimated size of messages; at
-        most one if such a pull is a probe.
+        """Return how many more pulls of ``count`` messages the limit of bytes allows, by the estimated size of messages. If a
+        pull of this size is a probe, the result is at most one.
         """
         max_messages = int(self._settings.max_bytes_in_flight / max(1.0, self._bytes_per_message))
         allowed_count = max(0, (max_messages - offsets_in_flight) // count)
         return min(1, allowed_count) if count > self.pull_size else allowed_count
 
     def on_nothing_matched(self) -> None:
-        """The broker searched the requested offsets, and no message matched the filter."""
+        """Record that the broker searched the requested offsets, and no message matched the filter."""
         self._has_answer = True
         self._bytes_per_message *= _SMOOTHING
         self._answer_bytes *= _SMOOTHING
@@ -143,7 +144,7 @@ class PullPacing:
         """Return how many pulls are in flight at most."""
         if not self._has_answer:
             return 1
-        # The next filtered answer may be full although the last answers were empty.
+        # A filtered answer may be full even if the answers before it were empty.
         full_bytes = FILTERED_ANSWER_BYTES if self._settings.has_filter else self._bytes_per_message * self.pull_size
         answer_bytes = max(1.0, self._answer_bytes, full_bytes)
         max_depth = int(self._settings.max_bytes_in_flight / answer_bytes)
@@ -154,8 +155,8 @@ class PullPacing:
     def on_answers_received(
         self, requested_count: int, covered_count: int, largest_bytes: int, answer_count: int = 1
     ) -> None:
-        """Learn from ``answer_count`` answers with ``covered_count`` of the ``requested_count`` offsets each. The largest has
-        ``largest_bytes`` bytes.
+        """Learn from ``answer_count`` answers, each of which covered ``covered_count`` of ``requested_count`` offsets. The
+        largest answer has ``largest_bytes`` bytes.
         """
         is_first = not self._bytes_per_message
         self._has_answer = True

@@ -15,8 +15,8 @@ from rocketmq_spark.errors import CallTimeout, RocketMQError
 
 logger = logging.getLogger(__name__)
 
-# A broker that sends nothing for this long counts as down. A broker that is up answers the pulls of a read within its queueing
-# time of 5 s.
+# A broker that sends nothing for this long counts as unavailable. An available broker answers the pulls of a read within its
+# queueing time of 5 s.
 BROKER_SILENCE_S = 20.0
 # A wait for bytes ends after this time, so that the reader notices attempts that became due meanwhile.
 _LONGEST_RECEIVE_S = 1.0
@@ -27,8 +27,8 @@ _SHORT_READ_S = 1.0
 
 
 class ProgressTimeout:
-    """The time limit of a read, which starts again whenever the read progresses. The error at its end has the first failure
-    since the last progress.
+    """The time limit of a read, which starts again whenever the read progresses. The error of a read that exceeds the limit has
+    the first failure since the last progress.
     """
 
     def __init__(self, read_deadline_s: float, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class ProgressTimeout:
         self._last_answer_at = self._started_at = self._clock.now()
 
     def record_progress(self) -> None:
-        """The broker sent messages, or showed that there are none: the time limit, failures and pauses start again."""
+        """Start the time limit, failures and pauses again, because the broker sent messages, or showed that there are none."""
         if self._logged_at is not None:
             waited_s = self._clock.now() - self._started_at
             is_long = waited_s >= _LOG_INTERVAL_S
@@ -57,11 +57,11 @@ class ProgressTimeout:
         self._pauses = self._clock.pauses()
 
     def record_answer(self) -> None:
-        """The broker answered, or has a request to answer from now on."""
+        """Record that the broker answered, or that it now has a request to answer."""
         self._last_answer_at = self._clock.now()
 
     def record_refusal(self, text: str) -> None:
-        """Keep the broker's latest reason for not sending messages, for the error at the end."""
+        """Keep the broker's latest reason for not sending messages, for the error of a read that exceeds the limit."""
         self._last_refusal = text
 
     @property
@@ -96,7 +96,7 @@ class ProgressTimeout:
         self._clock.sleep(min(next(self._pauses), self.remaining_s()))
 
     def log_wait(self, waits_for: Callable[[], str]) -> None:
-        """Log what the read waits for, if it has waited for ten seconds since the start or since the last such line."""
+        """Log what the read waits for, if it has waited for ten seconds since the start or since this method last logged."""
         waiting_since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
             last_failure = self._retry_errors.last_error
@@ -107,7 +107,7 @@ class ProgressTimeout:
     def _log(self, waits_for: Callable[[], str], reason: str) -> None:
         self._logged_at = self._clock.now()
         waited_s = self._logged_at - self._started_at
-        # The error at the end of a short read is enough.
+        # A short read logs no warning, because its error is enough.
         logger.log(
             logging.WARNING if self._read_deadline_s > _SHORT_READ_S else logging.INFO,
             "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",

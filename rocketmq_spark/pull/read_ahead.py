@@ -60,17 +60,19 @@ class PlainRead:
 
     @property
     def had_only_plain_answers(self) -> bool:
-        """Whether all answers were plain. If so, the read reached the end of its ranges, or was stopped."""
+        """Whether all answers were plain. If all were plain, the read reached the end of its ranges, or was stopped."""
         return not self._met_other_answer and not self.resets
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """The offsets to which an operator reset the group meanwhile, by queue. Complete when the read has ended."""
+        """The offsets to which an operator reset the group during the read, by queue. The mapping is complete when the read has
+        ended.
+        """
         return self._reading.resets
 
     def fetch(self) -> Generator[list[PlainAnswers], None, None]:
-        """Yield answers until all are read or ``stop`` is called. If an answer is not plain, the read ends before it, and
-        ``had_only_plain_answers`` is False.
+        """Yield answers until all are read or ``stop`` is called. The read ends before an answer that is not plain, and
+        ``had_only_plain_answers`` is then False.
 
         Raises permanent errors of a broker, and temporary errors that lasted too long.
         """

@@ -1,11 +1,13 @@
 """Finds messages of a topic that was deleted and created again after a read was planned.
 
 The queues of the new topic begin at offset 0, so they may have messages at the planned offsets. The plan of the next batch
-notices the new topic and reads it from its start. So a message that was read in place of an old message would come twice.
+notices the new topic and reads it from its start. A message of the new topic that was read in place of an old message would
+therefore be read twice.
 
-Every message of the new topic is younger than all messages of the old topic. So an answer is suspicious if its first message is
-younger than the newest message that the plan saw. Then a request to the broker decides, because after a broker's clock was set
-back, messages of the same topic may be younger, too. For all other answers, the check is one comparison of numbers.
+Every message of the new topic is younger than all messages of the old topic. Therefore, an answer is suspicious if its first
+message is younger than the newest message that the plan saw. For a suspicious answer, a request to the broker decides, because
+if a broker's clock was set back, messages of the same topic may be younger, too. For all other answers, the check is one
+comparison of numbers.
 """
 
 from __future__ import annotations
@@ -60,10 +62,10 @@ class RecreatedTopics:
         """Return the ``answers`` that have messages of recreated topics."""
         if not answers:
             return []
-        # The answers are checked by columns, because a million messages may have 30,000 answers.
+        # The answers are checked together, as arrays, because a million messages may come in 30,000 answers.
         range_numbers, _, _, _, begin, end = zip(*answers, strict=True)
         begins = np.array(begin, np.intp)
-        # The decoder reports answers that are too short.
+        # Answers that are too short are left out, because the decoder reports them.
         is_readable = np.array(end, np.intp) - begins >= _MIN_READABLE_BYTES
         if not is_readable.all():
             return self.find(buffer, [answers[i] for i in np.flatnonzero(is_readable).tolist()])

@@ -18,7 +18,8 @@ from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.bulk import BulkStream
 from rocketmq_spark.remoting.pool import ConnectOptions
 
-# Receives the replica that a broker suggests, or None if its suggestion is in doubt; returns whether to reconnect.
+# A function that receives the replica that a broker suggests, or None if the suggestion is in doubt, and returns whether to
+# reconnect.
 OnHint = Callable[[int | None], bool]
 
 
@@ -43,8 +44,8 @@ class ReplicaHints:
             self.reconnect_needed = True
 
     def return_to_master(self) -> bool:
-        """Use the master before an offset counts as lost, because a slave may only lag. Returns False if the read is at the
-        master already.
+        """Use the master before an offset counts as lost, because a slave may only lag. Returns False if the read already uses
+        the master.
         """
         if self._on_hint is None or not self._on_hint(None):
             return False
@@ -56,9 +57,9 @@ class ReplicaHints:
 class Replica:
     """Opens streams to a replica of a broker. Follows what brokers suggest if ``read_from`` is "hint".
 
-    ``planned_address`` was the address of the master when the read was planned. It is tried once. ``at_master`` is None until a
-    route shows whether the address still belongs to the master. ``spare_bytes`` is how many bytes the user's options let a
-    stream keep besides its buffer.
+    ``planned_address`` was the address of the master when the read was planned. The first stream uses this address.
+    ``at_master`` is None until a route shows whether the address still belongs to the master. ``spare_bytes`` is how many bytes
+    the user's options let a stream keep besides its buffer.
     """
 
     source: PullSource
@@ -87,7 +88,7 @@ class Replica:
                 receive_budget=self.connect_options.receive_budget,
             )
         except RocketMQError as e:
-            # The remedy assumes that the name server answers, which is known only if the address just came from a route.
+            # The remedy assumes that the name server answers. This is known only if the address just came from a route.
             if at_master is not None and not self.has_connected and not self.connect_options.at_name_server:
                 with_advertised_remedy(e, [address])
             raise
@@ -95,8 +96,8 @@ class Replica:
         return stream
 
     def follow_hint(self, broker_id: int | None) -> bool:
-        """Use the replica that a broker suggests; with None the master, because the answers of a replica are in doubt. Returns
-        whether to connect again.
+        """Use the replica that a broker suggests, or the master if ``broker_id`` is None, because the answers of a replica are
+        in doubt. Returns whether to connect again.
         """
         if broker_id is None:
             self.suggested_broker, self.is_doubted = MASTER_ID, True

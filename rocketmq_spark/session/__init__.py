@@ -71,7 +71,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Implements the ports for one set of connection options. Other packages use only the ports; commands and tests use more."""
+    """Implements the ports for one set of connection options. Other packages use only the ports; commands and tests also use the
+    other fields.
+    """
 
     rpc_client: RpcClient
     routes: Routes
@@ -102,8 +104,8 @@ def client(options: Options) -> Client:
 
 
 def connection_key(options: Options) -> object:
-    """The options that determine which servers are reached, and with which rights. A process keeps facts about servers under this
-    key, because with another address map, keys or authority the same names may mean other servers.
+    """Return the options that determine which servers are reached, and with which rights. A process stores facts about servers
+    with this key, because the same names may mean other servers with another address map, other keys or another authority.
     """
     if options.transport == transport.GRPC:
         return proxy_clients.connection_key(options)
@@ -287,7 +289,9 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 
 
 def parse_options(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
-    """Parse the options of a public constructor; None means not given. Raises for a missing package before anything is opened."""
+    """Parse the options of a public constructor. An option with the value None counts as not given. Raises ``OptionError`` if a
+    package is missing, before anything is opened.
+    """
     values = {"name_server": name_server, "group": group, **keywords}
     options = options_table.parse(values, keywords=True).for_role(role)
     if options.open_telemetry and not extras.is_installed("opentelemetry"):

@@ -86,15 +86,16 @@ class Producer(BulkProducer):
         """Stop accepting messages, wait for pending replies and sends, and close the producer.
 
         With a spool, messages without an answer are spooled, and due records of the spool are sent while time is left. A second
-        call does nothing, nor does a call in a forked process. An interrupted call stops waiting, closes, and logs the messages
-        without an answer. Do not call it in a signal handler, which may interrupt a send that holds a lock: raise
-        ``SystemExit`` there, and close in ``finally`` or at the end of ``with``.
+        call does nothing. A call in a forked process does nothing, too. An interrupted call stops waiting, closes, and logs the
+        messages without an answer. Do not call ``close`` in a signal handler, because the signal may interrupt a send that holds
+        a lock. Raise ``SystemExit`` in the handler, and close the producer in ``finally`` or at the end of ``with``.
 
         Args:
-            timeout_s: Seconds to wait; the send timeout by default. Requests without a reply then fail with ``ClosedError``.
+            timeout_s: Seconds to wait; the send timeout by default. After this time, requests without a reply fail with
+                ``ClosedError``.
 
         Returns:
-            The sends without an answer (topic, queue, message ids). Their messages may be stored.
+            The sends without an answer (topic, queue, message ids). The messages of these sends may be stored.
         """
         deadline = self._deadline(timeout_s)
         try:

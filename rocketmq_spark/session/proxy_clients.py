@@ -98,14 +98,14 @@ def pop_member(options: Options) -> ProxyMember:
 
 
 def decompress_body(body: bytes) -> bytes:
-    """Decompress a body. The codec is recognized by the first bytes, because the Proxy does not report it."""
+    """Decompress a body. The codec is recognized by the first bytes, because the Proxy does not report the codec."""
     codec = next((codec for magic, codec in _CODECS_BY_MAGIC.items() if body.startswith(magic)), SysFlag.ZLIB)
     return decompress(body, int(SysFlag.COMPRESSED | codec))
 
 
 def sent_messages(request: SendRequest) -> Sequence[SentMessage]:
     """Return the message of a send, or the messages of a batch from a spool. Compressed bodies in a spool are decompressed,
-    because gRPC clients that read them may lack the codec.
+    because a gRPC consumer may lack the codec.
     """
     if request.batch:
         return outgoing.messages_in_batch(request)

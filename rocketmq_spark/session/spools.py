@@ -1,8 +1,8 @@
-"""The folders of spools: one in ``spoolDir`` for each writing process. A process sends the records of its own folder, and of
-adopted ones.
+"""The folders of spools: one in ``spoolDir`` for each writing process. A process sends the records of its own folder, and of the
+folders that it has adopted.
 
 A process leaves its folder behind when it ends. RocksDB's lock shows whether the process is alive, because the lock ends with the
-process. Other processes adopt the folders of dead ones.
+process. Other processes adopt the folders of dead processes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class SpoolSettings:
 
     @classmethod
     def of(cls, options: Options) -> SpoolSettings | None:
-        """None without a spool. One ``OptionError`` lists all problems."""
+        """Return the settings in ``options``; None if the options name no spool. Raises one ``OptionError`` that lists all
+        problems.
+        """
         problems = option_problems(options)
         if problems:
             raise OptionError.of(problems)
@@ -100,13 +102,13 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
 
 
-_PAGE, _PAGE_BYTES = 250, 4 << 20  # limits for the first records of lanes, and again for those behind them
+_PAGE, _PAGE_BYTES = 250, 4 << 20  # limits for the first records of lanes, and the same limits for all later records
 _END_OF_TIME_MS = 2**63
 
 
 def spools_in(folder: Path) -> list[Path]:
-    """Return the spools of a folder, those of all users: the folder itself, and those of workers in it. Raises ``SpoolError`` if
-    this user may not read the folder.
+    """Return the spools of all users in a folder: the folder itself, and the spools of workers in the folder. Raises
+    ``SpoolError`` if this user may not read the folder.
     """
     candidates = sorted(folder / name for name in _list_names(folder) if name.startswith(WORKER_PREFIX))
     worker_spools = [path for path in candidates if is_database(path)]
@@ -137,11 +139,11 @@ def _entries_by_owner(folder: Path, prefix: str) -> _EntriesByOwner:
     entries = _EntriesByOwner([], {})
     for name in _list_names(folder):
         if name.startswith(prefix):
-            with contextlib.suppress(OSError):  # it no longer exists, or this user may not read its status
+            with contextlib.suppress(OSError):  # the entry no longer exists, or this user may not read its status
                 uid = folders.owner_uid(os.lstat(f"{folder}/{name}"))
                 if uid == os.geteuid():
                     entries.own.append(folder / name)
-                else:  # perhaps very many
+                else:  # there may be very many
                     entries.foreign.setdefault(uid, []).append(name)
     entries.own.sort()
     return entries
@@ -191,7 +193,7 @@ def _remove_mark(path: Path) -> None:
     """Remove the mark of an emptied folder from a folder that is used again.
 
     ``_remove_folder`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name.
-    While the mark is there, a user who may rename the folder could make this package delete the records in it.
+    While the mark is there, a user who may rename the folder could make this package delete the records in the folder.
     """
     try:
         with folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
@@ -200,16 +202,16 @@ def _remove_mark(path: Path) -> None:
     except OSError as e:
         raise SpoolError(
             f"{path / _EMPTIED_MARK} cannot be removed: {e.strerror}",
-            remedy="Remove it: it marks a folder whose records may be deleted",
+            remedy="Remove this file: it marks a folder whose records may be deleted",
         ) from e
 
 
 def claim(folder: Path, make_store: Callable[[Path], Store]) -> Store:
-    """Open a store for this process: that of a dead process, or a new one."""
+    """Open a store for this process: the store of a dead process, or a new store."""
     for path in _adoptable_spools(folder):
         try:
             return _open_abandoned(folder, path, make_store)
-        except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged, or not safe
+        except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged or not safe
             logger.warning("skipping the spool in %s: %s", path, e)
     return make_store(folder / f"{WORKER_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
@@ -217,12 +219,12 @@ def claim(folder: Path, make_store: Callable[[Path], Store]) -> Store:
 def adopt(folder: Path, target_store: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
     """Move the records of dead processes into a store of this process. Returns the number of moved records.
 
-    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but
-    loses none. Dead letters stay in their folder, and so do records for which ``target_store`` has no room; neither is an error
-    here. If the other process had a clock ahead of ``now_ms``, records keep their remaining delays.
+    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but loses
+    none. Dead letters stay in their folder. Records for which ``target_store`` has no room stay, too, which is not an error. If
+    the other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
     moved_count = 0
-    # Left by processes that were killed while they removed an empty folder.
+    # A process that was killed while it removed an empty folder has left the folder.
     for emptied_folder in _entries_by_owner(folder, EMPTIED_PREFIX).own:
         _remove_emptied(emptied_folder)
     for path in _adoptable_spools(folder):
@@ -247,9 +249,9 @@ def adopt(folder: Path, target_store: Store, make_store: Callable[[Path], Store]
 def _remove_folder(path: Path) -> None:
     """Remove an empty store's folder.
 
-    The store must be closed before. When RocksDB closes a store, it deletes unknown files in the folder of this name, even the
-    log of another process that has created the folder again. The folder is renamed first, under the lock, so another process
-    finds the whole folder or none.
+    The caller must have closed the store. When RocksDB closes a store, it deletes unknown files in the folder of this name, even
+    the log of another process that has created the folder again. The folder is renamed first, under the lock, so that another
+    process finds either the whole folder or no folder.
     """
     emptied_folder = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
     with locked(path), folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
@@ -258,7 +260,7 @@ def _remove_folder(path: Path) -> None:
             contents = next(db.scan(RECORD, area_end(RECORD)), None) or db.gaps or db.damage
         finally:
             db.close()
-        if contents:  # another process has used it meanwhile
+        if contents:  # another process has used the folder meanwhile
             return
         path.rename(emptied_folder)
         os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd))
@@ -289,9 +291,9 @@ def _remove_emptied(path: Path) -> None:
 
 
 def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Iterator[int]:
-    while store.next_due_ms() is not None:  # a page may be empty: a record that cannot be read becomes a dead letter
+    while store.next_due_ms() is not None:  # a page is empty if its records are unreadable, and become dead letters
         page = store.take(_END_OF_TIME_MS, _PAGE, _PAGE_BYTES, _page_predicate())
-        notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
+        notes = {name: value for name, value in store.notes().items() if value}  # an empty note counts as deleted
         records_and_due_times, states = [], []
         for leased in page:
             due_ms = max(0, leased.due.due_ms - clock_ahead_ms)
@@ -306,8 +308,8 @@ def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Ite
 
 
 def _page_predicate() -> BatchPredicate:
-    """Accepts records behind the first ones of their lanes, up to a page for all lanes, because moving records one by one takes a
-    write for each record.
+    """Return a predicate that accepts later records of lanes, up to one page for all lanes. Moving records one by one would take
+    a write for each record.
     """
     added_count, added_bytes = 0, 0
 
@@ -323,11 +325,11 @@ def open_store(
     path: Path, options: Options, spool_settings: SpoolSettings | None = None, keep_owner: bool = False
 ) -> Store:
     """Open the store of a folder, whose records must belong to the options' cluster, namespace and environment. With
-    ``keep_owner``, the caller adds no records, the folder may belong to another user, and the stored owner stays, so that its
-    process can open the store again.
+    ``keep_owner``, the folder may belong to another user, and the stored owner is not changed, so that the owner's process can
+    open the store again. In this case, the caller must not add records.
     """
     if spool_settings is not None:
-        check_safe(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
+        check_safe(path, "spoolDir")  # RocksDB opens files by their names, and follows links
     store = (
         Store(path, spool_settings.sync, spool_settings.max_bytes)
         if spool_settings is not None
@@ -336,7 +338,7 @@ def open_store(
     try:
         environment, noted_queues = environment_of(options), _noted_queues(store)
         if environment is not None and not environment.is_by_position:
-            _check_noted_queues(store, noted_queues, environment)  # before these options become the store's owner
+            _check_noted_queues(store, noted_queues, environment)  # if this fails, the owner stays unchanged
         store.set_owner(owner_of(options), keep_owner=keep_owner)
         if environment is not None and environment.is_by_position:
             _use_noted_queues(store, noted_queues, queues_of_environment(sender(options), environment))
@@ -373,17 +375,17 @@ def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tupl
     except (ValueError, TypeError, RecursionError) as e:
         raise SpoolError(
             f"in the spool in {path}, the note about the queues of its environment cannot be read, so no message is sent",
-            remedy=f"Read its messages with: rocketmq-spark spool export {shlex.quote(str(path))}",
+            remedy=f"Read the messages with: rocketmq-spark spool export {shlex.quote(str(path))}",
         ) from e
     return topic, tuple(MessageQueue(topic, *broker_and_id) for broker_and_id in queues)
 
 
 def _check_noted_queues(store: Store, noted_queues: _QueuesByTopic, environment: Environment) -> None:
-    """Raises ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
+    """Raise ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
     for topic, queues in noted_queues.items():
         if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
-                f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
+                f"the records in {store.path} are for {', '.join(map(str, queues))}, which its number gave their environment, "
                 f"and option 'environments' gives environment {environment.name!r} other queues",
                 remedy="If the records belong to this environment, let option 'environments' give it their queues, such as "
                 + _sample_option(environment, queues),
@@ -395,8 +397,8 @@ def _sample_option(environment: Environment, queues: Sequence[MessageQueue]) -> 
 
 
 def _use_noted_queues(store: Store, noted_queues: _QueuesByTopic, counted_queues: _QueuesByTopic) -> None:
-    """Use the queues in the store's notes. Raises ``SpoolError`` if this process takes other queues for those of the
-    environment.
+    """Add the queues in the store's notes to ``counted_queues``. Raises ``SpoolError`` if ``counted_queues`` has other queues of
+    the environment for a topic.
     """
     for topic, queues in noted_queues.items():
         if counted_queues.setdefault(topic, queues) != queues:
@@ -408,7 +410,7 @@ def _use_noted_queues(store: Store, noted_queues: _QueuesByTopic, counted_queues
 
 
 def _queues_notes(counted_queues: _QueuesByTopic, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
-    """The notes for records of ``sends``."""
+    """Return the notes about the queues of the topics of ``sends``."""
     return {
         _QUEUES_PREFIX + topic.encode(): json.dumps(
             [(queue.broker_name, queue.queue_id) for queue in counted_queues[topic]]
@@ -424,7 +426,7 @@ def open_send_spool(
     clock: Callable[[], int] | None = None,
     policy: RedeliveryPolicy | None = None,
 ) -> SendSpool:
-    """The spool over an open ``store``. Closes the store if this fails."""
+    """Return a spool that sends the records of an open ``store``. Closes the store if the spool cannot be created."""
     try:
         from rocketmq_spark.producer.resender import EngineResender
         from rocketmq_spark.spool.spool import SEND_POLICY, SendSpool
@@ -433,7 +435,7 @@ def open_send_spool(
         resender = EngineResender(sender_, settings, Timer(f"{timer_name}-send"), batch_writes)
         policy, environment = policy or SEND_POLICY, settings.environment
         if environment is not None and not environment.is_by_position:
-            resender.pin(_noted_queues(store))
+            resender.pin_queues(_noted_queues(store))
         elif environment is not None:
             policy = policy._replace(
                 notes=functools.partial(_queues_notes, queues_of_environment(sender_, environment))
@@ -445,7 +447,8 @@ def open_send_spool(
 
 
 def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
-    """The spool of this worker process, in ``spoolDir``, with the records of dead processes. None if the options name no spool.
+    """Return the spool of this worker process in ``spoolDir``, with the records of dead processes. Return None if the options
+    name no spool.
 
     The spool lives as long as the process, across tasks, and continues to send.
     """
@@ -458,7 +461,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     def make_adopted_store(path: Path) -> Store:
         store = make_store(path)
-        if not is_by_position(options) and _noted_queues(store):  # the running sender does not know these queues
+        if not is_by_position(options) and _noted_queues(store):  # the sender of the spool does not know these queues
             store.close()
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
@@ -467,7 +470,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
     with process.entry_lock(SPOOLS, spool_settings.folder):
         spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS)
         if key not in spools_by_key:
-            sender_ = sender(options)  # first: if it fails, no store is open
+            sender_ = sender(options)  # before the store is opened, because it may fail
             spools_by_key[key] = open_send_spool(claim(spool_settings.folder, make_store), sender_, settings)
         own_spool = spools_by_key[key]
         if adopt(spool_settings.folder, own_spool.store, make_adopted_store, own_spool.now_ms()):
@@ -490,7 +493,7 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
     if os.geteuid() != folders.ROOT or not any(map(folders.foreign_file, paths)):
         return
     for module in _LAZY_IMPORTS:
-        with contextlib.suppress(ImportError):  # an optional module; if it is needed, its import raises later
+        with contextlib.suppress(ImportError):  # the module is optional; a later import reports the error
             importlib.import_module(module)
     try:
         sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PREPARE_S))
@@ -502,5 +505,5 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
 
 def open_drainer(path: Path, options: Options) -> SendSpool:
     """Return a spool that sends all records of a folder, for commands."""
-    sender_, settings = sender(options), ProducerSettings.of(options)  # first: if one fails, no store is open
+    sender_, settings = sender(options), ProducerSettings.of(options)  # before the store is opened: may fail
     return open_send_spool(open_store(path, options, keep_owner=True), sender_, settings)

@@ -45,12 +45,13 @@ from rocketmq_spark.wire.properties import is_reserved
 logger = logging.getLogger(__name__)
 
 _SCOPE, _ID = "rocketmq_spark", "messaging.message.id"
-# Spans of asynchronous sends end on a separate thread, because an exporter may block. At most this many spans wait for it.
+# The spans of asynchronous sends end on a separate thread, because an exporter may block. At most this many spans wait for this
+# thread.
 _END_KEY, MAX_WAITING_ENDS = "spans", 10_000
-END_SPANS_TIMEOUT_S = 1.0  # how long ``flush`` and ``close`` wait for the ends of these spans
-LOG_PERIOD_S = 60.0  # the least time between two warnings of lost spans
+END_SPANS_TIMEOUT_S = 1.0  # how long ``flush`` and ``close`` wait for the ends of spans
+LOG_PERIOD_S = 60.0  # the minimum time between two warnings of lost spans
 _STATUS_LABELS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
-MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16_384  # limits of a Proxy for a message's user properties, by default
+MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16_384  # a Proxy's default limits for the user properties of a message
 Attributes = dict[str, Any]
 
 
@@ -117,7 +118,7 @@ class Instrumentation:
             try:
                 return method(*args, **kwargs)
             finally:
-                if self._owner.is_current:  # in a forked process, a thread that does not exist there may hold the lock
+                if self._owner.is_current:  # in a forked process, a thread of the parent may hold the lock
                     self._end_executor.wait(_END_KEY, END_SPANS_TIMEOUT_S)
 
         return call_and_wait
@@ -202,8 +203,8 @@ class Instrumentation:
     def _begin_coroutine_call(
         self, consumer_attributes: Mapping[str, Any], messages: Any, context: Any
     ) -> OutcomeCallback:
-        """Start the span of a coroutine's call, and make the span's context the current one, because the coroutine's task has the
-        context of an earlier call.
+        """Start the span of a coroutine's call, and make the span's context the current context. Otherwise the current context
+        would be that of an earlier call in the same task.
         """
         process_span = _call_safely(_ProcessSpan, self, messages, context, consumer_attributes)
         _call_safely(contexts.attach, Context() if process_span is None else process_span.context)
@@ -252,7 +253,9 @@ class Instrumentation:
         method_name: str,
         messages_of: Callable[[Any], Sequence[ReceivedMessage]] = lambda answer: answer,
     ) -> None:
-        """Wrap the method ``method_name``, which receives messages. ``messages_of`` returns the messages of its result."""
+        """Wrap the method ``method_name``, which receives messages. ``messages_of`` returns the messages in a result of this
+        method.
+        """
         receive = getattr(consumer, method_name)
 
         @functools.wraps(receive)
@@ -275,7 +278,7 @@ class Instrumentation:
     def _record_delivery(self, topic: str, messages: Sequence[ReceivedMessage]) -> None:
         now_ms, labels = epoch_ms(), {"topic": topic, **self._group_labels()}
         for message in messages:
-            stored_ms = getattr(message, "store_timestamp", None)  # a Proxy may not report it
+            stored_ms = getattr(message, "store_timestamp", None)  # a Proxy may not report the store time
             if stored_ms:
                 self._delivery_latency.record(max(0, now_ms - stored_ms), labels)
 
@@ -291,7 +294,9 @@ class Instrumentation:
 
 
 class _SendInProgress:
-    """A send in progress. The properties of its messages contain the context of its span, unless it could not be added."""
+    """A send in progress. The context of its span is added to the properties of its messages, if the properties can
+    contain it.
+    """
 
     def __init__(self, telemetry: Instrumentation, messages: Sequence[Message]) -> None:
         self._telemetry = telemetry
@@ -349,7 +354,9 @@ class _ProcessSpan:
 
 
 def _with_span_context(span: Span, messages: Sequence[Message], uses_proxy: bool) -> Sequence[Message] | None:
-    """Return the messages with the fields of the span's context that properties can contain; None if no field can be added."""
+    """Return the messages with the span's context in their properties, as far as properties can contain its fields. Return None
+    if no field can be added.
+    """
     carrier: dict[Any, Any] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     fields = {
@@ -410,7 +417,9 @@ def _outcome(future: Future[Any]) -> object:
 
 
 def _contexts_of(messages: Iterable[ReceivedMessage]) -> list[Context]:
-    """The contexts in the messages. The current context is ignored: in a coroutine's task, it belongs to the previous call."""
+    """The contexts in the messages. The current context is ignored: in a coroutine's task, the current context belongs to the
+    previous call.
+    """
     return [propagate.extract(message.properties, Context()) for message in messages]
 
 

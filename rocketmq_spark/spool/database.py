@@ -1,8 +1,8 @@
 """RocksDB for a store: atomic batches of writes, reads in pages, and errors that name the folder and the cause.
 
-This is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's global lock while it writes, so RocksDB
-must not flush. This module flushes the files of the write-ahead log itself, while other threads run. A database belongs to the
-process that opened it. A forked child neither uses nor closes the database.
+This module is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's global lock while it writes, so
+RocksDB must not flush. Instead, this module flushes the files of the write-ahead log, while other threads run. A database belongs
+to the process that opened it. A forked child does not use or close the database.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from rocketmq_spark.spool.files import (
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 16 << 20
-# A folder in the folder of a database. It has the complete new files that replace damaged ones; see ``salvage``.
+# The name of a folder inside the folder of a database. The folder contains the complete new files that will replace damaged
+# files; see ``salvage``.
 COMPLETE = "whole"
 
 REPAIR_REMEDY = "Keep what can be read, without sending it, and then look again: rocketmq-spark spool repair FOLDER"
@@ -55,12 +56,12 @@ class Damaged(SpoolError):
 
 
 class Database:
-    """Keys and values in a folder, which is created if it is missing. ``damage`` is RocksDB's message if RocksDB opened the
-    database with losses.
+    """A database of keys and values in a folder. The folder is created if it is missing. ``damage`` is RocksDB's message if
+    RocksDB opened the database with losses.
 
     A read-only database takes no lock, shows the state at the time of opening, and omits unreadable entries. ``gaps`` are the
-    ranges of keys that scans skipped. Damage raises ``Damaged`` if the database is not read-only, or if it is opened without
-    ``tolerant``.
+    ranges of keys that scans skipped. If the database is not read-only, or is opened without ``tolerant``, damage raises
+    ``Damaged``.
     """
 
     def __init__(self, path: Path, read_only: bool = False, tolerant: bool = True) -> None:
@@ -80,7 +81,7 @@ class Database:
         _RocksThreads.used = True
         if not read_only and is_used_by_any(
             path, _writable_databases()
-        ):  # RocksDB's own lock only excludes other processes
+        ):  # RocksDB's lock does not exclude this process
             raise _in_use_error(path, "it is open in this process")
         self._write_ahead_log = WriteAheadLog(path)
         if read_only and not is_database(path):
@@ -93,7 +94,7 @@ class Database:
         _open_databases.add(self)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key, or None."""
+        """Return the value of a key; None if the key does not exist."""
         try:
             with self._errors("read"):
                 value: bytes | None = self._rocks_db().get(key)
@@ -105,13 +106,15 @@ class Database:
         return value
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = (), sync: bool = False) -> None:
-        """Write everything or nothing. When this returns, the data survive this process, and with ``sync`` also the machine."""
+        """Write everything or nothing. After the write, the data survive a crash of this process, and with ``sync`` also a crash
+        of the machine.
+        """
         batch = self._rocks.WriteBatch(raw_mode=True)
         for key in deletes:
             batch.delete(key)
         for key, value in puts:
             batch.put(key, value)
-        try:  # as in ``_errors``; a ``with`` would cost too much per addition
+        try:  # handles errors as ``_errors`` does; a ``with`` block would take too long
             self._rocks_db().write(batch)
             if sync:
                 self._write_ahead_log.sync(self._db)
@@ -121,7 +124,7 @@ class Database:
             raise self._spool_error("write", e) from e
 
     def scan(self, start: bytes, end: bytes) -> Generator[tuple[bytes, bytes], None, None]:
-        """Yield keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until the iterator is
+        """Yield the keys from ``start`` to before ``end``, with their values. RocksDB holds a snapshot until the iterator is
         closed.
         """
         position: bytes | None = start
@@ -135,7 +138,7 @@ class Database:
                         last_key = iterator.key()
                         yield last_key, iterator.value()
                         iterator.next()
-                    iterator.status()  # raises the error that ended the iteration early
+                    iterator.status()  # raises the error if an error ended the iteration
                 return
             except Damaged:
                 if not self.read_only:
@@ -144,11 +147,11 @@ class Database:
                 position = _next_readable(iterator, gap_start, end)
                 self.gaps.append((gap_start, position or end))
             finally:
-                # Otherwise the traceback of an error would reference the iterator, and RocksDB would keep the folder's lock.
+                # The traceback of an error must not reference the iterator, because RocksDB would then keep the folder's lock.
                 del iterator
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """Return the last key from ``start`` to before ``end``, or None."""
+        """Return the last key from ``start`` to before ``end``; None if there is no such key."""
         iterator = self._iterator(end)
         try:
             with self._errors("read"):
@@ -156,7 +159,7 @@ class Database:
                 key: bytes | None = iterator.key() if iterator.valid() else None
                 iterator.status()
         finally:
-            del iterator  # as in ``scan``
+            del iterator  # for the same reason as in ``scan``
         return None if key is None or key < start else key
 
     def _iterator(self, end: bytes) -> Any:
@@ -166,7 +169,7 @@ class Database:
             return self._rocks_db().iter(options)
 
     def close(self) -> None:
-        """Release the folder. Does nothing in a forked child, or when called again."""
+        """Close the database, and release its folder. A call in a forked child and a second call do nothing."""
         if self._pid == os.getpid() and self in _open_databases:
             _open_databases.discard(self)
             self._write_ahead_log.close()
@@ -192,7 +195,7 @@ class Database:
                 make_folder(self.path)
             if not is_readable_or_missing(self.path):
                 raise not_readable_error(self.path)
-            if is_database(self.path) and manifest(self.path) is None:  # RocksDB would start empty and delete its files
+            if is_database(self.path) and manifest(self.path) is None:  # RocksDB would delete all files
                 raise Damaged(
                     f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing",
                     remedy=REPAIR_REMEDY,
@@ -228,7 +231,7 @@ class Database:
             with contextlib.suppress(Exception):
                 db = self._open_with(path, self._options(recovery_modes.tolerate_corrupted_tail_records()), access_type)
                 logger.warning(
-                    "the log of the spool in %s ends within a write: this write and later ones are lost, an unknown number "
+                    "the log of the spool in %s ends within a write: this write and all later writes are lost, an unknown number "
                     "of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
                     self.path, problem,
                 )  # fmt: skip
@@ -280,12 +283,12 @@ class Database:
             yield
         except (SpoolError, ClosedError):
             raise
-        except Exception as e:  # rocksdict has no error class of its own
+        except Exception as e:  # rocksdict has no error class
             raise self._spool_error(action, e) from e
 
     def _spool_error(self, action: str, error: Exception) -> SpoolError:
-        """Return the ``SpoolError`` for an error of RocksDB or of the disk. RocksDB has no classes of errors, so the text
-        decides.
+        """Return the ``SpoolError`` for an error of RocksDB or of the disk. rocksdict has no error classes, so the text of the
+        error decides.
         """
         text = str(error)
         if _is_damage(error):
@@ -303,24 +306,26 @@ class Database:
 
 
 class _ClosedDatabase:
-    """Replaces a closed database: RocksDB releases its lock only when no object refers to the database."""
+    """Replaces RocksDB's database after the close, because RocksDB releases its lock only when no object refers to its
+    database.
+    """
 
     def __getattr__(self, name: str) -> Any:
         raise ClosedError("the spool is closed")
 
 
 def rebuild(path: Path) -> None:
-    """Let RocksDB repair a database from its files. For one bad block, RocksDB omits the whole table."""
-    with contextlib.suppress(Exception):  # data that it could not repair are missing afterwards
+    """Let RocksDB repair a database from its files. If a table has a bad block, RocksDB omits the whole table."""
+    with contextlib.suppress(Exception):  # data that RocksDB could not repair are then missing
         _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
 
 
-_MAX_ENTRIES = 1_000_000  # the owner of a folder may put any number of files into it
+_MAX_ENTRIES = 1_000_000  # a limit, because a folder may have any number of files
 
 
 def is_database(path: Path) -> bool:
-    """Whether the folder contains a database, open or not. True also if files of the database are missing, or if this user may
-    not read the folder.
+    """Whether the folder contains a database, open or not. Also returns True if files of the database are missing, or if this
+    user may not read the folder.
     """
     try:
         os.lstat(f"{path}/.")
@@ -334,7 +339,9 @@ def is_database(path: Path) -> bool:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a running process, perhaps this one, has the database open. Unlike an opening, this changes no files."""
+    """Whether a running process, perhaps this one, has the database open. This check changes no files; opening a database
+    does.
+    """
     if _is_used_here(path):
         return True  # do not try the lock: closing the file would release the lock of this process
     try:
@@ -361,8 +368,8 @@ def reserve_folder(user: FolderUser) -> None:
 
 
 def _is_used_here(path: Path) -> bool:
-    """Whether this process uses the folder, even if its database is closed now. The folder may have another path there: relative,
-    through a link, or of another mount.
+    """Whether this process uses the folder, even if its database is closed now. The other user of the folder may use another path
+    of it: relative, through a link, or of another mount.
     """
     return is_used_by_any(path, FOLDER_USERS) or is_used_by_any(path, _writable_databases())
 
@@ -383,11 +390,11 @@ _KEY_BYTES = 64
 
 
 def _next_readable(iterator: Any, start: bytes, end: bytes) -> bytes | None:
-    """Return the first key after ``start`` at which an iterator that found damage can continue. None if no key before ``end`` is
-    readable.
+    """Return the first key after ``start`` at which an iterator that found damage can continue. Return None if no key before
+    ``end`` is readable.
 
-    Keys are compared as numbers of a fixed width. Steps, each twice as large as the previous one, find a readable key. A binary
-    search between the last two steps finds the first readable key.
+    Keys are compared as numbers of a fixed width. Steps find a readable key; each step is twice as large as the previous step. A
+    binary search between the last two steps finds the first readable key.
     """
     low, last_number, step = _as_number(start), _as_number(end) - 1, 1
     while not _can_read(iterator, _as_key(min(low + step, last_number))):
@@ -446,8 +453,8 @@ _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 class _RocksThreads:
-    """The state of RocksDB's threads, which all databases of a process share. ``used``: this process has started the threads.
-    ``lost``: this process was forked from a process that had started the threads.
+    """The state of RocksDB's threads, which all databases of a process share. ``used`` is true if this process has started the
+    threads. ``lost`` is true if this process was forked from a process that had started the threads.
     """
 
     used = lost = False

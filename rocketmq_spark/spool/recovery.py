@@ -1,12 +1,14 @@
-"""Repair of a damaged store: keeps what can be read, and reports the rest. Also queries over all records, for tools.
+"""Repair of a damaged store: keeps what can be read, and reports the rest. The module also has queries over all records, for
+tools.
 
-First the database is repaired: all readable entries are copied to a new one in the same folder, and the damaged files are kept
-next to it. Only the entries in a bad block are lost. If RocksDB cannot read a whole table, or cannot open the database, the
-missing entries are taken from a copy that RocksDB has rebuilt; such a copy may contain records that were already settled. The
-process may be killed at any point: the next process that opens the folder completes the exchange of the files.
+First the database is repaired: all readable entries are copied to a new database in the same folder. The damaged files are kept
+next to the new database. Normally, only the entries in a bad block are lost. If RocksDB cannot read a whole table, or cannot open
+the database, the missing entries are taken from a copy that RocksDB has rebuilt. A rebuilt copy may contain records that were
+already settled. The process may be killed at any point: the next process that opens the folder completes the exchange of the
+files.
 
-Then the records are repaired: due times, order and totals are derived from them again. No other process uses the ``Database``
-meanwhile.
+Then the records are repaired: due times, order and totals are derived from the records again. Meanwhile no other process uses the
+``Database``.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ ALL_KEYS = (b"\0", b"\xff")
 
 class SalvageResult(NamedTuple):
     """The folder with the damaged files, and whether the previous totals are exact. ``rebuilt_areas`` are the areas with entries
-    from a rebuilt copy, whose records may have been settled before.
+    from a rebuilt copy; the records of these entries may have been settled already.
     """
 
     folder: Path
@@ -76,8 +78,8 @@ class SalvageResult(NamedTuple):
 
 
 def salvage(path: Path) -> SalvageResult:
-    """Make a new database of all readable entries. The old database must not be open. Raises ``SpoolError`` if a process uses
-    it.
+    """Make a new database of all readable entries. The old database must not be open. Raises ``SpoolError`` if a process uses the
+    old database.
     """
     with locked(path):
         new_database = Database(path / _NEW)
@@ -94,8 +96,8 @@ def salvage(path: Path) -> SalvageResult:
 
 
 def database_in(path: Path, names: Container[str]) -> Path | None:
-    """Return the folder that has all files of the database. ``names`` are the names in ``path``. None while the new files are
-    moved to ``path``, because then neither folder has all files.
+    """Return the folder that has all files of the database, if ``names`` are the names in ``path``. Return None while the new
+    files are moved to ``path``, because neither folder has all files then.
     """
     if COMPLETE not in names:
         return path
@@ -103,10 +105,10 @@ def database_in(path: Path, names: Container[str]) -> Path | None:
 
 
 def database_to_read(path: Path) -> Path:
-    """Return the folder that has all files of the database. Changes nothing. Raises ``Damaged`` if no folder has all files."""
+    """Return the folder that has all files of the database, without a change. Raises ``Damaged`` if no folder has all files."""
     try:
         names = os.listdir(path)
-    except OSError:  # opening it raises the error
+    except OSError:  # opening the database raises this error
         return path
     if (database_folder := database_in(path, names)) is None:
         raise Damaged(
@@ -122,7 +124,7 @@ def finish_repair(path: Path) -> None:
         is_unfinished = any((path / name).exists() for name in (_NEW, COMPLETE, _OLD, _COPY))
     except PermissionError as e:
         raise not_readable_error(path) from e
-    except OSError as e:  # a failing disk, or a lost mount
+    except OSError as e:  # the disk fails, or the mount is lost
         raise SpoolError(f"the spool in {path} cannot be read: {e}", remedy="Check its disk") from e
     if is_unfinished:
         with locked(path):
@@ -130,7 +132,9 @@ def finish_repair(path: Path) -> None:
 
 
 def _copy_readable(path: Path, new_database: Database) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Returns the ranges that could not be read, and whether the totals were read and no log had lost writes."""
+    """Copy the readable entries. Returns the ranges of keys that could not be read, and whether the totals are exact: they were
+    read, and no log had lost writes.
+    """
     try:
         old_database = Database(path, read_only=True)
     except SpoolError:
@@ -145,13 +149,13 @@ def _copy_readable(path: Path, new_database: Database) -> tuple[list[tuple[bytes
 
 
 def _copy_rebuilt(path: Path, new_database: Database, gaps: list[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """Returns the areas with entries from the rebuilt copy."""
+    """Returns the areas of the entries that were taken from the rebuilt copy."""
     areas: set[bytes] = set()
     copy_path = path / _COPY
     copy_path.mkdir(PRIVATE_MODE)
     mirror(path, copy_path, copy_regular)
     rebuild(copy_path)
-    with contextlib.suppress(Damaged):  # the copy cannot be read, either
+    with contextlib.suppress(Damaged):  # the rebuilt copy may be damaged, too
         rebuilt_database = Database(copy_path, read_only=True)
         try:
             for start, end in gaps:
@@ -194,9 +198,7 @@ def locked(path: Path) -> Iterator[None]:
             yield
         finally:
             os.close(lock)
-    except (
-        OSError
-    ) as e:  # probably a full disk: the old files are still complete, or the next opening completes the swap
+    except OSError as e:  # if the old files are no longer complete, the next opening completes the swap
         error_class = SpoolFull if e.errno in DISK_FULL_ERRNOS else SpoolError
         raise error_class(f"the damaged spool in {path} could not be put together again: {e}") from e
 
@@ -227,9 +229,10 @@ _MAX_LOGGED = 20
 
 
 def find_contradiction(db: Database) -> str | None:
-    """Return a clause about entries that contradict each other, although each can be read; None if there is no contradiction.
+    """Return a clause about readable entries that contradict each other; None if there is no contradiction.
 
-    Reads all due times and places in lanes if there are dead letters, and otherwise only the last record.
+    If there are dead letters, this function reads all pending records and all records in lanes. Otherwise it reads only the last
+    record.
     """
     totals, last_key = stored_totals(db), db.last_key(RECORD, area_end(RECORD))
     if (
@@ -250,7 +253,9 @@ def find_contradiction(db: Database) -> str | None:
 
 
 class DeriveResult(NamedTuple):
-    """The numbers of present and ``missing_count`` records, the sequences without a record, and whether the numbers are exact."""
+    """The number of present records, the number of missing records, the sequences without a record, and whether these numbers are
+    exact.
+    """
 
     present_count: int
     missing_count: int
@@ -267,9 +272,9 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     """Derive due times, order, marks and totals from the records.
 
     A record without a due time becomes due at its original due time, or now. A record that is pending for another target keeps
-    its due time and its count of failures. Due times and lane entries of missing or dead records are deleted. A record that does
-    not match its checksum becomes a dead letter when it is taken. If records are lost, notes without ``LASTING_PREFIX`` are
-    deleted, because they may be about lost records.
+    its due time and its count of failures. The due times and lane entries of missing records and of dead records are deleted. A
+    record that does not match its checksum becomes a dead letter when it is taken. If records are lost, notes without
+    ``LASTING_PREFIX`` are deleted, because they may be about lost records.
     """
     old_totals = _totals_or_empty(db)
     dead_sequences = {sequence_of(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
@@ -277,7 +282,7 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     lane_by_sequence = {sequence_of(key): lane_of(key) for key, _ in db.scan(ORDER, area_end(ORDER))}
     state_by_sequence = {
         sequence_of(key): value for key, value in db.scan(ORDER, area_end(ORDER)) if value
-    }  # of records that were moved
+    }  # states of records that were moved from another store
     change = AtomicChange(
         Totals(give_ups=old_totals.give_ups, last_ms=old_totals.last_ms, next_sequence=old_totals.next_sequence)
     )
@@ -302,7 +307,7 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
         due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
         value, current_key = state_by_sequence.get(sequence, b""), pending_by_sequence.get(sequence)
         if current_key is not None and isinstance(record, Record) and current_key.target != record.target:
-            # The target was changed: the key or the record is from the time before the change.
+            # The record got another target: either the key or the record is from the time before this change.
             change.remove_pending(pending_by_sequence.pop(sequence))
             value = db.get(current_key.encoded) or b""
             current_key = record.retargeted_key(
@@ -316,7 +321,7 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
         if sequence not in pending_by_sequence and (not lane or lane not in started_lanes):
             change.add_pending(current_key, state._replace(since_ms=totals.last_ms).encode())
         elif sequence in pending_by_sequence and lane in started_lanes:
-            change.remove_pending(current_key)  # an earlier record of its lane was recovered, and is sent first
+            change.remove_pending(current_key)  # an earlier record of the lane was recovered
         if lane:
             started_lanes.add(lane)
     lost_sequences = sorted(({*pending_by_sequence, *dead_sequences, *lane_by_sequence}) - present_sequences)
@@ -329,7 +334,8 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     stale_keys = [
         key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence not in live_sequences
     ]
-    # A rebuilt copy may contain settled records. Then neither keys without a record nor earlier totals show how many are lost.
+    # A rebuilt copy may contain settled records. With such records, the number of lost records does not follow from keys without
+    # a record or from earlier totals.
     rebuilt_areas = frozenset() if salvage_result is None else salvage_result.rebuilt_areas
     lost_sequences = [] if rebuilt_areas & {PENDING, UNINDEXED, DEAD, ORDER} else lost_sequences
     missing_count = max(
@@ -344,7 +350,9 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
 
 
 def _unique_pending_keys(db: Database, dead_sequences: Container[int]) -> tuple[dict[int, PendingKey], list[bytes]]:
-    """The keys of pending records, and obsolete keys, which exist again because the block with their deletion was lost."""
+    """Return the keys of pending records, and obsolete keys. An obsolete key exists again because the block with its deletion was
+    lost.
+    """
     keys = sorted(_pending_keys(db), key=lambda key: key.due)
     pending_by_sequence = {key.due.sequence: key for key in reversed(keys)}
     return pending_by_sequence, [
@@ -359,8 +367,7 @@ def _pending_keys(db: Database) -> Iterator[PendingKey]:
 
 
 def pending_keys_of(db: Database, sequences: Collection[int]) -> dict[int, PendingKey | None]:
-    """The keys of these pending records; None for a record that is missing, or that is behind another record of its
-    lane."""
+    """Return the keys of these pending records; None for a missing record, and for a record behind another record of its lane."""
     if not sequences:
         return {}
     keys = {key.due.sequence: key for key in _pending_keys(db)}
@@ -372,7 +379,7 @@ def other_release_error(path: Path, error: DecodeError) -> SpoolError:
 
 
 def read_owner(db: Database) -> SpoolOwner:
-    """The owner of a store's records. Raises ``SpoolError`` if it cannot be read."""
+    """Return the owner of a store's records. Raises ``SpoolError`` if the owner cannot be read."""
     try:
         return SpoolOwner.read(db.get)
     except DecodeError as e:
@@ -380,7 +387,7 @@ def read_owner(db: Database) -> SpoolOwner:
 
 
 def restore_owner(db: Database, known_owner: SpoolOwner | None, salvage_result: SalvageResult | None) -> None:
-    """Restore the owner of the records. If it is lost and not ``known_owner``, the owner is ``UNKNOWN_OWNER``."""
+    """Restore the owner of the records. If the owner is lost, and ``known_owner`` is None, store ``UNKNOWN_OWNER``."""
     if not all(map(db.get, OWNER)):
         stored_owner = known_owner or SpoolOwner.read(db.get)
         owner = UNKNOWN_OWNER if salvage_result and stored_owner == SpoolOwner() else stored_owner
@@ -405,12 +412,12 @@ def _log_repair(db: Database, derived: DeriveResult, damaged_files: Path | None)
 
 
 def mark_keys_of(db: Database, sequence: int) -> list[bytes]:
-    """The keys of a record's marks."""
+    """Return the keys of a record's marks."""
     return [key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence == sequence]
 
 
 def dead_records(db: Database) -> Iterator[tuple[int, Record | DecodeError, int]]:
-    """Sequence, record and size of each dead record."""
+    """Yield the sequence, the record and the size of each dead record."""
     for key, _ in db.scan(DEAD, area_end(DEAD)):
         sequence = sequence_of(key)
         data = db.get(record_key(RECORD, sequence))
@@ -425,8 +432,9 @@ def _totals_or_empty(db: Database) -> Totals:
 
 
 def needs_repair(db: Database) -> bool:
-    """Whether the entries of a store contradict each other, or its totals are damaged, or missing although it has records or
-    pending records, or were written by an earlier release that repaired the store and did not find its pending records.
+    """Whether a store must be repaired: its entries contradict each other, or its totals are damaged. Totals are also a reason if
+    they are missing although the store has records or pending records. Another reason are totals of an earlier release, which
+    repaired the store and did not find its pending records.
     """
     data = db.get(TOTALS)
     if data is not None and Totals.decode(data) is None:
@@ -438,6 +446,8 @@ def needs_repair(db: Database) -> bool:
 
 
 def stored_totals(db: Database) -> Totals | None:
-    """Return the totals of a store, None if they are missing or damaged. Raises ``DecodeError`` for another format."""
+    """Return the totals of a store; None if the totals are missing or damaged. Raises ``DecodeError`` if they have another
+    format.
+    """
     data = db.get(TOTALS)
     return None if data is None else Totals.decode(data)

@@ -60,10 +60,10 @@ class QueueEnds:
     def topics(self) -> list[str]:
         return sorted({queue.topic for queue in self.queues})
 
-    def of_topics(self, topics: Iterable[str]) -> QueueEnds:
+    def ends_of_topics(self, topics: Iterable[str]) -> QueueEnds:
         """The ends of the queues of ``topics``."""
         kept_topics = set(topics)
-        return self.of_queues(queue for queue in self.queues if queue.topic in kept_topics)
+        return self.ends_of_queues(queue for queue in self.queues if queue.topic in kept_topics)
 
     def with_further_queues(self, other: QueueEnds) -> QueueEnds:
         """The ends of all queues of this object, and the ends of ``other`` for further queues."""
@@ -72,11 +72,11 @@ class QueueEnds:
             {**other.queues, **self.queues}, {**other.masters, **self.masters}, {**further_times, **self.stored_ms}
         )
 
-    def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
+    def ends_of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
         """The ends in ``queues``, which are of one broker, with the broker's master."""
         return QueueEnds(queues, {name: self.masters[name]})
 
-    def of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
+    def ends_of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
         """The ends of ``queues``. Queues without a noted end are omitted."""
         kept_queues = {queue for queue in queues if queue in self.queues}
         broker_names = {queue.broker_name for queue in kept_queues}
@@ -88,13 +88,17 @@ class QueueEnds:
 
     def to_json(self) -> dict[str, Any]:
         brokers = {name: {"master": self.masters[name]} for name in sorted(self.masters)}
-        return {"topics": _by_topic(self.queues), "brokers": brokers, "stored": _by_topic(self.stored_ms)}
+        return {
+            "topics": _numbers_by_topic(self.queues),
+            "brokers": brokers,
+            "stored": _numbers_by_topic(self.stored_ms),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueueEnds:
         """The reverse of ``to_json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for other values."""
         masters = {name: str(data["master"]) for name, data in value["brokers"].items()}
-        return cls(_by_queue(value["topics"]), masters, _by_queue(value.get("stored", {})))
+        return cls(_numbers_by_queue(value["topics"]), masters, _numbers_by_queue(value.get("stored", {})))
 
     def ranges(self, later_ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
         """The ranges from the noted ends to ``later_ends``, without empty ranges, broker by broker."""
@@ -113,7 +117,7 @@ class QueueEnds:
                 problem = f"retention deleted offsets {end} to {current_bounds.min_offset}, which may be of this batch"
             else:
                 continue
-            raise _unproved(queue, problem)
+            raise _unproved_error(queue, problem)
 
     @property
     def last_offsets(self) -> dict[MessageQueue, int]:
@@ -129,21 +133,21 @@ class QueueEnds:
             if noted_ms == stored_ms:
                 continue
             previous_state = f"stored at {utc_text(noted_ms)}" if noted_ms else "not kept any more"
-            raise _unproved(
+            raise _unproved_error(
                 queue,
                 f"the message before offset {self.queues[queue]} was {previous_state}, and now there is one stored at "
                 f"{utc_text(stored_ms)}: the topic was created again, or its broker lost messages",
             )
 
 
-def _unproved(queue: MessageQueue, problem: str) -> UnprovedError:
+def _unproved_error(queue: MessageQueue, problem: str) -> UnprovedError:
     return UnprovedError(
         f"what is stored in {queue} cannot be proved: {problem}", topic=queue.topic, queue=str(queue),
         remedy=f"Give the topic back what it had, {OR_AT_LEAST_ONCE}",
     )  # fmt: skip
 
 
-def _by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
+def _numbers_by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
     """The numbers by topic, broker and queue id."""
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for queue, number in sorted(numbers.items()):
@@ -151,7 +155,7 @@ def _by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[s
     return topics
 
 
-def _by_queue(topics: Mapping[str, Any]) -> dict[MessageQueue, int]:
+def _numbers_by_queue(topics: Mapping[str, Any]) -> dict[MessageQueue, int]:
     return {
         MessageQueue(topic, broker_name, int(queue_id)): int(value)
         for topic, brokers in topics.items()
@@ -277,7 +281,7 @@ def id_reader(
     return read
 
 
-def with_scope(ids: pa.Array, scope: bytes) -> pa.Array:
+def ids_in_scope(ids: pa.Array, scope: bytes) -> pa.Array:
     """The content ids (ids computed from a row's content) that begin with ``scope``."""
     is_in_scope = pc.and_(pc.starts_with(ids, scope.hex().upper()), pc.equal(pc.binary_length(ids), ID_DIGITS))
     return ids.filter(pc.fill_null(is_in_scope, False))
@@ -301,12 +305,12 @@ class ScopedHashes:
         self.count = 0
 
     def __call__(self, ids: pa.Array) -> None:
-        scoped_ids = with_scope(ids, self._scope)
+        scoped_ids = ids_in_scope(ids, self._scope)
         if len(scoped_ids):
             self.count += len(scoped_ids)
-            self._keep(compared_bytes(scoped_ids, len(self._scope)))
+            self._keep_rows(compared_bytes(scoped_ids, len(self._scope)))
 
-    def _keep(self, rows: Bytes) -> None:
+    def _keep_rows(self, rows: Bytes) -> None:
         self._row_blocks.append(rows)
 
     def rows(self) -> Bytes:
@@ -341,7 +345,7 @@ class BatchHashes(ScopedHashes):
         """Set the ranges of the ids that the next calls of this object will get."""
         self._current_ranges = ranges
 
-    def _keep(self, rows: Bytes) -> None:
+    def _keep_rows(self, rows: Bytes) -> None:
         if self.count > self._limit:
             self._row_blocks.clear()
         else:

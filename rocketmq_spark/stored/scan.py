@@ -28,9 +28,9 @@ from rocketmq_spark.stored.ends import OR_AT_LEAST_ONCE, QueueEnds, last_store_t
 
 logger = logging.getLogger(__name__)
 
-# If a broker did not answer, or its log was locked, for longer than ``GAP_S``, its settle time begins again. The broker may have
-# hung, with unprocessed requests in its sockets and threads.
-GAP_S = 2.0
+# If a broker did not answer, or its log was locked, for longer than ``MAX_GAP_S``, its settle time begins again. The broker may
+# have hung, with unprocessed requests in its sockets and threads.
+MAX_GAP_S = 2.0
 _POLL_S = 0.5
 # How many settle times longer a scan waits for a broker that answers but does not settle than for a silent broker.
 _UNSETTLED_FACTOR = 3
@@ -76,10 +76,10 @@ class StoredIdScan:
         Raises ``UnprovedError`` if the ids cannot be proved to be complete, and the error of a broker that did not answer in
         time.
         """
-        first_ends = self._ends()
+        first_ends = self._fetch_ends()
         self._read(self._since.ranges(first_ends), on_ids)
         self._wait_until_settled()
-        last_ends = self._ends()
+        last_ends = self._fetch_ends()
         QueueEnds(first_ends, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last_ends.items()})
         self._read(QueueEnds(first_ends, {}).ranges(last_ends), on_ids)
         self._retry(self._check_not_recreated)
@@ -90,15 +90,15 @@ class StoredIdScan:
             for ids in self._tools.read(ranges):
                 on_ids(ids)
 
-    def _ends(self) -> dict[MessageQueue, int]:
+    def _fetch_ends(self) -> dict[MessageQueue, int]:
         """Wait until the indexes contain everything that the logs contain now, and return the ends of all queues."""
         log_ends: dict[str, int] = {}
-        return self._retry(lambda: self._try_ends(log_ends))
+        return self._retry(lambda: self._try_fetch_ends(log_ends))
 
-    def _try_ends(self, log_ends: dict[str, int]) -> dict[MessageQueue, int] | None:
+    def _try_fetch_ends(self, log_ends: dict[str, int]) -> dict[MessageQueue, int] | None:
         self._check_masters()
         deadline = Deadline.after(self._tools.request_timeout_s)
-        for name, state in self._states(deadline).items():
+        for name, state in self._fetch_log_states(deadline).items():
             if isinstance(state, RocketMQError):
                 raise state
             log_end = log_ends.setdefault(name, state.max_offset)
@@ -131,7 +131,7 @@ class StoredIdScan:
         """
         for topic in self._since.topics:
             try:
-                self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.request_timeout_s))
+                self._tools.routes.get(topic, MAX_GAP_S, Deadline.after(self._tools.request_timeout_s))
             except RocketMQError as e:
                 if not e.retriable:
                     raise
@@ -155,7 +155,7 @@ class StoredIdScan:
             )
         return self._indexes_after_replication_by_broker[name]
 
-    def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
+    def _fetch_log_states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
         states = self._tools.offsets.log_states(self._broker_names, deadline)
         for name, state in states.items():
             if isinstance(state, RocketMQError):
@@ -163,8 +163,8 @@ class StoredIdScan:
             # The gap ends at the time of this broker's answer, because other brokers may have delayed the round. A long lock of
             # the log restarts the settle time, too. While one send holds the log's lock, because the disk hangs, the broker drops
             # the waiting sends from its request queue. So the queue does not show the sends that wait for the lock.
-            has_gap = name not in self._last_answer_s or state.measured_s - self._last_answer_s[name] > GAP_S
-            if has_gap or state.lock_ms > 1000 * GAP_S:
+            has_gap = name not in self._last_answer_s or state.measured_s - self._last_answer_s[name] > MAX_GAP_S
+            if has_gap or state.lock_ms > 1000 * MAX_GAP_S:
                 self._settle_start_s[name] = state.measured_s
             self._last_answer_s[name] = state.measured_s
         return states
@@ -173,7 +173,7 @@ class StoredIdScan:
         """Wait until every broker has answered for the settle time, and all sends in its queue arrived after this time."""
         waited_since = self._clock.now()
         while True:
-            states = self._states(Deadline.after(self._tools.request_timeout_s))
+            states = self._fetch_log_states(Deadline.after(self._tools.request_timeout_s))
             unsettled = [name for name in self._broker_names if not self._is_settled(name, states[name])]
             if not unsettled:
                 return
@@ -267,7 +267,7 @@ class NotedStoredIds:
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
         """Ends of queues that were noted before the sends began. These ends show whether a topic was created again."""
-        return [self._ends.of_queues(queues)]
+        return [self._ends.ends_of_queues(queues)]
 
     def stop(self) -> None:
         self._stop_event.set()
@@ -355,7 +355,7 @@ class LiveStoredIds(NotedStoredIds):
             for note in (newest, newest.previous)
             if note is not None
         ]
-        return [note.ends.of_queues(queues) for note in notes if note.master == master]
+        return [note.ends.ends_of_queues(queues) for note in notes if note.master == master]
 
     def _request_topic_ends(self, queue: MessageQueue) -> QueueEnds:
         deadline = Deadline.after(self._tools.request_timeout_s)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError, SelectorError
-from rocketmq_spark.producer.rows.calls import RowsOfCall, RowsOfReader
+from rocketmq_spark.producer.rows.calls import BadRowsOfCall, BadRowsOfReader
 from rocketmq_spark.producer.rows.routing import (
     Router,
     RoutingPlan,
@@ -107,7 +107,7 @@ def test_bad_topics_are_faults():
     assert "is forbidden" in bad_rows[4]
 
 
-@pytest.mark.parametrize(("kind", "is_named"), [(BadRows, True), (RowsOfCall, False), (RowsOfReader, False)])
+@pytest.mark.parametrize(("kind", "is_named"), [(BadRows, True), (BadRowsOfCall, False), (BadRowsOfReader, False)])
 def test_an_option_of_the_sink_is_named_to_its_users(kind, is_named):
     bad_rows = kind()
     router({"topic": "t"}).topics(frame(t=["a.b", "c.d"]), bad_rows, 0)

@@ -99,7 +99,7 @@ def test_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     (log,) = (path for path in tmp_path.glob("*.log") if path.stat().st_size > 1000)
     log.write_bytes(log.read_bytes().rstrip(b"\0")[:-50])
     assert sorted(drained(tmp_path)) == list(range(COUNT - 1))
-    assert "ends within a write: this write and later ones are lost, an unknown number" in caplog.text
+    assert "ends within a write: this write and all later writes are lost, an unknown number" in caplog.text
     assert "damaged" not in caplog.text
 
 

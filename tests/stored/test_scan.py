@@ -470,7 +470,7 @@ def test_a_broker_that_does_not_say_its_ends_is_asked_again(scripted: Brokers) -
 def test_ends_as_json() -> None:
     ends = Brokers().noted()
     assert QueueEnds.from_json(ends.to_json()) == ends
-    assert ends.of_topics(["u"]) == QueueEnds({}, {})
+    assert ends.ends_of_topics(["u"]) == QueueEnds({}, {})
     earlier = {key: value for key, value in ends.to_json().items() if key != "stored"}
     assert QueueEnds.from_json(earlier) == replace(ends, stored_ms={})
 
@@ -478,7 +478,7 @@ def test_ends_as_json() -> None:
 def test_added_ends_say_nothing_about_queues_noted_before() -> None:
     """The last message of a queue may be of the batch by now."""
     scripted = Brokers()
-    ends = replace(scripted.noted().of_queues([A]), stored_ms={})
+    ends = replace(scripted.noted().ends_of_queues([A]), stored_ms={})
     scripted.queues[A] += ["a2"]
     assert ends.with_further_queues(scripted.noted()) == QueueEnds({A: 2, B: 1}, scripted.masters, {B: 1_000})
 

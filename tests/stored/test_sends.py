@@ -192,7 +192,10 @@ def test_send_begun_before_a_new_note_belongs_to_the_old_topic(scripted: Brokers
     assert scripted.among(began.offset) == set(), "the same topic"
     scripted.made_ms, scripted.ends[A0] = scripted.made_ms + 5_000, 8
     noted_again()
-    with pytest.raises(UnprovedError, match=r"before offset 5 was stored at .*, and now there is one .* made again"):
+    with pytest.raises(
+        UnprovedError,
+        match=r"before offset 5 was stored at .*, and now there is one .* created again",
+    ):
         scripted.among(began.offset)
 
 

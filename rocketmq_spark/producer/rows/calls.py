@@ -42,25 +42,25 @@ MAX_IN_FLIGHT_BYTES = 32 << 20
 REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
-class RowsOfCall(BadRows):
+class BadRowsOfCall(BadRows):
     """The bad rows of a call. No row of the call was sent."""
 
     unsent_text, numbering_text = "this call", "Rows are counted from 0 within the call"
     is_of_sink = False
 
 
-class MessagesOfCall(RowsOfCall):
+class BadMessagesOfCall(BadRowsOfCall):
     noun, numbering_text = "message", "Messages are counted from 0 within the call"
 
 
-class RowsOfReader(BadRows):
+class BadRowsOfReader(BadRows):
     """The bad rows of one batch of a reader. Earlier batches may have been sent."""
 
     numbering_text = "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
     is_of_sink = False
 
 
-class MessagesOfIterator(BadRows):
+class BadMessagesOfIterator(BadRows):
     noun, unsent_text = "message", "their portion"
     numbering_text = "Messages are counted from 0 within the call. The portions before theirs were sent"
     is_of_sink = False

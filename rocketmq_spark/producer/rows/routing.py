@@ -34,11 +34,11 @@ from rocketmq_spark.options.names import resolve
 from rocketmq_spark.options.topic_names import EXACT, TopicNames, dots_hint
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.queues.selection import Select, by_callable, in_rooms
+from rocketmq_spark.queues.selection import Select, queues_on_brokers_in_rooms, select_by_callable
 
 logger = logging.getLogger(__name__)
 
-_NO_QUEUE, _AMBIGUOUS = -1, -2
+_NO_QUEUE, _AMBIGUOUS_QUEUE = -1, -2
 
 QueueList = Sequence[MessageQueue]
 # The queues of a topic in the order of Kafka's partitions.
@@ -46,14 +46,14 @@ PartitionLookup = Callable[[str], QueueList]
 
 
 class TopicRows(NamedTuple):
-    """The rows of one topic in an Arrow batch. If ``row_indices`` is None, all rows of the batch have this topic. ``first`` is
-    the row number of the batch's first row.
+    """The rows of one topic in an Arrow batch. If ``row_indices`` is None, all rows of the batch have this topic. ``first_row``
+    is the row number of the batch's first row.
     """
 
     batch: pa.RecordBatch
     topic: str
     row_indices: npt.NDArray[np.intp] | None
-    first: int
+    first_row: int
 
     def row_numbers(self) -> npt.NDArray[np.intp]:
         return np.arange(len(self.batch)) if self.row_indices is None else self.row_indices
@@ -167,7 +167,7 @@ class ByColumn:
                     )
                 else:
                     reason = _missing_queue_reason(
-                        rows.topic, int(ids[index]), broker, is_ambiguous=queue_indexes[index] == _AMBIGUOUS
+                        rows.topic, int(ids[index]), broker, is_ambiguous=queue_indexes[index] == _AMBIGUOUS_QUEUE
                     )
                 bad_rows.add_rows(numbers[index : index + 1], reason)
             queue_indexes = np.maximum(queue_indexes, 0)
@@ -190,7 +190,7 @@ class ByColumn:
             for table_row, name in enumerate(names):
                 if name is None:
                     is_taken = table[table_row, queue.queue_id] != _NO_QUEUE
-                    table[table_row, queue.queue_id] = _AMBIGUOUS if is_taken else index
+                    table[table_row, queue.queue_id] = _AMBIGUOUS_QUEUE if is_taken else index
                 elif name == queue.broker_name:
                     table[table_row, queue.queue_id] = index
         queue_indexes: Ints = table[table_rows, np.where((ids < 0) | (ids > max_id), max_id, ids)]
@@ -269,7 +269,7 @@ class ByCallable:
         self._function = function
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        if self._adds_bad_rows(rows, bad_rows):
+        if self._add_bad_rows(rows, bad_rows):
             return np.zeros(len(rows.row_numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         index_by_queue = {queue: index for index, queue in enumerate(queues)}
@@ -277,13 +277,13 @@ class ByCallable:
         for index, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                queue_indexes[index] = index_by_queue[by_callable(self._function, queues, message, key or None)]
+                queue_indexes[index] = index_by_queue[select_by_callable(self._function, queues, message, key or None)]
             except SelectorError as e:
-                row = rows.first + int(rows.row_numbers()[index])
+                row = rows.first_row + int(rows.row_numbers()[index])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return queue_indexes
 
-    def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
+    def _add_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
         """Add each row with a string that is not UTF-8 to ``bad_rows``, because a selector function cannot get this string.
         Returns whether the rows have a bad row.
         """
@@ -426,7 +426,7 @@ def queue_filter(options: Options) -> QueueFilter | None:
     the filter. Returns None if batches go to the queues round robin.
     """
     if options.queue_selector == "machineRoom":
-        return lambda queues: in_rooms(queues, options.machine_rooms)
+        return lambda queues: queues_on_brokers_in_rooms(queues, options.machine_rooms)
     return _all_queues if options.queue_selector == "random" else None
 
 
@@ -530,7 +530,7 @@ class Router:
         numbers = rows.row_numbers()
         if self._selector is None:
             return numbers, [(None, 0, len(numbers))]
-        queues, queue_indexes = self._choose(rows, bad_rows)
+        queues, queue_indexes = self._choose_queues(rows, bad_rows)
         # 16-bit integers are sorted by radix sort, which is faster.
         narrow_indexes = queue_indexes.astype(np.int16) if len(queues) < 1 << 15 else queue_indexes
         order = np.argsort(narrow_indexes, kind="stable")
@@ -543,7 +543,7 @@ class Router:
         ]
         return numbers[order], parts
 
-    def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
+    def _choose_queues(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
         assert self._selector is not None
         if isinstance(self._selector, ByPartition):
             self._selector.number_queues(rows.topic)
@@ -558,7 +558,7 @@ class Router:
         named_indexes = self._selector(rows, newest_queues, trial_bad_rows)
         if trial_bad_rows.reasons_by_row():
             # A refreshed route may have more queues.
-            newest_queues = self._newest_queues[rows.topic] = self._refreshed(rows)
+            newest_queues = self._newest_queues[rows.topic] = self._refreshed_queues(rows)
             if is_new:  # no key has a queue yet, so keys can use all queues, too
                 first_queues = self._queues[rows.topic] = newest_queues
             named_indexes = self._selector(rows, newest_queues, bad_rows)
@@ -576,7 +576,7 @@ class Router:
             )
         return queues, queue_indexes
 
-    def _refreshed(self, rows: TopicRows) -> QueueList:
+    def _refreshed_queues(self, rows: TopicRows) -> QueueList:
         """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""
         topic, queues = rows.topic, self._queues_of(rows.topic, True)
         if (

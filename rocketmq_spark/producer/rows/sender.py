@@ -36,7 +36,7 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.delays import DelayRouter
-from rocketmq_spark.producer.encoding import How, Prepared
+from rocketmq_spark.producer.encoding import How, PreparedMessage
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.rows import routing
@@ -223,13 +223,13 @@ class RowChecks(NamedTuple):
     check_topic: Callable[[str], None]
 
     def __call__(
-        self, batch: pa.RecordBatch, bad_rows: BadRows, first: int, partition: int | None = None
+        self, batch: pa.RecordBatch, bad_rows: BadRows, first_row: int, partition: int | None = None
     ) -> tuple[CheckedRows, RoutingPlan]:
-        """The checked columns, and the routing plan. Raises an error if there are bad rows. ``first`` is the number of the
+        """The checked columns, and the routing plan. Raises an error if there are bad rows. ``first_row`` is the number of the
         batch's first row.
         """
         checked = self.encoder.check(batch, bad_rows)
-        topics = self.router.topics(batch, bad_rows, first)
+        topics = self.router.topics(batch, bad_rows, first_row)
         if self.router.needs_good_rows:
             bad_rows.raise_if_any(partition)
         for rows in topics:
@@ -336,7 +336,7 @@ class RowSender:
                 )
             )
 
-    def _long_delay(self, prepared: Prepared, destination: How) -> tuple[Prepared, How]:
+    def _long_delay(self, prepared: PreparedMessage, destination: How) -> tuple[PreparedMessage, How]:
         topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
 
         def queues_or_empty() -> Sequence[MessageQueue]:
@@ -377,7 +377,7 @@ def _no_group_reason(topic: str, key: str) -> str:
     return f"there is no {key}, and topic {topic!r} (message.type=FIFO) accepts only messages with a {key}"
 
 
-def _single_message(topic: str, body: memoryview) -> Prepared:
+def _single_message(topic: str, body: memoryview) -> PreparedMessage:
     """A row as a single message."""
     (item,) = decode_batch(body)
-    return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)
+    return PreparedMessage(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)
