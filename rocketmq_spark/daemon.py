@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-PRELOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session.spools")
+PRELOADED_MODULES = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session.spools")
 
 
 def unzipped_folder(path: Iterable[str]) -> Path | None:
@@ -55,7 +55,7 @@ def import_unzipped() -> None:
 
 if __name__ == "__main__":
     import_unzipped()
-    load(*PRELOADED)
+    load(*PRELOADED_MODULES)
     gc.freeze()  # garbage collections of workers then do not copy the daemon's memory
     from pyspark import daemon
 

@@ -257,15 +257,15 @@ class OptionError(RocketMQError, ValueError):
         """One error for all ``problems``, each a full sentence without its full stop."""
         if len(problems) == 1:
             return cls(problems[0])
-        error = cls(_bulleted(problems))
+        error = cls(_bulleted_list(problems))
         error.problems = tuple(problems)
         return error
 
     def _shown_message(self) -> str:
-        return _bulleted(map(escaped, self.problems)) if self.problems else super()._shown_message()
+        return _bulleted_list(map(escaped, self.problems)) if self.problems else super()._shown_message()
 
 
-def _bulleted(problems: Iterable[str]) -> str:
+def _bulleted_list(problems: Iterable[str]) -> str:
     return "".join(f"\n  - {problem}" for problem in problems)
 
 
@@ -354,7 +354,7 @@ class LocalBrokerError(RocketMQError):
     _is_remark_multiline = True  # the end of a server's log
 
 
-_BY_CODE: dict[int, type[BrokerError]] = {
+_CLASSES_BY_CODE: dict[int, type[BrokerError]] = {
     codes.Response.SYSTEM_ERROR: ServerFault,
     codes.Response.SYSTEM_BUSY: BrokerBusy,
     codes.Response.REQUEST_CODE_NOT_SUPPORTED: NotSupported,
@@ -379,5 +379,5 @@ _DENIED_REMARK = re.compile(
 
 def error_for(broker_code: int, remark: str = "") -> type[BrokerError]:
     """Return the class for a broker's response code and text; ``BrokerError`` for codes without a class."""
-    error_class = _BY_CODE.get(broker_code, BrokerError)
+    error_class = _CLASSES_BY_CODE.get(broker_code, BrokerError)
     return AccessDenied if error_class is ServerFault and _DENIED_REMARK.match(remark) else error_class

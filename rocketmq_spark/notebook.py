@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SIZE = (8.0, 4.5)
+_FIGURE_SIZE = (8.0, 4.5)
 _BLUE, _ORANGE = "#1f77b4", "#d95f02"
 
 
@@ -30,7 +30,7 @@ class Point(NamedTuple):
     """A micro-batch: when it began (epoch s), its rows, its duration, and the lag after it."""
 
     batch: int
-    at_s: float
+    begun_s: float
     rows: int
     batch_ms: int
     lag: int | None
@@ -51,7 +51,7 @@ class LagChart:
     def __init__(self, query: StreamingQuery, every_s: float = 1.0) -> None:
         from matplotlib.figure import Figure
 
-        self.figure: Figure = Figure(figsize=_SIZE, facecolor="white", layout="constrained")
+        self.figure: Figure = Figure(figsize=_FIGURE_SIZE, facecolor="white", layout="constrained")
         self._query = query
         self._every_s = every_s
         self._points: dict[int, Point] = {}
@@ -99,7 +99,7 @@ class LagChart:
             self._read_progress()
             if is_last or len(self._points) != drawn_count:
                 drawn_count = len(self._points)
-                self._draw()
+                self._draw_chart()
             if is_last:
                 return
 
@@ -125,7 +125,7 @@ class LagChart:
                 ):  # an idle query reports the same batch without rows
                     self._points[point.batch] = point
 
-    def _draw(self) -> None:
+    def _draw_chart(self) -> None:
         with self._lock:
             points = sorted(self._points.values())
         self.figure.clear()
@@ -137,8 +137,8 @@ class LagChart:
 def draw(figure: Figure, points: list[Point]) -> None:
     """Draw lag and durations as two charts, one above the other, over the seconds since the first batch."""
     lag_axes, duration_axes = figure.subplots(2, 1, sharex=True)
-    first_delay_s = points[0].at_s if points else 0.0
-    times_s = [point.at_s - first_delay_s for point in points]
+    first_s = points[0].begun_s if points else 0.0
+    times_s = [point.begun_s - first_s for point in points]
     known_lags = [(time_s, point.lag) for time_s, point in zip(times_s, points, strict=True) if point.lag is not None]
     # The line is not clipped. Otherwise half of each point at 0 would be cut off, and a query that keeps up has only such points.
     lag_axes.step(

@@ -89,11 +89,11 @@ def _log_sections(item: pytest.Item) -> list[tuple[str, str]]:
     for cluster in clusters.values():
         # After the last test, the cluster may be closed. A closed cluster has no logs.
         for name in cluster.brokers if cluster.running else ():
-            lines = [line for line in cluster.logs(name).splitlines() if _is_relevant(line, topics)][-_LOG_LINES:]
+            lines = [line for line in cluster.logs(name).splitlines() if _is_relevant_line(line, topics)][-_LOG_LINES:]
             sections.append((f"RocketMQ log of {name}", "\n".join(lines)))
     return sections
 
 
-def _is_relevant(line: str, topics: Collection[str]) -> bool:
+def _is_relevant_line(line: str, topics: Collection[str]) -> bool:
     """Whether a line of a broker's log is a warning or an error, or names a topic."""
     return _PROBLEM_LINE.search(line) is not None or any(topic in line for topic in topics)

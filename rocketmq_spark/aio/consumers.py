@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # The maximum number of messages that are decoded in the event loop without a pause. Decoding so many messages takes some
 # milliseconds.
-_MAX_DECODED = 500
+_MAX_DECODED_MESSAGES = 500
 
 
 class Consumer(AsyncClient):
@@ -76,10 +76,10 @@ class Consumer(AsyncClient):
         thread_listener: Listener = functools.partial(self._loop.run, listener)
         if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.uses_pop:
             thread_listener = CoroutineListener(self._loop, listener, settings.threads)
-        self._loop.on_loop_closed = self._leave
+        self._loop.on_loop_closed = self._leave_group
         await self._loop.call(self._consumer.start, thread_listener)
 
-    def _leave(self) -> None:
+    def _leave_group(self) -> None:
         """Leave the group after the event loop was closed, because every call of the listener would fail. The other members of
         the group then get the messages.
         """
@@ -120,10 +120,10 @@ class Consumer(AsyncClient):
         Returns:
             The messages of the cancelled calls.
         """
-        if self._closed:
+        if self._is_closed:
             return []
         self._check_open()
-        return await self._close_with(functools.partial(self._consumer.stop, timeout_s))
+        return await self._close_with_code(functools.partial(self._consumer.stop, timeout_s))
 
 
 class PullConsumer(AsyncClient):
@@ -219,12 +219,12 @@ class PullConsumer(AsyncClient):
     def _take_messages(self) -> list[ReceivedMessage]:
         # If ``take_messages`` raises, the next answer begins with the same messages.
         remaining_messages, self._remaining_messages = self._remaining_messages, iter(())
-        messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED)
+        messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED_MESSAGES)
         self._remaining_messages = remaining_messages
         return messages
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        while not self._closed:
+        while not self._is_closed:
             pause_at = time.monotonic() + YIELD_AFTER_S
             for message in self._remaining_messages:
                 yield message
@@ -234,7 +234,7 @@ class PullConsumer(AsyncClient):
             try:
                 await self._fetch(POLL_S)
             except ClosedError:
-                if not self._closed:
+                if not self._is_closed:
                     raise
 
     async def _fetch(self, wait_s: float) -> None:
@@ -251,10 +251,10 @@ class PullConsumer(AsyncClient):
 
     async def close(self) -> None:
         """Stop, and leave the group; see ``rocketmq_spark.PullConsumer.close``."""
-        if self._closed:
+        if self._is_closed:
             return
         self._check_open()
-        await self._close_with(self._consumer.close)  # ``close`` also ends a poll
+        await self._close_with_code(self._consumer.close)  # ``close`` also ends a poll
 
 
 class SimpleConsumer(AsyncClient):
@@ -341,10 +341,10 @@ class SimpleConsumer(AsyncClient):
 
     async def close(self) -> None:
         """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
-        if self._closed:
+        if self._is_closed:
             return
         self._check_open()
-        await self._close_with(self._stop)
+        await self._close_with_code(self._stop)
 
     def _stop(self) -> None:
         try:

@@ -30,7 +30,9 @@ T = TypeVar("T")
 WAITING_THREADS = 8
 RETRY_S = 1.0  # pause before the next attempt to apply an outcome, if no thread could start
 YIELD_AFTER_S = 0.005  # code that runs in the event loop without awaiting yields after this time
-_LOOP_CHECK_S = 1.0  # interval at which a thread that waits for a coroutine checks whether the event loop was closed
+_CLOSED_LOOP_CHECK_S = (
+    1.0  # interval at which a thread that waits for a coroutine checks whether the event loop was closed
+)
 
 
 _EXIT_TIMEOUT_S = 30.0  # at its exit, the process waits this long for all running calls together
@@ -57,7 +59,7 @@ class EventLoop:
         self._ready_calls: deque[Callable[[], object]] = deque()  # calls to run in the event loop
         self._is_drain_scheduled = False
         self._tasks: set[asyncio.Task[Any]] = set()  # the tasks that ``run_task`` started
-        self.closed = False
+        self.is_shut_down = False
         # Called once if the event loop is closed before this object is closed.
         self.on_loop_closed: Callable[[], None] | None = None
 
@@ -74,7 +76,7 @@ class EventLoop:
 
     def start(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run ``code`` on a thread, even if its caller is cancelled. Raises ``ClosedError`` after ``close``."""
-        if self.closed:
+        if self.is_shut_down:
             raise ClosedError("the object is closed")
         future = self.running_loop().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
         future.add_done_callback(_mark_retrieved)
@@ -111,7 +113,7 @@ class EventLoop:
 
     def start_after_close(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """As ``start``, but also allowed after ``close``, for operations that began before ``close``."""
-        if self.closed:
+        if self.is_shut_down:
             return self.start_on_new_thread(functools.partial(code, *args, **kwargs))
         return self.start(code, *args, **kwargs)
 
@@ -158,7 +160,7 @@ class EventLoop:
             self._is_drain_scheduled = False
             self._ready_calls.clear()
             on_loop_closed, self.on_loop_closed = self.on_loop_closed, None
-            if on_loop_closed is not None and self.loop_is_closed and not self.closed:
+            if on_loop_closed is not None and self.loop_is_closed and not self.is_shut_down:
                 start_thread("rocketmq-aio-close", on_loop_closed, restart=False)
             raise
 
@@ -172,7 +174,7 @@ class EventLoop:
             self.running_loop().call_soon(self._drain)
             raise
 
-    def put(self, future: asyncio.Future[Any], outcome: object) -> None:
+    def set_outcome(self, future: asyncio.Future[Any], outcome: object) -> None:
         """Set the result or exception of ``future``. Does nothing if the event loop was closed."""
         with contextlib.suppress(RuntimeError):
             self.schedule(functools.partial(_set_outcome, future, outcome))
@@ -192,7 +194,7 @@ class EventLoop:
             raise
         while True:
             with contextlib.suppress(TimeoutError):
-                if future.exception(_LOOP_CHECK_S) is None:
+                if future.exception(_CLOSED_LOOP_CHECK_S) is None:
                     return future.result()
             if future.done():
                 return future.result()
@@ -205,7 +207,7 @@ class EventLoop:
             if not future.done():
                 future.set_exception(ClosedError("the coroutine was cancelled"))
 
-        if self.closed:
+        if self.is_shut_down:
             on_end(None)
         else:
             self.run_task(_run(coroutine, future), on_end)
@@ -221,7 +223,7 @@ class EventLoop:
 
     def close(self) -> None:
         """Cancel the tasks of ``run_task``, and end the threads after their current work."""
-        self.closed = True
+        self.is_shut_down = True
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False)
@@ -256,7 +258,7 @@ class CoroutineListener(DeferredListener):
         cancelled before it began.
         """
         self._running_count -= 1
-        if self._waiting_calls and not self._loop.closed:
+        if self._waiting_calls and not self._loop.is_shut_down:
             self._start_tasks()
 
     async def _run(self) -> None:
@@ -277,7 +279,7 @@ class CoroutineListener(DeferredListener):
                 outcome = Failure(e)  # also for a cancelled operation that the listener awaited
                 if isinstance(e, asyncio.CancelledError) and _is_cancelled():
                     # After ``close``, the consumer has stopped, and the messages of this call are redelivered.
-                    if not self._loop.closed:
+                    if not self._loop.is_shut_down:
                         self._apply_outcome(call, outcome)
                     raise
             if outcome is None and call.context.ack_index is None:
@@ -298,7 +300,7 @@ class CoroutineListener(DeferredListener):
         submission = capture(self._loop.start, call, outcome)
         if isinstance(submission, Failure):
             logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, submission)
-            if not self._loop.closed:
+            if not self._loop.is_shut_down:
                 asyncio.get_running_loop().call_later(RETRY_S, self._apply_outcome, call, outcome)
 
 
@@ -346,11 +348,11 @@ class AsyncClient:
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop = EventLoop(threads)
-        self._closed = False
+        self._is_closed = False
 
     def _check_open(self) -> asyncio.AbstractEventLoop:
         loop = self._loop.running_loop()
-        if self._closed:
+        if self._is_closed:
             raise ClosedError(f"the {type(self).__name__} is closed")
         return loop
 
@@ -359,15 +361,15 @@ class AsyncClient:
         self._check_open()
         return await self._loop.call(code, *args, **kwargs)
 
-    async def _close_with(self, code: Callable[[], T]) -> T:
+    async def _close_with_code(self, code: Callable[[], T]) -> T:
         """Close the object with ``code``, which runs to its end even if the caller is cancelled. If ``code`` fails or no thread
         can start, the object is open again, and ``close`` may be called again.
         """
-        self._closed = True
+        self._is_closed = True
         try:
             close_future = self._loop.start_on_new_thread(code)
         except BaseException:
-            self._closed = False
+            self._is_closed = False
             raise
         close_future.add_done_callback(self._on_closed)
         return await asyncio.shield(close_future)
@@ -376,7 +378,7 @@ class AsyncClient:
         if close_future.cancelled() or close_future.exception() is None:
             self._loop.close()
         else:
-            self._closed = False
+            self._is_closed = False
 
     async def close(self) -> object:
         """Release all resources. A second call does nothing."""

@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 # Sends of larger bodies begin on threads, because compressing 256 KiB takes up to 50 ms.
 MAX_LOOP_BODY_BYTES = 64 * 1024
 # Cause and remedy for a send that was passed to a thread and did not begin within its timeout.
-_NO_ROOM = "too many messages are unacknowledged", "Send more slowly, or await earlier sends first"
-_NO_ROUTE = "too many sends wait for routes of topics", "Check that a name server answers"
+_NO_ROOM_CAUSE_AND_REMEDY = "too many messages are unacknowledged", "Send more slowly, or await earlier sends first"
+_NO_ROUTE_CAUSE_AND_REMEDY = "too many sends wait for routes of topics", "Check that a name server answers"
 
 
 class AsyncHalfMessage:
@@ -58,22 +58,22 @@ class AsyncHalfMessage:
     """
 
     def __init__(self, half: HalfMessage, call: Callable[..., Any]) -> None:
-        self._half = half
+        self._half_message = half
         self._call_on_thread = call
         self.message, self.result = half.message, half.result
 
     @property
     def state(self) -> HalfState:
         """The state as this process knows it; see ``rocketmq_spark.HalfMessage.state``."""
-        return self._half.state
+        return self._half_message.state
 
     async def commit(self, timeout_s: float | None = None) -> None:
         """Deliver the message. ``timeout_s`` and errors are as in ``rocketmq_spark.HalfMessage.commit``."""
-        await self._call_on_thread(self._half.commit, timeout_s)
+        await self._call_on_thread(self._half_message.commit, timeout_s)
 
     async def rollback(self, timeout_s: float | None = None) -> None:
         """Drop the message. ``timeout_s`` and errors are as in ``rocketmq_spark.HalfMessage.commit``."""
-        await self._call_on_thread(self._half.rollback, timeout_s)
+        await self._call_on_thread(self._half_message.rollback, timeout_s)
 
 
 class _UnstartedSend(NamedTuple):
@@ -216,7 +216,7 @@ class Producer(AsyncClient):
         pause_at = time.monotonic() + YIELD_AFTER_S
         try:
             with without_blocking(), batch_writes():
-                while self._new_sends and (self._closed or time.monotonic() <= pause_at):
+                while self._new_sends and (self._is_closed or time.monotonic() <= pause_at):
                     send = self._new_sends.popleft()
                     self._begun_count += 1
                     try:
@@ -225,7 +225,7 @@ class Producer(AsyncClient):
                         send.future.cancel()
                         raise
                     if isinstance(outcome, Failure):
-                        self._loop.put(send.future, _start_error(outcome.error, send))
+                        self._loop.set_outcome(send.future, _start_error(outcome.error, send))
         finally:  # after an interrupt, the remaining sends still begin
             if self._new_sends:
                 self._loop.running_loop().call_soon(self._begin_new_sends)
@@ -236,18 +236,20 @@ class Producer(AsyncClient):
             self._begin(send)
         elif not has_cached_route(self._producer, message.topic, how.timeout_s is how.delay_level is None):
             # The send thread does not begin this send, because a slow route must not delay sends to other topics.
-            self._pass_to_thread(send, lambda: self._loop.start(self._begin_on_thread, send, _NO_ROUTE))
+            self._pass_to_thread(
+                send, lambda: self._loop.start(self._begin_on_thread, send, _NO_ROUTE_CAUSE_AND_REMEDY)
+            )
         elif (
-            self._is_quick(message, how)
+            self._can_begin_in_loop(message, how)
             and self._send_thread.is_empty()
             and sends_without_waiting(self._producer, message)
         ):
             self._begin(send)
         else:
-            begin = functools.partial(self._begin_on_thread, send, _NO_ROOM)
+            begin = functools.partial(self._begin_on_thread, send, _NO_ROOM_CAUSE_AND_REMEDY)
             self._pass_to_thread(send, lambda: self._send_thread.put(begin))
 
-    def _is_quick(self, message: Message, how: How) -> bool:
+    def _can_begin_in_loop(self, message: Message, how: How) -> bool:
         """Whether a send can begin in the event loop: it needs no maximum timer delay of a broker, and compresses no
         large body.
         """
@@ -271,7 +273,7 @@ class Producer(AsyncClient):
                 return
             cause, remedy = cause_and_remedy
             text = f"{cause}, and this one has waited for the whole send timeout"
-            self._loop.put(send.future, SendFailed(text, topic=send.message.topic, remedy=remedy))
+            self._loop.set_outcome(send.future, SendFailed(text, topic=send.message.topic, remedy=remedy))
         finally:
             self._unstarted_sends.discard(send)
 
@@ -279,13 +281,13 @@ class Producer(AsyncClient):
         future, message, how, _, context = send
         if future.done():  # the send was cancelled or has failed
             return
-        on_outcome = NonblockingCallback(functools.partial(self._loop.put, future))
+        on_outcome = NonblockingCallback(functools.partial(self._loop.set_outcome, future))
         send_arguments = {} if how == DEFAULT_HOW else how._asdict()
         outcome = capture(
             context.run, functools.partial(self._producer.send_async, message, on_outcome, **send_arguments)
         )
         if isinstance(outcome, Failure):
-            self._loop.put(future, outcome.error)
+            self._loop.set_outcome(future, outcome.error)
 
     async def send_oneway(self, message: Message, **how: Any) -> None:
         """Send without waiting for an answer, so it stays unknown whether the message was stored.
@@ -329,7 +331,9 @@ class Producer(AsyncClient):
         reply_future = await self._run_on_thread(self._producer.request_async, message, **how)
         future: asyncio.Future[Reply] = self._loop.running_loop().create_future()
         reply_future.add_done_callback(
-            lambda answered_future: self._loop.put(future, answered_future.exception() or answered_future.result())
+            lambda answered_future: self._loop.set_outcome(
+                future, answered_future.exception() or answered_future.result()
+            )
         )
         return await future
 
@@ -344,10 +348,10 @@ class Producer(AsyncClient):
         If the call is cancelled, the message is rolled back, so you may send another message.
         """
         self._check_open()
-        half = await self._store_half(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
+        half = await self._store_half_message(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
         return AsyncHalfMessage(half, self._loop.call_after_close)
 
-    async def _store_half(self, store: Callable[[], HalfMessage]) -> HalfMessage:
+    async def _store_half_message(self, store: Callable[[], HalfMessage]) -> HalfMessage:
         """Store a half message on a thread. If the caller is cancelled, roll back the half message: nothing else would decide it,
         and if the caller tried again, the check of this half message would find the data of the second attempt.
         """
@@ -362,7 +366,7 @@ class Producer(AsyncClient):
         """
         self._check_open()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        half = await self._store_half(transaction.__enter__)
+        half = await self._store_half_message(transaction.__enter__)
         try:
             yield AsyncHalfMessage(half, self._loop.call_after_close)
         except BaseException as e:
@@ -391,9 +395,9 @@ class Producer(AsyncClient):
         Returns False if sends are still unanswered after ``timeout_s`` seconds (default: send timeout).
         """
         self._check_open()
-        deadline, last_count = self._deadline(timeout_s), self._begun_count + len(self._new_sends)
+        deadline, last_begun_count = self._deadline(timeout_s), self._begun_count + len(self._new_sends)
         self._begin_new_sends()
-        while self._begun_count < last_count:  # each iteration of the event loop begins some sends
+        while self._begun_count < last_begun_count:  # each iteration of the event loop begins some sends
             if deadline.expired:
                 return False
             await asyncio.sleep(0)
@@ -401,7 +405,7 @@ class Producer(AsyncClient):
 
     def _on_closed(self, close_future: asyncio.Future[Any]) -> None:
         super()._on_closed(close_future)
-        if self._loop.closed:
+        if self._loop.is_shut_down:
             self._bulk_loop.close()
 
     def _flush(self, deadline: Deadline) -> bool:
@@ -411,16 +415,16 @@ class Producer(AsyncClient):
         """Accept no more sends, wait up to ``timeout_s`` seconds (default: send timeout), and return the sends that have no
         answer.
         """
-        if self._closed:
+        if self._is_closed:
             return []
         self._check_open()
-        self._closed = True
+        self._is_closed = True
         try:
             self._begin_new_sends()
         except BaseException:  # after an interrupt (Ctrl-C), the user can call ``close`` again
-            self._closed = False
+            self._is_closed = False
             raise
-        return await self._close_with(functools.partial(self._close, timeout_s))
+        return await self._close_with_code(functools.partial(self._close, timeout_s))
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)

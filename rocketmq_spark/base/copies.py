@@ -62,7 +62,7 @@ class CheckCoalescer(Generic[P, D]):
         commit: The decision that is made for one copy only. The other copies then get ``rollback``.
         rollback: The decision that drops a copy.
         unknown: The decision if the user's function raises.
-        shared_as: Objects with the same value share their state, so that only one of them at a time calls its function for a
+        sharing_key: Objects with the same value share their state, so that only one of them at a time calls its function for a
             message.
     """
 

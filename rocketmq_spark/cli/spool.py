@@ -294,15 +294,20 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
                 result = copy_spool(path, copy_folder / name, limits, rules=COPY_RULES)
                 for warning in result.warnings:
                     output.warning(f"{path}: its reader reports: {warning}")
-                row = {"path": str(path), "copy": str(copied_to / name), "waiting": result.waiting, "dead": result.dead}
-                text = f"{path} -> {row['copy']}: {result.waiting} wait, {result.dead} dead"
+                row = {
+                    "path": str(path),
+                    "copy": str(copied_to / name),
+                    "waiting": result.waiting_count,
+                    "dead": result.dead_count,
+                }
+                text = f"{path} -> {row['copy']}: {result.waiting_count} wait, {result.dead_count} dead"
                 if result.notes_left_out:
                     text += (
                         f"; {result.notes_left_out} notes of a delay node about its queues are not copied: a node with the "
                         "copy reads the queues again from their committed offsets"
                     )
                 more_fields = {
-                    "leftOut": result.left_out,
+                    "leftOut": result.left_out_by_reason,
                     "notesLeftOut": result.notes_left_out,
                     "damaged": result.is_damaged,
                 }
@@ -326,7 +331,7 @@ def _exit_on(*numbers: signal.Signals) -> Iterator[None]:
 
 def _copy_errors(path: Path, result: CopyResult) -> list[SpoolError]:
     """Return the error if a spool was not copied completely."""
-    problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out.items()]
+    problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out_by_reason.items()]
     if result.is_damaged:
         problems.insert(0, "it is damaged, and not all of it could be read")
     if not problems:
@@ -427,12 +432,12 @@ def _damage_errors(path: Path, reading: SpoolReading) -> list[SpoolError]:
 
 def _paths(folder: Path) -> list[Path]:
     from rocketmq_spark.session.spools import spools_in
-    from rocketmq_spark.spool.owner_rights import own_spools_first
+    from rocketmq_spark.spool.owner_rights import sort_own_spools_first
 
     spools = spools_in(folder)
     if not spools:
         raise SpoolError(f"there is no spool in {folder}", remedy="Name the folder of option 'spoolDir'")
-    return own_spools_first(spools)
+    return sort_own_spools_first(spools)
 
 
 def _record_row(

@@ -112,7 +112,7 @@ class AssignedQueue:
     finished_offset: int
     committed_offset: int | None  # None if the broker has no offset of the group, or may have lost the offset
     token: int = 0  # changes with each seek and assignment, which makes earlier pulls obsolete
-    in_flight: bool = False  # whether a pull or a read ahead runs
+    is_fetching: bool = False  # whether a pull or a read ahead runs
     paused: bool = False
     retry_at: float = 0.0  # after a failure, no pull is sent before this time
     broker_id: int = MASTER_ID  # the replica that gets the next pull
@@ -265,7 +265,7 @@ class AssignedQueues:
         self.ready_parts = ReadyParts(self.states)
         self._last_token = 0  # the token that was given last
         # The function is called if the answer to a pull of a released queue reports a reset. The function must not block.
-        self.on_reset_of_released: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self.on_released_queue_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
 
     # --- queues
 
@@ -314,7 +314,7 @@ class AssignedQueues:
     def _renew_token(self, state: AssignedQueue) -> None:
         self._last_token += 1
         state.token = self._last_token
-        state.in_flight = False
+        state.is_fetching = False
 
     # --- pulls
 
@@ -328,27 +328,29 @@ class AssignedQueues:
         """
         requests = [] if requests is None else requests
         for queue, state in self.states.items():
-            if state.in_flight or state.paused or state.retry_at > now or queue in excluded_queues:
+            if state.is_fetching or state.paused or state.retry_at > now or queue in excluded_queues:
                 continue
             if state.cached_count < self._max_count and state.cached_bytes < self._max_bytes:
                 requests.append(FetchRequest(queue, state.pull_offset, state.broker_id, state.token))
-                state.in_flight = True
+                state.is_fetching = True
         return requests
 
     def cancel(self, requests: Iterable[FetchRequest]) -> None:
         """Mark pulls as due again, because they may not have been sent. If a pull is sent twice, the first answer counts."""
         for request in requests:
-            if (state := self._current(request)) is not None:
-                state.in_flight = False
+            if (state := self._current_queue(request)) is not None:
+                state.is_fetching = False
 
     def next_retry_at(self, now: float) -> float | None:
         """Return the time when the next failed pull is due again; None if no failed pull waits."""
-        retry_times = [state.retry_at for state in self.states.values() if not state.in_flight and state.retry_at > now]
+        retry_times = [
+            state.retry_at for state in self.states.values() if not state.is_fetching and state.retry_at > now
+        ]
         return min(retry_times, default=None)
 
     def on_answer(self, request: FetchRequest, answer: PullAnswer, request_filter: Filter = NO_FILTER) -> bool:
         """Add the messages of an answer; returns False if the answer is obsolete."""
-        state = self._current(request)
+        state = self._current_queue(request)
         if answer.reset:
             self.reset(request, answer.next_offset)
             return request.queue in self.states
@@ -356,7 +358,7 @@ class AssignedQueues:
             return False
         if state.retry_at:  # a broker that was unavailable may have lost the last commit
             state.retry_at, state.committed_offset = 0.0, None
-        state.in_flight, state.broker_id = False, answer.broker_id
+        state.is_fetching, state.broker_id = False, answer.broker_id
         state.pull_offset, state.end_offset = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
             ends = ((answer.next_offset, len(answer.stored)),)
@@ -370,26 +372,26 @@ class AssignedQueues:
 
     def on_failure(self, request: FetchRequest, retry_at: float) -> bool:
         """Retry a failed pull at ``retry_at``; returns False if the pull is obsolete."""
-        if (state := self._current(request)) is None:
+        if (state := self._current_queue(request)) is None:
             return False
-        state.in_flight, state.broker_id, state.retry_at = False, MASTER_ID, retry_at
+        state.is_fetching, state.broker_id, state.retry_at = False, MASTER_ID, retry_at
         return True
 
     def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
         """Mark these queues as read ahead, so that they get no pulls."""
         for request in requests:
-            self.states[request.queue].in_flight = True
+            self.states[request.queue].is_fetching = True
 
     def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
         """Add messages that were read ahead; returns False if they are obsolete."""
-        state = self._current(request)
+        state = self._current_queue(request)
         if state is None:
             return False
         state.pull_offset = part.next_offset
         self.ready_parts.add(part)
         return True
 
-    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+    def process_accepted_parts(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
         """Do nothing: ``accept`` added the parts, and a poll decodes them."""
 
     def reset(self, request: FetchRequest, offset: int) -> None:
@@ -397,16 +399,16 @@ class AssignedQueues:
         if request.queue in self.states:
             self.seek(request.queue, offset)
         else:
-            self.on_reset_of_released(request.queue, offset)
+            self.on_released_queue_reset(request.queue, offset)
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
         """Mark these queues as no longer read ahead, so that their pulls are due. The next read begins at ``cooldown_until``."""
         for request in requests:
-            if (state := self._current(request)) is not None:
-                state.in_flight = False
+            if (state := self._current_queue(request)) is not None:
+                state.is_fetching = False
                 state.cooldown_until = cooldown_until
 
-    def _current(self, request: FetchRequest) -> AssignedQueue | None:
+    def _current_queue(self, request: FetchRequest) -> AssignedQueue | None:
         state = self.states.get(request.queue)
         return state if state is not None and state.token == request.token else None
 
@@ -426,7 +428,7 @@ class AssignedQueues:
             for queue, state in self.states.items()
         }
 
-    def finish_returned(self, repeat_commits: bool = False) -> None:
+    def finish_returned_messages(self, repeat_commits: bool = False) -> None:
         """Count all returned messages as finished. With ``repeat_commits``, offsets that were committed before are committed
         again.
         """

@@ -85,7 +85,7 @@ class BrokerRequestHandler:
         membership = self._membership()
         with self._state.lock:
             queues = {queue: self._queue_info(process_queue) for queue, process_queue in self._state.queues.items()}
-            topics = self._state.figures.for_topics(membership.subscriptions, self._timer.now_ms())
+            topics = self._state.figures.figures_of_topics(membership.subscriptions, self._timer.now_ms())
         return RunningInfo(
             membership,
             self._started_ms,

@@ -28,7 +28,7 @@ from rocketmq_spark.consumer.listener import (
     Listener,
     ListenerCall,
     Replier,
-    judge_concurrent,
+    judge_concurrent_outcome,
     with_replier,
 )
 from rocketmq_spark.consumer.listener_pool import ListenerPool
@@ -41,9 +41,11 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
-_IDLE_CHECK_S = 0.01
-_CLOSED_CHECK_S = 1.0
-MAX_LATE_PER_RUN = 16  # a run sends back at most this many late messages of a queue, or all late messages of one call
+_IDLE_CHECK_INTERVAL_S = 0.01
+_CLOSED_CHECK_INTERVAL_S = 1.0
+MAX_LATE_MESSAGES_PER_RUN = (
+    16  # a run sends back at most this many late messages of a queue, or all late messages of one call
+)
 DELAY_LEVEL = 3
 
 
@@ -100,7 +102,7 @@ def late_messages(
     return next(filter(len, (queue.late_messages(call.messages) for call in late_calls)), ())
 
 
-RETRY_S = 5.0
+RETRY_DELAY_S = 5.0
 
 
 class ConcurrentConsumeService:
@@ -195,7 +197,7 @@ class ConcurrentConsumeService:
         submission = capture(self._listener.submit, lambda: None if self._closed else call, 1, True)
         while not isinstance(submission, Failure):
             try:
-                return call.outcome.get(timeout=_CLOSED_CHECK_S)
+                return call.outcome.get(timeout=_CLOSED_CHECK_INTERVAL_S)
             except Empty:
                 if self._closed:  # a cancelled call has no outcome
                     return Failure(ClosedError("the consumer is closed"))
@@ -206,14 +208,14 @@ class ConcurrentConsumeService:
         if not isinstance(self._listener, DeferredListener):
             return True
         while self._calls and not deadline.expired:
-            self._timer.pause(_IDLE_CHECK_S)
+            self._timer.pause(_IDLE_CHECK_INTERVAL_S)
         return not self._calls
 
     def unfinished_messages(self) -> list[ReceivedMessage]:
         """Return the messages that listeners are processing now."""
         return [message for call in list(self._calls.values()) for message in call.messages]
 
-    def send_late_back(self) -> None:
+    def send_late_messages_back(self) -> None:
         """Send late messages back, so that the offset of their queue can advance.
 
         Each queue has a separate thread: a slow broker may take minutes for the rows of a call, and must delay neither the thread
@@ -223,7 +225,7 @@ class ConcurrentConsumeService:
             if self._late_return_threads.has_work(queue.queue) or not self._late_messages(queue):
                 continue
             try:
-                self._late_return_threads.run(queue.queue, partial(self._send_late_of_queue_back, queue))
+                self._late_return_threads.run(queue.queue, partial(self._send_late_messages_of_queue_back, queue))
             except RuntimeError as e:
                 logger.warning("late messages of %s are not sent back yet: no thread can start: %s", queue.queue, e)
                 return
@@ -232,22 +234,24 @@ class ConcurrentConsumeService:
         with self._state.lock:
             return late_messages(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
 
-    def _send_late_of_queue_back(self, queue: ProcessQueue) -> None:
+    def _send_late_messages_of_queue_back(self, queue: ProcessQueue) -> None:
         """Send back the late messages of a queue, until the queue has none or no broker accepts them."""
-        remaining_count = MAX_LATE_PER_RUN
+        remaining_count = MAX_LATE_MESSAGES_PER_RUN
         # The lock exists before the search for late messages, so that a call that is settled after the search finds the lock.
         lock = self._return_locks.setdefault(queue, threading.Lock())
         try:
             while remaining_count > 0 and not self._closed:
                 with lock:
-                    late_batch, unsent_messages = self._send_late_call_back(queue)
+                    late_batch, unsent_messages = self._send_late_messages_of_call_back(queue)
                 if unsent_messages or not late_batch:
                     return  # the next search would find the same messages
                 remaining_count -= len(late_batch)
         finally:
             del self._return_locks[queue]
 
-    def _send_late_call_back(self, queue: ProcessQueue) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
+    def _send_late_messages_of_call_back(
+        self, queue: ProcessQueue
+    ) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
         """Send back the late messages of one call. Returns the late messages, and the messages among them that no broker
         accepted.
         """
@@ -267,7 +271,7 @@ class ConcurrentConsumeService:
         )
         if late_batch:
             with self._state.lock:
-                queue.finish_late(late_batch, unsent_messages)
+                queue.finish_late_messages(late_batch, unsent_messages)
         return late_batch, unsent_messages
 
     def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
@@ -283,12 +287,14 @@ class ConcurrentConsumeService:
         """Send the messages that did not succeed back to brokers, and record the result."""
         queue, messages = call.queue, call.messages
         call.has_outcome = True
-        verdict = judge_concurrent(outcome, call.context, len(messages))
+        verdict = judge_concurrent_outcome(outcome, call.context, len(messages))
         if verdict.problem:
             error = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", queue.queue, verdict.problem, exc_info=error)
         failed_messages = [] if queue.dropped else messages[verdict.done_count :]
-        unsent_messages = self._send_failed_back(call, failed_messages, verdict.level) if failed_messages else []
+        unsent_messages = (
+            self._send_failed_messages_back(call, failed_messages, verdict.level) if failed_messages else []
+        )
         unsent_offsets = {message.queue_offset for message in unsent_messages}
         finished_messages = (
             [message for message in messages if message.queue_offset not in unsent_offsets]
@@ -344,9 +350,9 @@ class ConcurrentConsumeService:
         with self._state.lock:
             messages_to_retry = call.queue.requeue(call.messages, unsent_messages)
             self._calls.pop(id(call), None)
-        self._timer.call_later(RETRY_S, partial(self.submit, call.queue, messages_to_retry))
+        self._timer.call_later(RETRY_DELAY_S, partial(self.submit, call.queue, messages_to_retry))
 
-    def _send_failed_back(
+    def _send_failed_messages_back(
         self, call: ConcurrentCall, failed_messages: Sequence[ReceivedMessage], level: int
     ) -> list[ReceivedMessage]:
         """Send messages of a call back. Returns the messages that no broker accepted."""
@@ -357,7 +363,7 @@ class ConcurrentConsumeService:
         queue = call.queue
         is_late = self._timer.now_ms() - call.started_ms > self._timeout_ms
         with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._state.lock:
-            cached_messages = queue.still_cached(call.messages, failed_messages)
+            cached_messages = queue.messages_still_cached(call.messages, failed_messages)
         return send_all_back(
             cached_messages,
             lambda message: self._send_one_back(queue.with_original_body(message), level),

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # The interval of the checks is shorter than the interval of heartbeats (30 s), so that some checks find the subscription of
 # another member's heartbeat.
-COMPARE_S = 20.0
+COMPARISON_INTERVAL_S = 20.0
 # The subscriptions of other members may differ in any number of ways. These limits keep the differences from filling the memory
 # and the log.
 _MAX_REMEMBERED_DIGESTS, _MAX_SHOWN_DIFFERENCES, _MAX_SHOWN_CHARACTERS = 100, 5, 200
@@ -150,8 +150,8 @@ class ConsumeModes:
 
 TIMEOUT_S = 3.0
 MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of heartbeats after rejected pulls
-HEARTBEAT_RETRY_S = 1.0  # the interval of heartbeats while a broker has no connection
-HEARTBEAT_RETRY_FOR_S = 60.0  # after this time, only the regular heartbeats are sent
+HEARTBEAT_RETRY_INTERVAL_S = 1.0  # the interval of heartbeats while a broker has no connection
+HEARTBEAT_RETRY_PERIOD_S = 60.0  # after this time, only the regular heartbeats are sent
 
 
 class Reregistration:
@@ -177,10 +177,12 @@ class Reregistration:
 
         A restarted broker that already knows another member of the group does not reject the pulls of this member.
         """
-        self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_FOR_S)
+        self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_PERIOD_S)
 
     def _schedule_heartbeat(self, broker_name: str, retry_until_ms: float) -> None:
-        self._timer.call_later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, retry_until_ms))
+        self._timer.call_later(
+            HEARTBEAT_RETRY_INTERVAL_S, partial(self._heartbeat_until_connected, broker_name, retry_until_ms)
+        )
 
     def _heartbeat_until_connected(self, broker_name: str, retry_until_ms: float) -> None:
         try:

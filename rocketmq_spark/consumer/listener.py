@@ -313,7 +313,7 @@ class Verdict(NamedTuple):
     problem: str | None = None
 
 
-def judge_concurrent(outcome: object, context: Context, size: int) -> Verdict:
+def judge_concurrent_outcome(outcome: object, context: Context, size: int) -> Verdict:
     """Return the verdict for ``size`` messages. ``outcome``: the listener's return value, or ``Failure``."""
     if outcome is None:
         last_index = size - 1 if context.ack_index is None else context.ack_index
@@ -344,14 +344,14 @@ class OrderedVerdict:
     problem: str | None = None
 
 
-def judge_ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
+def judge_ordered_outcome(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
     """Return the verdict for one call. An invalid outcome means that the same messages are delivered again.
 
     Unlike in Java, a rollback with ``auto_commit`` does not count as success, because nothing would be rolled back.
     """
     if outcome is None:
         return OrderedVerdict(OrderedAction.COMMIT if context.auto_commit else OrderedAction.CONTINUE)
-    pause_ms = _clamped(suspend_ms if not isinstance(outcome, Suspend) or outcome.ms is None else outcome.ms)
+    pause_ms = _clamped_ms(suspend_ms if not isinstance(outcome, Suspend) or outcome.ms is None else outcome.ms)
     if outcome is CommitAction.COMMIT:
         return OrderedVerdict(OrderedAction.COMMIT)
     if outcome is CommitAction.ROLLBACK and not context.auto_commit:
@@ -381,7 +381,7 @@ def _check_level(level: object) -> None:
         )
 
 
-def _clamped(ms: float) -> int:
+def _clamped_ms(ms: float) -> int:
     return round(min(max(ms, MIN_SUSPEND_MS), MAX_SUSPEND_MS))
 
 

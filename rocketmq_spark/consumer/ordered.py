@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.listener import (
     OrderedContext,
     OrderedVerdict,
     Replier,
-    judge_ordered,
+    judge_ordered_outcome,
     with_replier,
 )
 from rocketmq_spark.consumer.listener_pool import ListenerPool
@@ -262,7 +262,7 @@ class OrderedConsumeService:
 
     def _result_of(self, call: _Call, outcome: object, context: OrderedContext) -> _CallResult:
         """Return the result of a call. Messages that had their last attempt become dead letters, as in Java."""
-        verdict = judge_ordered(outcome, context, self._suspend_ms)
+        verdict = judge_ordered_outcome(outcome, context, self._suspend_ms)
         if verdict.problem:
             error = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", call.queue.queue, verdict.problem, exc_info=error)

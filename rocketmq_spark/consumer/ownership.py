@@ -38,7 +38,7 @@ TIMEOUT_S = 3.0
 NO_NOTICES_TIMEOUT_S = 1.0
 HANDOVER_MS = 60_000  # how long this member may start a queue again that it released or could not start
 # After this time, other members get a revoked queue even if a listener still has messages of the queue.
-FORCED_UNLOCK_MS = 20_000
+FORCED_UNLOCK_DELAY_MS = 20_000
 # If a queue appears later than this after its topic was subscribed to, the queue is new, or its broker did not answer before.
 START_PERIOD_MS = 5_000
 
@@ -231,7 +231,7 @@ class Ownership:
         if self.ordered_service is None or not self.ordered_service.has_call(queue):
             return False
         waiting_since_ms = queue.dropped_ms if self.ordered_service.is_ready(queue) else queue.lock.granted_ms or 0
-        return self._lease_ms() <= waiting_since_ms + FORCED_UNLOCK_MS
+        return self._lease_ms() <= waiting_since_ms + FORCED_UNLOCK_DELAY_MS
 
     def _release(self, queues: Sequence[MessageQueue], deadline: Deadline | None = None) -> None:
         if not queues:

@@ -48,8 +48,8 @@ class Polls:
         self._condition = threading.Condition(self._lock)
         self._queues = AssignedQueues(settings.thresholds.max_count, settings.thresholds.max_bytes)
         # The function is called if the answer to a pull of a released queue reports a reset. The function must not block.
-        self.on_reset_of_released: Callable[[MessageQueue, int], None] = lambda queue, offset: None
-        self._queues.on_reset_of_released = lambda queue, offset: self.on_reset_of_released(queue, offset)
+        self.on_released_queue_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self._queues.on_released_queue_reset = lambda queue, offset: self.on_released_queue_reset(queue, offset)
         self._prefetcher: Prefetcher | None = None
         if backlog_reader is not None:
             limits = PrefetchLimits(
@@ -126,13 +126,13 @@ class Polls:
         with self._lock:
             self._apply_returned()
             self._queues.ready_parts.take_back()
-            self._queues.finish_returned(repeat_commits)
+            self._queues.finish_returned_messages(repeat_commits)
 
-    def finish_returned(self) -> dict[MessageQueue, int]:
+    def finish_returned_messages(self) -> dict[MessageQueue, int]:
         """Count all returned messages as finished. Returns the offsets to commit."""
         with self._lock:
             self._apply_returned()
-            self._queues.finish_returned()
+            self._queues.finish_returned_messages()
             return self._queues.offsets_to_commit()
 
     def _apply_returned(self) -> None:

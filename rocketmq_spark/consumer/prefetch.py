@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # A queue is read ahead if its backlog has at least this many answers. A smaller backlog is not worth a connection.
 MIN_BACKLOG_ANSWERS = 32
 # Half of the cache must hold at least this many answers; otherwise single pulls are as fast.
-MIN_HALF_ANSWERS = 4
+MIN_ANSWERS_PER_HALF_CACHE = 4
 # The most ranges of one read. The next read uses the new end offsets of the queues.
 MAX_RANGES = 1024
 
@@ -45,14 +45,14 @@ MAX_RANGES = 1024
 class PrefetchLimits:
     """Limits of a read, which waits while the cache of a queue is full.
 
-    The read checks whether there is room when the consumer takes messages, and every ``recheck_s`` seconds.
+    The read checks whether there is room when the consumer takes messages, and every ``recheck_interval_s`` seconds.
     """
 
     pull_batch_size: int  # the most messages of one answer
     max_count: int  # the most offsets of one queue in the cache and in flight
     max_bytes: int  # the most bytes of one queue in the cache and in flight
     max_full_s: float = math.inf  # a read ends if a cache is full for so many seconds
-    recheck_s: float | None = None
+    recheck_interval_s: float | None = None
 
     @property
     def half_count(self) -> int:
@@ -63,7 +63,7 @@ class PrefetchableQueue(Protocol):
     """The state of one queue of a consumer, which is an ``AssignedQueue`` or a ``BacklogQueue``."""
 
     token: int  # changes when the position of the queue changes, which makes earlier reads obsolete
-    in_flight: bool  # whether a pull or a read of the queue runs
+    is_fetching: bool  # whether a pull or a read of the queue runs
     pull_offset: int  # the offset of the next pull
     end_offset: int | None  # the last known end of the queue
     broker_id: int
@@ -107,10 +107,10 @@ def lagging_queues(
     of the next pull is unknown.
     """
     backlogs: dict[str, list[BacklogRange]] = {}
-    if limits.half_count < MIN_HALF_ANSWERS * limits.pull_batch_size:
+    if limits.half_count < MIN_ANSWERS_PER_HALF_CACHE * limits.pull_batch_size:
         return backlogs
     for queue, state in states.items():
-        if state.in_flight or state.paused or state.end_offset is None or is_full(state, limits):
+        if state.is_fetching or state.paused or state.end_offset is None or is_full(state, limits):
             continue
         if max(state.retry_at, state.cooldown_until) > now:
             continue
@@ -186,7 +186,7 @@ class RangeRead(Protocol):
 class PrefetchQueues(Protocol):
     """The queues of a consumer, which are an ``AssignedQueues`` or a ``Backlogs`` object.
 
-    The caller holds the lock, except for ``process_accepted``.
+    The caller holds the lock, except for ``process_accepted_parts``.
     """
 
     @property
@@ -198,7 +198,7 @@ class PrefetchQueues(Protocol):
     def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
         """Accept a part of a read; returns False if the part is obsolete."""
 
-    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+    def process_accepted_parts(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
         """Process accepted parts. The caller does not hold the lock, because decoding is slow."""
 
     def reset(self, request: FetchRequest, offset: int) -> None:
@@ -371,7 +371,7 @@ class Prefetcher:
         with self._lock:
             accepted_flags = [self._queues.accept(request, part) for request, part in parts]
             self._condition.notify_all()
-        self._queues.process_accepted(
+        self._queues.process_accepted_parts(
             [part for part, is_accepted in zip(parts, accepted_flags, strict=True) if is_accepted]
         )
 
@@ -381,7 +381,7 @@ class Prefetcher:
         with self._lock:
             while (pace := self._current_pace(reader)) is ReadPace.WAIT and self._clock.now() < wait_until:
                 self._waiting_reader_count += 1
-                self._condition.wait(self._limits.recheck_s)
+                self._condition.wait(self._limits.recheck_interval_s)
                 self._waiting_reader_count -= 1
             return pace
 
@@ -404,7 +404,7 @@ class Prefetcher:
 
 
 MAX_FULL_S = 1.0  # if a cache is full for this long, the listener is slow, and pulls are fast enough
-RECHECK_S = 0.05  # the interval at which Java checks a full queue
+RECHECK_INTERVAL_S = 0.05  # the interval at which Java checks a full queue
 SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
 # A decoded part has the items for a process queue, and the offset of the first message that was left out because the messages
 # before it are large. The offset is None if no message was left out.
@@ -427,7 +427,7 @@ class BacklogQueue:
     def __init__(self, process_queue: ProcessQueue, token: int, max_span: int | None) -> None:
         self.process_queue = process_queue
         self.token = token
-        self.in_flight = True
+        self.is_fetching = True
         self.pull_offset = 0
         self.end_offset: int | None = None
         self.cooldown_until = self.retry_at = 0.0
@@ -460,7 +460,7 @@ class Backlogs:
         self._timer = timer
         self._max_span = thresholds.max_span
         limits = PrefetchLimits(
-            settings.pull_batch_size, thresholds.max_count, thresholds.max_bytes, MAX_FULL_S, RECHECK_S
+            settings.pull_batch_size, thresholds.max_count, thresholds.max_bytes, MAX_FULL_S, RECHECK_INTERVAL_S
         )
         self._min_backlog = MIN_BACKLOG_ANSWERS * limits.pull_batch_size
         self._prefetcher = Prefetcher(state.lock, state.room_available, self, limits, backlog_reader, Clock())
@@ -483,9 +483,9 @@ class Backlogs:
             if end_offset is None or end_offset - offset < self._min_backlog:
                 return False
             backlog_queue = self._backlog_queue(queue)
-            backlog_queue.pull_offset, backlog_queue.end_offset, backlog_queue.in_flight = offset, end_offset, False
-            backlog_queue.in_flight = queue.queue not in self._prefetcher.start(self.is_unfiltered)
-            return not backlog_queue.in_flight
+            backlog_queue.pull_offset, backlog_queue.end_offset, backlog_queue.is_fetching = offset, end_offset, False
+            backlog_queue.is_fetching = queue.queue not in self._prefetcher.start(self.is_unfiltered)
+            return not backlog_queue.is_fetching
 
     def close(self, wait_s: float) -> None:
         self._prefetcher.close(wait_s)
@@ -498,10 +498,10 @@ class Backlogs:
 
     def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
         for request in requests:
-            self._states[request.queue].in_flight = True
+            self._states[request.queue].is_fetching = True
 
     def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
-        backlog_queue = self._current(request)
+        backlog_queue = self._current_queue(request)
         if backlog_queue is None:
             return False
         backlog_queue.undecoded_count += part.offset_count
@@ -514,8 +514,8 @@ class Backlogs:
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
         for request in requests:
-            if (backlog_queue := self._current(request)) is not None:
-                backlog_queue.in_flight = False
+            if (backlog_queue := self._current_queue(request)) is not None:
+                backlog_queue.is_fetching = False
                 backlog_queue.cooldown_until = cooldown_until
                 # Messages that could not be decoded are no longer counted, because pulls request them again.
                 backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
@@ -524,16 +524,16 @@ class Backlogs:
 
     # --- ``PrefetchQueues``; without the lock
 
-    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+    def process_accepted_parts(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
         """Decode messages, on the thread that read them."""
         for (request, part), decoded_part in zip(parts, self.decode([part for _, part in parts]), strict=True):
-            self._put_decoded(request, part, *decoded_part)
+            self._put_decoded_messages(request, part, *decoded_part)
 
-    def _put_decoded(
+    def _put_decoded_messages(
         self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], left_out_offset: int | None
     ) -> None:
         with self._state.lock:
-            backlog_queue = self._current(request)
+            backlog_queue = self._current_queue(request)
             if backlog_queue is None:
                 return
             backlog_queue.undecoded_count -= part.offset_count
@@ -556,9 +556,11 @@ class Backlogs:
     def _resume_pulls(self) -> None:
         """Continue to pull the queues that are not read ahead."""
         with self._state.lock:
-            released_queues = [backlog_queue for backlog_queue in self._states.values() if not backlog_queue.in_flight]
+            released_queues = [
+                backlog_queue for backlog_queue in self._states.values() if not backlog_queue.is_fetching
+            ]
             for backlog_queue in released_queues:
-                backlog_queue.in_flight = True
+                backlog_queue.is_fetching = True
         for backlog_queue in released_queues:
             self.pull(backlog_queue.process_queue, backlog_queue.pull_offset)
 
@@ -574,7 +576,7 @@ class Backlogs:
             backlog_queue = self._states[queue.queue] = BacklogQueue(queue, self._last_token, self._max_span)
         return backlog_queue
 
-    def _current(self, request: FetchRequest) -> BacklogQueue | None:
+    def _current_queue(self, request: FetchRequest) -> BacklogQueue | None:
         backlog_queue = self._states.get(request.queue)
         return (
             backlog_queue

@@ -24,7 +24,7 @@ from rocketmq_spark.base.codes import MAX_INT, Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
-LOCK_EXPIRES_MS = 30_000  # the client renews a lock within this time; on the broker, a lock lasts 60 s
+LOCK_LEASE_MS = 30_000  # the client renews a lock within this time; on the broker, a lock lasts 60 s
 
 
 class QueueLock:
@@ -51,7 +51,7 @@ class QueueLock:
         """Whether this member certainly has the lock. ``connection`` is the current connection to the broker, or None."""
         if self.granted_ms is None or self._is_lost or connection is None or connection != self._connection:
             return False
-        return now_ms - self.granted_ms <= LOCK_EXPIRES_MS
+        return now_ms - self.granted_ms <= LOCK_LEASE_MS
 
 
 def with_next_attempt(message: ReceivedMessage, added_attempts: int = 1) -> ReceivedMessage:
@@ -318,11 +318,13 @@ class ProcessQueue(MessageCache):
             else ()
         )
 
-    def finish_late(self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]) -> None:
+    def finish_late_messages(
+        self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]
+    ) -> None:
         """Finish the ``late_messages`` that are not among the ``unsent_messages``."""
         self.remove([message for message in late_messages if message not in unsent_messages])
 
-    def still_cached(
+    def messages_still_cached(
         self, call_messages: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
         """Return the ``messages`` of a call that are still cached. The other messages were late, and were sent back."""
@@ -391,13 +393,14 @@ class PullDecision:
 
 
 def decide_next_pull(
-    offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float
+    offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_pause_s: float
 ) -> PullDecision:
-    """Decide what to do after the ``answer`` to the pull at ``offset``. ``interval_s`` and ``error_s`` are the pauses that the
-    options set.
+    """Decide what to do after the ``answer`` to the pull at ``offset``.
+
+    The options set the pauses ``interval_s`` and ``error_pause_s``.
     """
     if isinstance(answer, RocketMQError):
-        return PullDecision(offset, BUSY_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
+        return PullDecision(offset, BUSY_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_pause_s)
     if answer.status is PullStatus.OFFSET_ILLEGAL:
         return PullDecision(offset, corrected_offset=answer.next_offset)
     if answer.status is not PullStatus.FOUND:

@@ -31,7 +31,7 @@ from rocketmq_spark.wire.messages import PORTION_BYTES, first_portion
 # Decodes the stored messages of several parts into a single ``pyarrow.RecordBatch``. If a single part is too large, the
 # function decodes the first messages, and returns the offset of the next message. (This package does not import Arrow.)
 ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
-ARROW_PARTS = 1024
+MAX_ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
 
 
@@ -114,7 +114,7 @@ class BasePullConsumer(ClosedWhenDropped):
         """
         self._owner.check(self._polls.closed)
         if self._uses_assign:
-            raise _mutually_exclusive()
+            raise _mutually_exclusive_error()
         self._set_subscription(checked_topic(topic), parse_filter(tags, sql))
         self._upkeep.start_background()
 
@@ -155,7 +155,7 @@ class BasePullConsumer(ClosedWhenDropped):
         """
         self._owner.check(self._polls.closed)
         if self._group.topics:
-            raise _mutually_exclusive()
+            raise _mutually_exclusive_error()
         check_instance("queues", queues, Iterable, "a list of MessageQueue, such as queues() returns")
         assigned_queues, requested_queues = (
             set(self._polls.assigned_queues()),
@@ -364,7 +364,7 @@ def _start_poll(consumer: BasePullConsumer, timeout_s: object) -> Deadline:
 @signal_safe
 def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int | None]:
     """Return the messages of several parts as one record batch, and the offset of the first message that was left out."""
-    deadline, max_parts = _start_poll(consumer, timeout_s), ARROW_PARTS
+    deadline, max_parts = _start_poll(consumer, timeout_s), MAX_ARROW_PARTS
     while parts := consumer._upkeep.next_parts(deadline, max_parts):
         is_single_answer = len(parts) == 1 and len(parts[0].split_first_answer()) == 1  # nothing smaller can be decoded
         try:
@@ -404,7 +404,7 @@ def take_messages(
     If this function raises, none of the messages counts as returned, and the iterator must not be used any more.
     """
     polls, messages, room_bytes = consumer._polls, list[ReceivedMessage](), PORTION_BYTES
-    returned_before = polls.has_returned_all, polls.returned_up_to
+    values_before = polls.has_returned_all, polls.returned_up_to
     try:
         for message in islice(message_iterator, max_messages):
             messages.append(message)
@@ -412,7 +412,7 @@ def take_messages(
             if room_bytes <= 0:
                 break
     except BaseException:  # after Ctrl-C or a lack of memory, the caller gets none of the messages
-        polls.has_returned_all, polls.returned_up_to = returned_before
+        polls.has_returned_all, polls.returned_up_to = values_before
         raise
     return messages
 
@@ -428,13 +428,13 @@ class PolledMessages:
     def __init__(self, consumer: BasePullConsumer, timeout_s: float) -> None:
         self.messages = consumer.poll(timeout_s)
         self._polls = consumer._polls
-        self._values_after_all = self._polls.has_returned_all, self._polls.returned_up_to
+        self._values_of_complete_poll = self._polls.has_returned_all, self._polls.returned_up_to
         self.mark_finished(0)
 
     def mark_finished(self, count: int) -> None:
         """Record that the first ``count`` messages are finished."""
         is_all = count == len(self.messages)
-        values = self._values_after_all if is_all else (False, self.messages[count].queue_offset)
+        values = self._values_of_complete_poll if is_all else (False, self.messages[count].queue_offset)
         self._polls.has_returned_all, self._polls.returned_up_to = values
 
     @property
@@ -456,7 +456,7 @@ def _check_queue(queue: object) -> MessageQueue:
     return queue
 
 
-def _mutually_exclusive() -> LocalProtocolError:
+def _mutually_exclusive_error() -> LocalProtocolError:
     return LocalProtocolError(
         "subscribe and assign are mutually exclusive", remedy="Use two consumers with different groups"
     )

@@ -53,7 +53,7 @@ class ConsumeService(Protocol):
 
 
 class Pulling:
-    """Pulls the queues of one member. ``topic_filter`` returns the current filter of a topic. ``correct_offset`` replaces an
+    """Pulls the queues of one member. ``topic_filter_of`` returns the current filter of a topic. ``correct_offset`` replaces an
     offset that does not exist, and releases the queue.
     """
 
@@ -63,16 +63,16 @@ class Pulling:
         settings: ConsumerSettings,
         state: MemberState,
         timer: Timer,
-        topic_filter: Callable[[str], TopicFilter | None],
+        topic_filter_of: Callable[[str], TopicFilter | None],
         correct_offset: Callable[[ProcessQueue, int], None],
     ) -> None:
         self._port = port
         self._settings = settings
         self._state = state
         self._timer = timer
-        self._topic_filter = topic_filter
+        self._topic_filter_of = topic_filter_of
         self._correct_offset = correct_offset
-        self._replicas: dict[MessageQueue, int] = {}  # the broker id from which a queue is pulled next
+        self._replica_ids: dict[MessageQueue, int] = {}  # the broker id from which a queue is pulled next
         self._logged_failures: set[tuple[str, int | None]] = set()  # brokers, and the response codes that were logged
         self._backlogs: Backlogs | None = None
         self.decode: DecodeParts | None = None  # None if the answers are decoded already
@@ -89,7 +89,7 @@ class Pulling:
         backlogs.pull, backlogs.submit, backlogs.reset_offsets_soon = self._pull, self._submit, self.reset_offsets_soon
         backlogs.decode = self.decode or decode_messages
         backlogs.is_unfiltered = lambda queue: (
-            (topic_filter := self._topic_filter(queue.topic)) is not None and not topic_filter.filter
+            (topic_filter := self._topic_filter_of(queue.topic)) is not None and not topic_filter.filter
         )
         self._backlogs = backlogs
 
@@ -108,7 +108,7 @@ class Pulling:
             return
         queue.last_pull_ms = self._timer.now_ms()
         wait_s = self._pause_s(queue)
-        topic_filter = self._topic_filter(queue.queue.topic)
+        topic_filter = self._topic_filter_of(queue.queue.topic)
         if wait_s or topic_filter is None:
             self.pull_later(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
             return
@@ -147,7 +147,7 @@ class Pulling:
             version_ms=topic_filter.version_ms,
             suspend_s=self._settings.pull_suspend_s,
             commit_offset=finished_offset or None,
-            broker_id=self._replicas.get(queue, MASTER_ID),
+            broker_id=self._replica_ids.get(queue, MASTER_ID),
             max_bytes=self._settings.pull_batch_size_in_bytes,
             decoded=self.decode is None,
         )
@@ -180,7 +180,7 @@ class Pulling:
             return
         if isinstance(answer, RocketMQError):
             # If a slave failed, it may be gone, so the next pull goes to the master, whose answer says which replica to ask.
-            self._replicas.pop(queue.queue, None)
+            self._replica_ids.pop(queue.queue, None)
             self._log_failure(queue.queue, offset, answer)
             if answer.broker_code in _UNKNOWN_MEMBER_CODES:
                 self.on_unknown_member()
@@ -188,12 +188,12 @@ class Pulling:
                 self._disconnected_brokers.add(queue.queue.broker_name)
                 self.on_connection_lost(queue.queue.broker_name)
         else:
-            self._replicas[queue.queue] = answer.broker_id
+            self._replica_ids[queue.queue] = answer.broker_id
             self._logged_failures = {
                 failure for failure in self._logged_failures if failure[0] != queue.queue.broker_name
             }
             self._disconnected_brokers.discard(queue.queue.broker_name)
-            topic_filter = self._topic_filter(queue.queue.topic)
+            topic_filter = self._topic_filter_of(queue.queue.topic)
             if topic_filter is None or topic_filter.filter_version_ms != request_filter.filter_version_ms:
                 self._pull(queue, offset)  # messages that match the new filter may be missing
                 return

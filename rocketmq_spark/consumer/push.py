@@ -19,7 +19,12 @@ from rocketmq_spark.base.process import Closeable, OwnerProcess, defer_close, on
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.broker_requests import BrokerRequestHandler
 from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
-from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
+from rocketmq_spark.consumer.group_health import (
+    COMPARISON_INTERVAL_S,
+    ConsumeModes,
+    Reregistration,
+    SubscriptionConflicts,
+)
 from rocketmq_spark.consumer.listener import DeferredListener, Listener, check_listener
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, offsets_path
@@ -33,7 +38,7 @@ from rocketmq_spark.consumer.rebalancing import Rebalancing
 from rocketmq_spark.consumer.rows import RowsQueue, batch_listener
 from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
-from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
+from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_INTERVAL_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
@@ -43,7 +48,9 @@ from rocketmq_spark.ports import GroupMember, PopMember
 
 logger = logging.getLogger(__name__)
 
-_STOP_CHECK_S = 0.05  # how often a listener that calls ``stop`` checks whether another thread is stopping the consumer
+_STOP_CHECK_INTERVAL_S = (
+    0.05  # how often a listener that calls ``stop`` checks whether another thread is stopping the consumer
+)
 
 
 class BaseConsumer(Closeable):
@@ -227,7 +234,7 @@ class BaseConsumer(Closeable):
         running = self._running
         if running is None or not running.is_listener_thread:
             return self._lifecycle_lock.acquire(timeout=deadline.remaining())
-        while not self._lifecycle_lock.acquire(timeout=min(_STOP_CHECK_S, deadline.remaining())):
+        while not self._lifecycle_lock.acquire(timeout=min(_STOP_CHECK_INTERVAL_S, deadline.remaining())):
             if self._is_stopping or deadline.expired:
                 return False
         return True
@@ -267,14 +274,14 @@ def _stop_timeout(timeout_s: float) -> float:
     return max(0.0, min(check_seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))
 
 
-FIRST_COMMIT_S = 10.0
-FIRST_LOCK_S, LOCK_S = 1.0, 20.0
+FIRST_COMMIT_DELAY_S = 10.0
+FIRST_LOCK_DELAY_S, LOCK_INTERVAL_S = 1.0, 20.0
 # A broker that restarts forgets its locks. Because the connection to a Proxy stays open, a member learns this only from its
 # next lock request.
-NO_NOTICES_LOCK_S = 3.0
+NO_NOTICES_LOCK_INTERVAL_S = 3.0
 # Each answer to a pull has the end offset of its queue, and pulls are answered within 15 s. The end offsets of queues that are
 # not pulled are requested.
-END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
+END_OFFSETS_INTERVAL_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
 # The instance name in the folder of a broadcasting member. It is Java's default, because the folder must be the same after a
 # restart.
 INSTANCE_NAME = "DEFAULT"
@@ -357,18 +364,20 @@ class RunningConsumer:
         )
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.start()
-        self._upkeep_timer.call_repeatedly(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_S)
-        self._upkeep_timer.call_repeatedly(STATS_S, self._log_stats, STATS_S)
-        self._upkeep_timer.call_repeatedly(COMPARE_S, self._check_subscriptions, COMPARE_S)
-        self._upkeep_timer.call_repeatedly(END_OFFSETS_S, self._read_end_offsets, END_OFFSETS_S)
+        self._upkeep_timer.call_repeatedly(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_DELAY_S)
+        self._upkeep_timer.call_repeatedly(STATS_INTERVAL_S, self._log_stats, STATS_INTERVAL_S)
+        self._upkeep_timer.call_repeatedly(COMPARISON_INTERVAL_S, self._check_subscriptions, COMPARISON_INTERVAL_S)
+        self._upkeep_timer.call_repeatedly(END_OFFSETS_INTERVAL_S, self._read_end_offsets, END_OFFSETS_INTERVAL_S)
         if self._settings.clustering:
-            self._upkeep_timer.call_repeatedly(COMPARE_S, self._check_consume_modes, 0.0)
+            self._upkeep_timer.call_repeatedly(COMPARISON_INTERVAL_S, self._check_consume_modes, 0.0)
         if isinstance(self._consume_service, ConcurrentConsumeService):
             timeout_s = self._settings.consume_timeout_s
-            self._upkeep_timer.call_repeatedly(timeout_s, self._consume_service.send_late_back, timeout_s)
+            self._upkeep_timer.call_repeatedly(timeout_s, self._consume_service.send_late_messages_back, timeout_s)
         elif self._settings.clustering:
-            self._lock_timer.call_repeatedly(LOCK_S, self._ownership.renew_locks, FIRST_LOCK_S)
-            self._lock_timer.call_repeatedly(NO_NOTICES_LOCK_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_S)
+            self._lock_timer.call_repeatedly(LOCK_INTERVAL_S, self._ownership.renew_locks, FIRST_LOCK_DELAY_S)
+            self._lock_timer.call_repeatedly(
+                NO_NOTICES_LOCK_INTERVAL_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_INTERVAL_S
+            )
 
     def _renew_locks_without_notices(self) -> None:
         if not self._port.receives_notices:
@@ -434,7 +443,7 @@ class RunningConsumer:
     def figures(self) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""
         with self.state.lock:
-            return self.state.figures.for_topics(self._subscriptions.filters(), self._pull_timer.now_ms())
+            return self.state.figures.figures_of_topics(self._subscriptions.filters(), self._pull_timer.now_ms())
 
     def _new_consume_service(
         self, listener: Listener, tools: ConsumerTools
@@ -467,7 +476,7 @@ class RunningConsumer:
             expand_home(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
         )
         # The path is checked again, because it contains other options, and links may have changed.
-        if settings.offsets_folder_given:
+        if settings.is_offsets_folder_given:
             check_safe(path, "localOffsetsDir")
         return FileOffsets(
             LocalOffsets(path), self.state, lambda queue, deadline: self._port.bounds(queue, deadline).max_offset

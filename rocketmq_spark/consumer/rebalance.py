@@ -116,7 +116,7 @@ UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
 # it.
 NO_NOTICES_WAIT_S = 5.0
 MIN_INTERVAL_S = 1.0
-PULL_EXPIRES_MS = 120_000
+MAX_PULL_SILENCE_MS = 120_000
 
 # A strategy gets a client id, the queues, and the client ids of all members, and returns the queues of the client with the id.
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
@@ -186,7 +186,7 @@ def queue_change(
     stale_queues = {
         queue
         for queue, process_queue in topic_queues.items()
-        if not process_queue.dropped and now_ms - process_queue.last_pull_ms > PULL_EXPIRES_MS
+        if not process_queue.dropped and now_ms - process_queue.last_pull_ms > MAX_PULL_SILENCE_MS
     }
     dropped_queues = {
         queue

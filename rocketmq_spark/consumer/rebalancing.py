@@ -138,29 +138,31 @@ class Rebalancing:
         """Rebalance all topics; returns whether this member now has exactly its assigned queues of each topic."""
         topics = self._subscriptions.filters()
         self._ownership.drop(rebalance.unsubscribed_queues(self._owned_queues(), topics.keys()))
-        balanced, changed, self._is_unlisted = True, False, False
+        all_balanced, any_changed, self._is_unlisted = True, False, False
         for topic in topics:
             result = capture(self._rebalance_topic, topic)
             if isinstance(result, Failure):  # one topic's failure must not affect the others
                 result.log(logger, "topic %s could not be rebalanced", topic)
                 result = False, False
             is_balanced, is_changed = result
-            balanced &= is_balanced
-            changed |= is_changed
-        if changed or self._is_unlisted:
+            all_balanced &= is_balanced
+            any_changed |= is_changed
+        if any_changed or self._is_unlisted:
             self._port.heartbeat(Deadline.after(TIMEOUT_S))
-        return balanced
+        return all_balanced
 
     def _run_if_due(self, due_ms: float) -> None:
         with self._lock:
             if due_ms != self._next_run_ms or self._is_stopped:
                 return
             self._next_run_ms, self._last_run_ms = math.inf, self._timer.now_ms()
-        balanced = False
+        is_balanced = False
         try:
-            balanced = self.run()
+            is_balanced = self.run()
         finally:
-            self.schedule(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.receives_notices))
+            self.schedule(
+                rebalance.wait_s(is_balanced, self._settings.rebalance_interval_s, self._port.receives_notices)
+            )
 
     def apply_resets(self) -> None:
         """Apply pending resets; waits for brokers."""
@@ -200,10 +202,10 @@ class Rebalancing:
             self.schedule(RELEASE_RETRY_S)
         if dropped_queues or added_queues:
             self._record_change(topic, dropped_queues, added_queues)
-        balanced = rebalance.is_balanced(self._owned_queues(), topic, allocation)
-        if balanced and allocation.queues is not None:
+        is_balanced = rebalance.is_balanced(self._owned_queues(), topic, allocation)
+        if is_balanced and allocation.queues is not None:
             self.balanced_topics.add(topic)
-        return balanced, bool(dropped_queues or added_queues)
+        return is_balanced, bool(dropped_queues or added_queues)
 
     def _allocation_of(self, topic: str) -> rebalance.Allocation:
         deadline = Deadline.after(TIMEOUT_S)
@@ -236,8 +238,8 @@ class Rebalancing:
             self._failure_counts[topic, subject] += 1
             self._is_unlisted |= subject == "members" and isinstance(e, ServerFault)
             is_lasting = self._failure_counts[topic, subject] > 1 or isinstance(e, AccessDenied | NotSupported)
-            warns = is_lasting and not topic.startswith(RETRY_PREFIX)
-            level = self._log_throttle.level((topic, subject), e) if warns else logging.INFO
+            should_warn = is_lasting and not topic.startswith(RETRY_PREFIX)
+            level = self._log_throttle.level((topic, subject), e) if should_warn else logging.INFO
             text = "group %s: cannot read the %s of topic %s, its assignment stays unchanged: %s"
             logger.log(level, text, self._settings.group, subject, topic, e)
             return None

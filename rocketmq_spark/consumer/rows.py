@@ -132,7 +132,7 @@ class RowsQueue(ProcessQueue):
         return iter(deque(messages).popleft, None), len(messages)
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
-        """Remove the rows of a finished call. ``requeue`` and ``finish_late`` keep a part of a call."""
+        """Remove the rows of a finished call. ``requeue`` and ``finish_late_messages`` keep a part of a call."""
         if not self._waiting_items:
             return None
         if isinstance(messages, Rows) and self._waiting_items.pop(messages.queue_offset, None) is not None:
@@ -195,13 +195,15 @@ class RowsQueue(ProcessQueue):
             else ()
         )
 
-    def finish_late(self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]) -> None:
+    def finish_late_messages(
+        self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]
+    ) -> None:
         if unsent_messages:
             self._replace(self._remaining_rows(late_messages, unsent_messages))
         else:
             self.remove(late_messages)
 
-    def still_cached(
+    def messages_still_cached(
         self, call_messages: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
         rows = self._waiting_items.get(as_rows(call_messages).queue_offset)

@@ -46,14 +46,14 @@ class SendBack:
         is_damaged = message.decode_error is not None
         # A damaged message that its broker cannot move becomes a dead letter, because its copy looks undamaged, and no listener
         # must get the copy.
-        is_last = (
+        is_last_attempt = (
             level < 0
             or message.reconsume_times >= self._max_reconsume_times
             or (is_damaged and _cannot_be_moved(message))
         )
-        if self._send_back(message, DEAD_LETTER_LEVEL if is_last else level):
-            return self._record_sent_back(message, is_last)
-        return (is_last or not is_damaged) and self._copy_to_retry_topic(message, is_last)
+        if self._send_back(message, DEAD_LETTER_LEVEL if is_last_attempt else level):
+            return self._record_sent_back(message, is_last_attempt)
+        return (is_last_attempt or not is_damaged) and self._copy_to_retry_topic(message, is_last_attempt)
 
     def make_dead_letter(self, message: ReceivedMessage) -> bool:
         """Make a message a dead letter after its last attempt in place, and return whether the message is finished.
@@ -87,7 +87,7 @@ class SendBack:
         return True
 
     def _copy_to_retry_topic(
-        self, message: ReceivedMessage, is_last: bool, max_reconsume_times: int | None = None
+        self, message: ReceivedMessage, is_last_attempt: bool, max_reconsume_times: int | None = None
     ) -> bool:
         """Send a copy that allows ``max_reconsume_times`` attempts. After the last attempt, the copy goes to the dead-letter
         topic.
@@ -96,17 +96,17 @@ class SendBack:
         for ever.
         """
         if max_reconsume_times is None:
-            max_reconsume_times = 0 if is_last else self._max_reconsume_times
+            max_reconsume_times = 0 if is_last_attempt else self._max_reconsume_times
         try:
             self._port.send_to_retry(self._group, message, max_reconsume_times, Deadline.after(COPY_TIMEOUT_S))
         except RocketMQError as e:
-            if is_last and _cannot_be_moved(message) and isinstance(e, (MessageRefused, MessageIllegal)):
+            if is_last_attempt and _cannot_be_moved(message) and isinstance(e, (MessageRefused, MessageIllegal)):
                 text = "the message at offset %d of %s failed and is skipped: no broker takes a copy of it: %s"
                 logger.error(text, message.queue_offset, message.queue, e)
                 return True
             logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, e)
             return False
-        return self._record_sent_back(message, is_last)
+        return self._record_sent_back(message, is_last_attempt)
 
 
 def _cannot_be_moved(message: ReceivedMessage) -> bool:

@@ -89,16 +89,19 @@ class Subscriptions:
         self._wall_ms, self._lease_ms = wall_ms, lease_ms
         self._lock = threading.Lock()
         self._version_ms = wall_ms()
-        self._retry_topics: dict[str, TopicFilter] = {}
+        self._retry_topic_filters: dict[str, TopicFilter] = {}
         if clustering:
-            self._retry_topics[retry_topic(group)] = TopicFilter(NO_FILTER, self._version_ms, self._version_ms)
-        self._topics: dict[str, TopicFilter] = {}
+            self._retry_topic_filters[retry_topic(group)] = TopicFilter(NO_FILTER, self._version_ms, self._version_ms)
+        self._topic_filters: dict[str, TopicFilter] = {}
 
     def add(self, topic: str, new_filter: Filter) -> None:
         """Subscribe to a topic, or replace its filter."""
         with self._lock:
             version_ms = self._next_version_ms()
-            self._topics = {**self._topics, topic: TopicFilter(new_filter, version_ms, version_ms, self._lease_ms())}
+            self._topic_filters = {
+                **self._topic_filters,
+                topic: TopicFilter(new_filter, version_ms, version_ms, self._lease_ms()),
+            }
 
     def restore(self, topic: str, previous_filter: TopicFilter | None) -> None:
         """Restore the subscription that a topic had before its last change; None removes the topic."""
@@ -109,30 +112,30 @@ class Subscriptions:
 
     def remove(self, topic: str) -> None:
         with self._lock:
-            self._topics = {
+            self._topic_filters = {
                 subscribed_topic: topic_filter
-                for subscribed_topic, topic_filter in self._topics.items()
+                for subscribed_topic, topic_filter in self._topic_filters.items()
                 if subscribed_topic != topic
             }
 
     def touch(self, topic: str) -> None:
         """Give the subscription a new version, because the assigned queues of the topic changed."""
         with self._lock:
-            for topics in (self._topics, self._retry_topics):
-                if topic in topics:
-                    topics[topic] = replace(topics[topic], version_ms=self._next_version_ms())
+            for filters in (self._topic_filters, self._retry_topic_filters):
+                if topic in filters:
+                    filters[topic] = replace(filters[topic], version_ms=self._next_version_ms())
 
     def topic_filters(self) -> Mapping[str, TopicFilter]:
         """Return all subscriptions by topic, including the retry topic."""
         with self._lock:
-            return {**self._topics, **self._retry_topics}
+            return {**self._topic_filters, **self._retry_topic_filters}
 
     def filters(self) -> dict[str, Filter]:
         """Return the filters of all subscriptions by topic, including the retry topic."""
         return {topic: topic_filter.filter for topic, topic_filter in self.topic_filters().items()}
 
     def get(self, topic: str) -> TopicFilter | None:
-        return self._topics.get(topic) or self._retry_topics.get(topic)
+        return self._topic_filters.get(topic) or self._retry_topic_filters.get(topic)
 
     def subscribed_ms(self, topic: str) -> int:
         """Return when the topic was subscribed to, by ``Timer.lease_ms``; 0 if there is no subscription."""
@@ -141,7 +144,7 @@ class Subscriptions:
 
     def filter(self, topic: str) -> Filter:
         """Return the filter of a topic. Without a subscription (an explicitly assigned queue), all messages match."""
-        topic_filter = self._topics.get(topic)
+        topic_filter = self._topic_filters.get(topic)
         return NO_FILTER if topic_filter is None else topic_filter.filter
 
     def is_unfiltered(self, queue: MessageQueue) -> bool:
@@ -149,7 +152,7 @@ class Subscriptions:
         return not self.filter(queue.topic)
 
     def __bool__(self) -> bool:
-        return bool(self._topics)
+        return bool(self._topic_filters)
 
     def _next_version_ms(self) -> int:
         self._version_ms = max(self._version_ms + 1, self._wall_ms())
@@ -228,7 +231,7 @@ class ConsumerSettings:
     answer_stacks: bool = True
     answer_direct_messages: bool = True
     offsets_folder: Path = _DEFAULT_OFFSETS_FOLDER
-    offsets_folder_given: bool = False
+    is_offsets_folder_given: bool = False
 
     @classmethod
     def from_options(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
@@ -273,7 +276,7 @@ class ConsumerSettings:
             rebalance_interval_s=options.rebalance_interval,
             post_subscription_when_pull=options.post_subscription_when_pull,
             offsets_folder=_offsets_folder(options.local_offsets_dir),
-            offsets_folder_given=options.local_offsets_dir is not None,
+            is_offsets_folder_given=options.local_offsets_dir is not None,
         )
 
     @property

@@ -13,7 +13,7 @@ from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.tracing import ListenerTraces
 
 TIMEOUT_S = 3.0  # the timeout of requests
-STATS_S = 60.0  # the interval at which the log gets the figures
+STATS_INTERVAL_S = 60.0  # the interval at which the log gets the figures
 CLOSE_TIMEOUT_S = 1.0  # how long ``stop`` waits for pulls and timers, before the last commit
 
 

@@ -17,7 +17,7 @@ from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.process import signal_safe
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import FetchedPart, UncommittedOffsets
-from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, SubscriptionConflicts
+from rocketmq_spark.consumer.group_health import COMPARISON_INTERVAL_S, ConsumeModes, SubscriptionConflicts
 from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.reachability import Reachability
@@ -59,7 +59,7 @@ class PullMembership:
         self.consume_modes = ConsumeModes(member, settings.group, subscriptions)
         self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
         self._log_throttle = LogThrottle()  # limits the log lines of each topic, and of a topic's queues of a broker
-        self.balanced = False  # whether the last check allocated the queues of all topics
+        self.is_balanced = False  # whether the last check allocated the queues of all topics
 
     @property
     def topics(self) -> Collection[str]:
@@ -108,7 +108,7 @@ class PullMembership:
         If the queues or members of a topic cannot be fetched, the owned queues of the topic stay. If a start offset cannot be
         read, the next check, a second later, tries to read it again.
         """
-        self.balanced, self._is_unlisted = True, False
+        self.is_balanced, self._is_unlisted = True, False
         # The time is set before the requests, so that a call of ``check_soon`` during the requests has an effect.
         self._next_check_at = self._clock.now() + wait_s(True, receives_notices=self._member.receives_notices)
         start_offsets: dict[MessageQueue, StartOffset | None] = {}
@@ -126,7 +126,7 @@ class PullMembership:
         if self._is_unlisted and self._heartbeat_limit.due():
             # The heartbeat registers this member again, and makes the broker notify all members.
             self._member.heartbeat(self._offsets.request_deadline())
-        if not self.balanced:
+        if not self.is_balanced:
             self._next_check_at = min(self._next_check_at, self._clock.now() + wait_s(False))
         return start_offsets
 
@@ -134,7 +134,7 @@ class PullMembership:
         try:
             start_offset = self._offsets.start_offset_of(queue)
         except RocketMQError as e:
-            self.balanced = False
+            self.is_balanced = False
             self._reachability.on_failure(queue.broker_name, e)
             level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "%s is assigned, but its start offset cannot be read yet: %s", queue, e)
@@ -151,7 +151,7 @@ class PullMembership:
             members = self._member.members(self._settings.group, topic, self._offsets.request_deadline())
         except RocketMQError as e:
             self._reachability.on_failure(topic, e, self._member.receives_notices)
-            self._log_unchanged(topic, e)
+            self._log_unchanged_assignment(topic, e)
             self._is_unlisted |= isinstance(e, ServerFault)
             return Allocation(None)
         # A server without notices is a Proxy, which answers requests for members without a broker.
@@ -159,13 +159,13 @@ class PullMembership:
         self._is_unlisted |= self._member.client_id not in members
         allocation = allocate_clustering(self._settings.allocate, self._member.client_id, queues, members)
         if allocation.problem is not None or not members:
-            self._log_unchanged(topic, allocation.problem or "no member is known yet")
+            self._log_unchanged_assignment(topic, allocation.problem or "no member is known yet")
         else:
             self._log_throttle.resolved(topic)
         return allocation
 
-    def _log_unchanged(self, topic: str, reason: object) -> None:
-        self.balanced = False
+    def _log_unchanged_assignment(self, topic: str, reason: object) -> None:
+        self.is_balanced = False
         logger.log(
             self._log_throttle.level(topic, reason), "the assignment of topic %s stays unchanged: %s", topic, reason
         )
@@ -177,11 +177,11 @@ class PullMembership:
             self._leave_group = None  # set after the call, so that a second call repeats an interrupted call
 
 
-BACKGROUND_CHECK_S = 1.0  # the interval of checks between polls
+BACKGROUND_CHECK_INTERVAL_S = 1.0  # the interval of checks between polls
 # The interval of commits of all offsets. Offsets that were committed before are committed again, because a master that was away
 # may return with old offsets, and a disconnected member may commit offsets from before this member owned the queue. (Java
 # commits all offsets each time.)
-RECOMMIT_S = 30.0
+RECOMMIT_INTERVAL_S = 30.0
 MIN_WAIT_S = 0.01  # the minimum wait of a poll while another thread rebalances
 
 
@@ -209,10 +209,10 @@ class Upkeep:
         self._commit_lock = threading.RLock()  # allows one commit at a time; reentrant for commits in signal handlers
         self._uncommitted_offsets: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
         self._pending_resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
-        polls.on_reset_of_released = self.on_reset
+        polls.on_released_queue_reset = self.on_reset
         self._runs_in_background = False  # whether the timer checks between polls
         self._next_commit_at = clock.now() + settings.auto_commit_interval_s
-        self._next_recommit_at = clock.now() + RECOMMIT_S
+        self._next_recommit_at = clock.now() + RECOMMIT_INTERVAL_S
         self._next_refresh_at = clock.now() + settings.route_refresh_s
 
     def start_poll(self, timeout_s: float) -> Deadline:
@@ -224,7 +224,7 @@ class Upkeep:
         now = self._clock.now()
         repeat_commits = now >= self._next_recommit_at
         if repeat_commits:
-            self._next_recommit_at = now + RECOMMIT_S
+            self._next_recommit_at = now + RECOMMIT_INTERVAL_S
         self._polls.start_poll(repeat_commits)
         if self._settings.auto_commit and now >= self._next_commit_at:
             self._next_commit_at = now + self._settings.auto_commit_interval_s
@@ -296,22 +296,24 @@ class Upkeep:
         if self._runs_in_background:
             self._timer.call_later(0, self.rebalance_if_due)
             return
-        self._timer.call_later(BACKGROUND_CHECK_S, self._check_in_background)
+        self._timer.call_later(BACKGROUND_CHECK_INTERVAL_S, self._check_in_background)
         # The flag is set after the first call of the timer, so that the next call of this method tries again if the timer could
         # not start its thread.
         self._runs_in_background = True
         self._timer.call_repeatedly(
-            COMPARE_S, lambda: self._group.subscription_conflicts.check(self._offsets.request_deadline()), COMPARE_S
+            COMPARISON_INTERVAL_S,
+            lambda: self._group.subscription_conflicts.check(self._offsets.request_deadline()),
+            COMPARISON_INTERVAL_S,
         )
         self._timer.call_repeatedly(
-            COMPARE_S, lambda: self._group.consume_modes.check(self._offsets.request_deadline()), 0.0
+            COMPARISON_INTERVAL_S, lambda: self._group.consume_modes.check(self._offsets.request_deadline()), 0.0
         )
 
     def _check_in_background(self) -> None:
         try:
             self.rebalance_if_due()
         finally:
-            self._timer.call_later(BACKGROUND_CHECK_S, self._check_in_background)
+            self._timer.call_later(BACKGROUND_CHECK_INTERVAL_S, self._check_in_background)
 
     def on_group_change(self) -> None:
         """Rebalance soon, because a broker reported a change of the group."""
@@ -418,7 +420,7 @@ class Upkeep:
 
     def commit_finished(self) -> dict[MessageQueue, RocketMQError]:
         """Commit all finished offsets, after the commits of other threads. Returns the errors by queue."""
-        return self._commit_one_at_a_time(self._polls.finish_returned)
+        return self._commit_one_at_a_time(self._polls.finish_returned_messages)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Commit offsets, after the commits of other threads. Returns the errors by queue.

@@ -34,7 +34,7 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-REQUEST_S = 3.0
+REQUEST_TIMEOUT_S = 3.0
 
 _OFFSET_BITS, _MS_BITS = 31, 10
 _MAX_DISTANCE = 1 << _OFFSET_BITS - 1  # the last bits of an offset identify it within this distance from another offset
@@ -65,7 +65,7 @@ class CommittedOffsets(NamedTuple):
     oldest_offset: int
     packed_progress: int
     progress_ms: int
-    newest_ms: int
+    newest_store_ms: int
 
 
 class CommittedProgress(NamedTuple):
@@ -74,12 +74,12 @@ class CommittedProgress(NamedTuple):
     """
 
     progress: Progress
-    newest_ms: int = 0
+    newest_store_ms: int = 0
 
     @property
-    def end_and_newest_ms(self) -> tuple[int, int]:
+    def end_and_newest_store_ms(self) -> tuple[int, int]:
         """The end of the messages read, and their latest store time."""
-        return self.progress.read_end, self.newest_ms
+        return self.progress.read_end, self.newest_store_ms
 
     def encode(self) -> CommittedOffsets:
         oldest_offset, read_end, done_ms = self.progress
@@ -90,8 +90,8 @@ class CommittedProgress(NamedTuple):
         return CommittedOffsets(
             oldest_offset,
             packed_progress,
-            _seal(oldest_offset, packed_progress, self.newest_ms) << _MS_BITS | milliseconds,
-            self.newest_ms,
+            _seal(oldest_offset, packed_progress, self.newest_store_ms) << _MS_BITS | milliseconds,
+            self.newest_store_ms,
         )
 
     @classmethod
@@ -99,13 +99,13 @@ class CommittedProgress(NamedTuple):
         """Return the progress that the numbers prove; the numbers may be from several nodes. Messages that are done have been
         read, so ``read_end`` is not before ``oldest_offset``.
         """
-        oldest_offset, packed_progress, progress_ms, newest_ms = numbers
+        oldest_offset, packed_progress, progress_ms, newest_store_ms = numbers
         read_ahead = ((packed_progress - oldest_offset + _MAX_DISTANCE) & ((1 << _OFFSET_BITS) - 1)) - _MAX_DISTANCE
         done_ms = (packed_progress >> _OFFSET_BITS) * 1000
         seal, milliseconds = divmod(progress_ms, 1 << _MS_BITS)
-        if seal == _seal(oldest_offset, packed_progress, newest_ms):
+        if seal == _seal(oldest_offset, packed_progress, newest_store_ms):
             done_ms += milliseconds
-        return cls(Progress(oldest_offset, oldest_offset + max(0, read_ahead), done_ms), newest_ms)
+        return cls(Progress(oldest_offset, oldest_offset + max(0, read_ahead), done_ms), newest_store_ms)
 
 
 def _seal(*numbers: int) -> int:
@@ -125,7 +125,7 @@ class ProgressCommits:
         self._member = member
         self._group_names = group_names
         self._make_group = make_group
-        self._all_accepted, self._any_accepted = True, False
+        self._were_all_accepted, self._was_any_accepted = True, False
         # Queues for which an earlier release has committed a ``GROUP_done_ms`` above 0.
         self._queues_with_legacy_offset: set[MessageQueue] = set()
 
@@ -133,7 +133,7 @@ class ProgressCommits:
         """Return the last committed progress of a queue; None if no progress was committed. Raises the errors of requests, and
         ``RemoteProtocolError`` if a number is no offset.
         """
-        deadline = Deadline.after(REQUEST_S)
+        deadline = Deadline.after(REQUEST_TIMEOUT_S)
         oldest_offset, packed_progress, *other_numbers = (
             self._fetch_offset(group, queue, deadline) for group in self._group_names.all_groups
         )
@@ -141,10 +141,10 @@ class ProgressCommits:
             self._queues_with_legacy_offset.add(queue)
         if oldest_offset is None:
             return None
-        progress_ms, newest_ms = (number or 0 for number in other_numbers)
+        progress_ms, newest_store_ms = (number or 0 for number in other_numbers)
         if packed_progress is None:
-            return CommittedProgress(Progress(oldest_offset, oldest_offset, 0), newest_ms)
-        return CommittedProgress.decode(CommittedOffsets(oldest_offset, packed_progress, progress_ms, newest_ms))
+            return CommittedProgress(Progress(oldest_offset, oldest_offset, 0), newest_store_ms)
+        return CommittedProgress.decode(CommittedOffsets(oldest_offset, packed_progress, progress_ms, newest_store_ms))
 
     def _fetch_offset(self, group: str, queue: MessageQueue, deadline: Deadline) -> int | None:
         offset = self._member.committed(group, queue, deadline, False)
@@ -169,14 +169,14 @@ class ProgressCommits:
         )
         for index in (1, 0, 3, 2):
             self._commit(groups[index], {queue: numbers[queue][index] for queue in progress}, progress)
-        self._all_accepted = len(progress) == queue_count
-        return self._all_accepted
+        self._were_all_accepted = len(progress) == queue_count
+        return self._were_all_accepted
 
     def _commit(
         self, group: str, offsets: Mapping[MessageQueue, int], progress: dict[MessageQueue, CommittedProgress]
     ) -> None:
-        errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
-        self._any_accepted = self._any_accepted or len(errors) < len(offsets)
+        errors = self._member.commit(group, offsets, Deadline.after(REQUEST_TIMEOUT_S))
+        self._was_any_accepted = self._was_any_accepted or len(errors) < len(offsets)
         if offsets_without_group := {
             queue: offsets[queue] for queue, e in errors.items() if isinstance(e, GroupNotFound)
         }:
@@ -189,7 +189,7 @@ class ProgressCommits:
         if errors:
             error = next(iter(errors.values()))
             # Only the first failure is logged as a warning.
-            level = logging.WARNING if self._all_accepted else logging.INFO
+            level = logging.WARNING if self._were_all_accepted else logging.INFO
             logger.log(level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error)
 
     def _create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
@@ -203,10 +203,10 @@ class ProgressCommits:
             broker_offsets = {queue: offset for queue, offset in offsets.items() if queue.broker_name == broker_name}
             try:
                 self._make_group(group, broker_offsets)
-                errors.update(self._member.commit(group, broker_offsets, Deadline.after(REQUEST_S)))
+                errors.update(self._member.commit(group, broker_offsets, Deadline.after(REQUEST_TIMEOUT_S)))
             except RocketMQError as e:
                 errors.update(dict.fromkeys(broker_offsets, e))
-        self._any_accepted = self._any_accepted or len(errors) < len(offsets)
-        if not self._any_accepted:
+        self._was_any_accepted = self._was_any_accepted or len(errors) < len(offsets)
+        if not self._was_any_accepted:
             raise next(iter(errors.values()))
         return errors

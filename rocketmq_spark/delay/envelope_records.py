@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES_BYTES, Property
 from rocketmq_spark.delay import release
-from rocketmq_spark.delay.commits import REQUEST_S
+from rocketmq_spark.delay.commits import REQUEST_TIMEOUT_S
 from rocketmq_spark.delay.release import (
     PROBLEM_PROPERTY,
     Delivery,
@@ -41,9 +41,9 @@ from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMes
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.producer.encoding import PreparedMessage, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.lanes import STEPS_S, Schedule
+from rocketmq_spark.spool.lanes import RETRY_PAUSES_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
-from rocketmq_spark.spool.redelivery import DeadLetters, Targeting
+from rocketmq_spark.spool.redelivery import DeadLetters, TargetRules
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DecodedEnvelope, digest
 from rocketmq_spark.wire.properties import encode_properties
@@ -51,7 +51,7 @@ from rocketmq_spark.wire.properties import encode_properties
 logger = logging.getLogger(__name__)
 
 # The store time for a queue without messages before the position. Any message that appears before the position later is new.
-BEFORE_ALL_MS = 1
+BEFORE_ALL_MESSAGES_MS = 1
 
 
 class RecreationCheck:
@@ -67,25 +67,25 @@ class RecreationCheck:
         """Whether the queue seems to have the messages that were read. A pull cannot show that these messages are lost, because
         it continues without an error at the position, or at the new end of the queue.
         """
-        end, newest_ms = checkpoint.end_and_newest_ms
-        if not newest_ms or self._offset_at(queue, newest_ms + 1) >= end:
+        end, newest_store_ms = checkpoint.end_and_newest_store_ms
+        if not newest_store_ms or self._offset_at(queue, newest_store_ms + 1) >= end:
             return True
-        return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= end
+        return self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S)).min_offset >= end
 
     def has_last_message(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
         """Whether the queue, which may belong to another cluster, has the last message that was read, at the same offset. Returns
         False if this is not certain.
         """
-        first_offset = self._offset_at(queue, checkpoint.newest_ms)
-        return bool(checkpoint.newest_ms) and first_offset < checkpoint.read_end <= self._offset_at(
-            queue, checkpoint.newest_ms + 1
+        first_offset = self._offset_at(queue, checkpoint.newest_store_ms)
+        return bool(checkpoint.newest_store_ms) and first_offset < checkpoint.read_end <= self._offset_at(
+            queue, checkpoint.newest_store_ms + 1
         )
 
     def first_changed_offset_with_log(
-        self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds
+        self, queue: MessageQueue, read_end: int, newest_store_ms: int, bounds: QueueBounds
     ) -> int | None:
         """Like ``first_changed_offset``, but also logs that messages have changed."""
-        offset = self.first_changed_offset(queue, read_end, newest_ms, bounds)
+        offset = self.first_changed_offset(queue, read_end, newest_store_ms, bounds)
         if offset is not None:
             logger.warning(
                 "%s was read up to %d, and has newer messages from %d on: its topic was created again, its broker lost its last "
@@ -95,27 +95,27 @@ class RecreationCheck:
         return offset
 
     def first_changed_offset(
-        self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds
+        self, queue: MessageQueue, read_end: int, newest_store_ms: int, bounds: QueueBounds
     ) -> int | None:
         """Return the offset from which on the messages differ from the messages that were read; None if all messages are the
         same.
         """
         offset = read_end if read_end <= bounds.max_offset else 0
-        if newest_ms:
-            offset = self._offset_at(queue, newest_ms + 1)
+        if newest_store_ms:
+            offset = self._offset_at(queue, newest_store_ms + 1)
         offset = max(offset, bounds.min_offset)
         return offset if offset < read_end else None
 
     def newest_store_ms(self, queue: MessageQueue, offset: int, now_ms: int) -> int:
         """The store time of the last message before ``offset``."""
-        return newest_store_ms_before(offset, now_ms, partial(self._offset_at, queue)) or BEFORE_ALL_MS
+        return newest_store_ms_before(offset, now_ms, partial(self._offset_at, queue)) or BEFORE_ALL_MESSAGES_MS
 
     def _offset_at(self, queue: MessageQueue, epoch_ms: int) -> int:
-        return self._member.search_offset(queue, epoch_ms, Deadline.after(REQUEST_S), self._group)
+        return self._member.search_offset(queue, epoch_ms, Deadline.after(REQUEST_TIMEOUT_S), self._group)
 
 
 # Pause of reading after the disk was full, and interval of the log line about it.
-FULL_PAUSE_S, FULL_LOG_S = 5.0, 60.0
+FULL_DISK_PAUSE_S, FULL_DISK_LOG_S = 5.0, 60.0
 
 
 class EnvelopeReader(Protocol):
@@ -135,26 +135,26 @@ class BackPressure:
     def __init__(self, folder: Path, reader: EnvelopeReader) -> None:
         self._folder = folder
         self._reader = reader
-        self._paused = False
+        self._is_paused = False
         self._pause_deadline = Deadline(0.0)
         self._silence_deadline = Deadline(0.0)
         self._is_full = False
 
     def apply(self) -> None:
         """Pause or resume all queues. Call this method before each poll, because newly assigned queues must be paused, too."""
-        was_paused, self._paused = self._paused, not self._pause_deadline.expired
-        if not (self._paused or was_paused):
+        was_paused, self._is_paused = self._is_paused, not self._pause_deadline.expired
+        if not (self._is_paused or was_paused):
             return
         for queue in self._reader.assignment():
             with contextlib.suppress(OffsetError):  # the queue was revoked meanwhile
-                (self._reader.pause if self._paused else self._reader.resume)(queue)
+                (self._reader.pause if self._is_paused else self._reader.resume)(queue)
 
     def on_full(self, error: SpoolFull, waiting_count: int) -> None:
         """Record that the disk had no room while the node holds ``waiting_count`` messages."""
-        self._pause_deadline = Deadline.after(FULL_PAUSE_S)
+        self._pause_deadline = Deadline.after(FULL_DISK_PAUSE_S)
         if self._is_full and not self._silence_deadline.expired:
             return
-        self._is_full, self._silence_deadline = True, Deadline.after(FULL_LOG_S)
+        self._is_full, self._silence_deadline = True, Deadline.after(FULL_DISK_LOG_S)
         logger.error(
             "no room for more delayed messages: until there is room, this node reads no messages and no recalls; the %d messages "
             "that it holds are sent when they are due, if the disk can be written: %s", waiting_count, error,
@@ -173,7 +173,7 @@ class BrokerAvailability:
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
         self._retry_deadlines: dict[str, Deadline] = {}
-        self.any_answered = False
+        self.has_any_answered = False
 
     def is_unavailable(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker did not answer the last request."""
@@ -194,7 +194,7 @@ class BrokerAvailability:
             try:
                 step(queue)
                 self._retry_deadlines.pop(broker_name, None)
-                self.any_answered = True
+                self.has_any_answered = True
             except SpoolError:
                 raise
             except Exception as e:  # wrong numbers of one broker must not stop the queues of others
@@ -205,12 +205,12 @@ class BrokerAvailability:
                 text = "%s is neither taken over nor handed over while its broker does not answer as expected: %s"
                 logger.log(level, text, queue, e, exc_info=None if isinstance(e, RocketMQError) else e)
                 self._retry_deadlines[broker_name] = Deadline.after(self._retry_s)
-        if permanent_error is not None and not self.any_answered:
+        if permanent_error is not None and not self.has_any_answered:
             raise permanent_error
 
 
 # Interval of repeated log lines, and of requests for a broker's setting.
-REPEAT_S = 3600.0
+LOG_REPEAT_S = 3600.0
 
 
 class Retention:
@@ -239,7 +239,7 @@ class Retention:
             brokers_with_short_retention.append(broker_name)
             if broker_name in self._silence_deadline and not self._silence_deadline[broker_name].expired:
                 continue
-            self._silence_deadline[broker_name] = Deadline.after(REPEAT_S)
+            self._silence_deadline[broker_name] = Deadline.after(LOG_REPEAT_S)
             logger.warning(
                 "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has it; raise "
                 "fileReservedTime of the broker above the longest delay",
@@ -254,7 +254,7 @@ class Retention:
         if cached_retention is None or cached_retention[1].expired:
             cached_retention = self._cached_retentions[broker_name] = (
                 self._fetch_retention_ms(broker_name),
-                Deadline.after(REPEAT_S),
+                Deadline.after(LOG_REPEAT_S),
             )
         return cached_retention[0]
 
@@ -383,11 +383,11 @@ def redelivery_policy(rules: DeliveryRules, max_in_flight: int) -> RedeliveryPol
     return RedeliveryPolicy(
         {DELAYED_KIND: send_decoder(rules), DEAD_LETTER_KIND: partial(dead_letter_send, rules)},
         max_in_flight,
-        Schedule((0, *STEPS_S)),
+        Schedule((0, *RETRY_PAUSES_S)),
         dead_letters=DeadLetters(
             DEAD_LETTER_KIND, partial(dead_letter_of, rules), partial(given_up_record, rules), describe_message
         ),
-        targeting=Targeting(rules.target_of, rules.fingerprint),
+        target_rules=TargetRules(rules.target_of, rules.fingerprint),
     )
 
 

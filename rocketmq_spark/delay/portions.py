@@ -40,7 +40,7 @@ def portions(bodies: Iterable[bytes], max_bytes: int = PORTION_BYTES) -> Iterato
         yield portion
 
 
-def drop_repeated(bodies: Iterable[bytes]) -> Iterator[bytes]:
+def drop_repeated_bodies(bodies: Iterable[bytes]) -> Iterator[bytes]:
     """Drop repeated envelopes, and repeated cancellations. Only the identities are kept in memory."""
     seen_identities: set[tuple[bool, bytes]] = set()
     for body in bodies:

@@ -48,7 +48,7 @@ class QueueRecords:
             return checkpoints_of(notes).get(queue)
         is_same_queue = self._recreation_check.has_last_message(queue, checkpoint)
         if not is_same_queue:
-            count = self.for_marks(queue, lambda offset, due_ms: True, self._store.remove_marks)
+            count = self.sum_for_marks(queue, lambda offset, due_ms: True, self._store.remove_marks)
             logger.info("%d waiting messages are not from this %s, and are sent from here", count, queue)
         if not is_same_queue or self._store.damage_count:  # after damage, the store lacks envelopes that were read
             checkpoint = None
@@ -58,9 +58,9 @@ class QueueRecords:
 
     def has_record(self, queue: MessageQueue, accepts: Callable[[int, int], bool]) -> bool:
         """Whether the queue has a waiting record that ``accepts`` accepts."""
-        return bool(self.for_marks(queue, accepts, len))
+        return bool(self.sum_for_marks(queue, accepts, len))
 
-    def for_marks(
+    def sum_for_marks(
         self,
         queue: MessageQueue,
         accepts: Callable[[int, int], bool],

@@ -36,8 +36,8 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties,
 # The first byte of a checkpoint: whether the queue's records are being handed over.
 _OWNED, _HANDING_OVER = 2, 3
 _CHECKPOINT = struct.Struct(">B6Q")
-# The layout of releases up to 0.1, and the layout of the earliest releases, which did not write ``newest_ms``. The numbers of a
-# progress in these layouts may be from two nodes.
+# The layout of releases up to 0.1, and the layout of the earliest releases, which did not write ``newest_store_ms``. The numbers
+# of a progress in these layouts may be from two nodes.
 _LAYOUT_0_1, _OLDEST_LAYOUT = struct.Struct(">6Q"), struct.Struct(">5Q")
 
 
@@ -117,7 +117,7 @@ class QueueCheckpoint(NamedTuple):
     """What a node has stored about a queue. All envelopes from ``read_start`` to before ``read_end`` are done or in the node's
     store. ``committed`` is the progress of the last commit.
 
-    ``newest_ms`` is the latest store time of the envelopes read (0 if none): messages with a later store time must be at
+    ``newest_store_ms`` is the latest store time of the envelopes read (0 if none): messages with a later store time must be at
     ``read_end`` or after it. ``is_handing_over`` is true while the records are handed over. While they are handed over, some
     records that are not done may already be deleted, because a hand-over takes several writes.
     """
@@ -125,23 +125,23 @@ class QueueCheckpoint(NamedTuple):
     read_start: int
     read_end: int
     committed: Progress
-    newest_ms: int = 0
+    newest_store_ms: int = 0
     is_handing_over: bool = False
 
     @property
-    def end_and_newest_ms(self) -> tuple[int, int]:
+    def end_and_newest_store_ms(self) -> tuple[int, int]:
         """The end of the envelopes that were read by this node, or by the node that committed the progress, and their latest
         store time.
         """
-        return max(self.read_end, self.committed.read_end), self.newest_ms
+        return max(self.read_end, self.committed.read_end), self.newest_store_ms
 
     def encode(self) -> bytes:
         state = _HANDING_OVER if self.is_handing_over else _OWNED
-        return _CHECKPOINT.pack(state, self.read_start, self.read_end, *self.committed, self.newest_ms)
+        return _CHECKPOINT.pack(state, self.read_start, self.read_end, *self.committed, self.newest_store_ms)
 
     def shows_recreation(self, message: ReceivedMessage) -> bool:
         """Whether a message with an earlier store time was read at this offset before; the topic was then created again."""
-        return message.queue_offset < self.read_end and 0 < self.newest_ms < message.store_timestamp
+        return message.queue_offset < self.read_end and 0 < self.newest_store_ms < message.store_timestamp
 
     def truncated_at(self, offset: int) -> QueueCheckpoint:
         """Return the part that remains valid if the broker's messages from ``offset`` on differ from the messages that were
@@ -161,9 +161,15 @@ class QueueCheckpoint(NamedTuple):
         if not data:
             return None
         if len(data) == _CHECKPOINT.size and data[0] in (_OWNED, _HANDING_OVER):
-            state, read_start, read_end, oldest_offset, committed_end, done_ms, newest_ms = _CHECKPOINT.unpack(data)
+            state, read_start, read_end, oldest_offset, committed_end, done_ms, newest_store_ms = _CHECKPOINT.unpack(
+                data
+            )
             return cls(
-                read_start, read_end, Progress(oldest_offset, committed_end, done_ms), newest_ms, state == _HANDING_OVER
+                read_start,
+                read_end,
+                Progress(oldest_offset, committed_end, done_ms),
+                newest_store_ms,
+                state == _HANDING_OVER,
             )
         for layout in (_LAYOUT_0_1, _OLDEST_LAYOUT):
             if len(data) == layout.size:
@@ -238,7 +244,7 @@ _INTERNAL_PROPERTIES = codes.RESERVED_PROPERTIES | {QUEUE}
 _DELIVERED_PROPERTIES = {
     codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY, codes.Property.WAIT, codes.Property.SHARDING_KEY,
 }  # fmt: skip
-_MAX_PROPERTIES = codes.SINGLE_MAX_PROPERTIES_BYTES
+_MAX_PROPERTIES_BYTES = codes.SINGLE_MAX_PROPERTIES_BYTES
 # Room for the message id and the property ``msgId``, which the sink adds.
 _SINK_PROPERTY_BYTES = 1024
 _MAX_NAME_CHARS, _MAX_QUEUE_ID = 255, 1_000_000
@@ -334,14 +340,14 @@ def original(
         problem = f"its body has more than the {max_bytes} bytes that option 'maxMessageSize' permits"
     properties = decode_properties(envelope.properties)
     delivered_properties, encoded_properties = properties, envelope.properties
-    if not (_encodes_unchanged(encoded_properties, properties) and all(map(_is_delivered, properties))):
+    if not (_encodes_unchanged(encoded_properties, properties) and all(map(_is_delivered_property, properties))):
         delivered_properties, encoded_properties = (
-            {name: value for name, value in properties.items() if _is_delivered(name)},
+            {name: value for name, value in properties.items() if _is_delivered_property(name)},
             "",
         )
     if problem is None and not encoded_properties:
         try:
-            encoded_properties = encode_properties(delivered_properties, _MAX_PROPERTIES)
+            encoded_properties = encode_properties(delivered_properties, _MAX_PROPERTIES_BYTES)
         except MessageRefused as e:
             problem = e.message
     if problem is not None:
@@ -349,11 +355,11 @@ def original(
     return Original(delivered_properties, encoded_properties, _chosen_queue(envelope.topic, properties.get(QUEUE, "")))
 
 
-def _is_delivered(name: str) -> bool:
-    return name in _DELIVERED_PROPERTIES or not _is_internal(name)
+def _is_delivered_property(name: str) -> bool:
+    return name in _DELIVERED_PROPERTIES or not _is_internal_property(name)
 
 
-def _is_internal(name: str) -> bool:
+def _is_internal_property(name: str) -> bool:
     """Whether only RocketMQ or this package sets the property."""
     return name in _INTERNAL_PROPERTIES or is_reserved(name)
 
@@ -362,7 +368,7 @@ def _encodes_unchanged(text: str, properties: Collection[str]) -> bool:
     """Whether ``properties``, which were decoded from ``text``, certainly encode to ``text``, and ``text`` is short enough."""
     pair_count = len(properties)
     has_all_separators = text.count("\x01") == text.count("\x02") == pair_count and text.endswith("\x02")
-    return has_all_separators and text.isascii() and len(text) <= _MAX_PROPERTIES
+    return has_all_separators and text.isascii() and len(text) <= _MAX_PROPERTIES_BYTES
 
 
 @functools.lru_cache(1024)  # cached, because most messages go to few topics
@@ -439,7 +445,7 @@ def sink_row(
         if not 0 < len(msg_id) <= _MAX_NAME_CHARS:
             msg_id = _digest_text(data)
         size = len(original.encoded_properties.encode())
-        if size > _MAX_PROPERTIES - _SINK_PROPERTY_BYTES:
+        if size > _MAX_PROPERTIES_BYTES - _SINK_PROPERTY_BYTES:
             raise DecodeError(
                 f"its properties have {size} bytes, which leaves no room for the properties that the sink adds"
             )
@@ -454,7 +460,11 @@ def sink_row(
         properties.get(codes.Property.KEYS),
         envelope.flag,
         properties.get(codes.Property.SHARDING_KEY),
-        {name: value for name, value in properties.items() if not (_is_internal(name) or name == codes.ROW_ID)},
+        {
+            name: value
+            for name, value in properties.items()
+            if not (_is_internal_property(name) or name == codes.ROW_ID)
+        },
         msg_id,
     )
 

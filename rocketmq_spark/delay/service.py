@@ -19,7 +19,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.commits import REQUEST_S, CommittedProgress, GroupNames, ProgressCommits
+from rocketmq_spark.delay.commits import REQUEST_TIMEOUT_S, CommittedProgress, GroupNames, ProgressCommits
 from rocketmq_spark.delay.envelope_records import (
     BackPressure,
     BrokerAvailability,
@@ -89,7 +89,7 @@ class CommitState:
 
     committed_progress: CommittedProgress | None
     proven_progress: Progress
-    next_check: Deadline
+    next_check_deadline: Deadline
     is_current: bool = True
     conflict_count: int = 0
 
@@ -120,10 +120,10 @@ class DelayService:
         # The checkpoints of the queues that will be handed over or started again. The checkpoint is None if the queue's progress
         # must not be committed.
         self._revoked_queues: dict[MessageQueue, QueueCheckpoint | None] = {}
-        self._availability, self._complaints = BrokerAvailability(RETRY_S), LogThrottle()
+        self._availability, self._log_throttle = BrokerAvailability(RETRY_S), LogThrottle()
         self._back_pressure = BackPressure(store.path, reader)
         self._damage_count = store.damage_count
-        self._commit_due = self._recreation_check_due = Deadline(0.0)
+        self._commit_deadline = self._recreation_check_deadline = Deadline(0.0)
         self._has_joined, self._join_deadline = False, Deadline.after(JOIN_S)
         self._catch_up_ends: dict[MessageQueue, int] = {}
         self._catch_up_deadline, self.stored_count = Deadline(0.0), 0
@@ -185,8 +185,8 @@ class DelayService:
         if self._spool is not None:
             self._spool.redelivery.set_paused(is_catching_up)
             self._spool.redelivery.wake()  # if the clock was set forward, records may be due earlier than planned
-        if self._commit_due.expired:
-            self._commit_due = Deadline.after(COMMIT_S if self._commit_progress(self._checkpoints) else RETRY_S)
+        if self._commit_deadline.expired:
+            self._commit_deadline = Deadline.after(COMMIT_S if self._commit_progress(self._checkpoints) else RETRY_S)
 
     @property
     def sent_count(self) -> int:
@@ -271,8 +271,8 @@ class DelayService:
                 self._restart([queue])
 
         queues = queues_with_messages
-        if self._recreation_check_due.expired:
-            queues, self._recreation_check_due = set(self._checkpoints), Deadline.after(RECREATION_CHECK_S)
+        if self._recreation_check_deadline.expired:
+            queues, self._recreation_check_deadline = set(self._checkpoints), Deadline.after(RECREATION_CHECK_S)
         self._availability.for_each(queues, check_queue)
         self._restart((queues_with_messages - unchanged_queues) & self._checkpoints.keys())
 
@@ -283,7 +283,7 @@ class DelayService:
         if not self._revoked_queues:
             return
         try:
-            existing_queues = set(self._member.queues(self._topic, Deadline.after(REQUEST_S)))
+            existing_queues = set(self._member.queues(self._topic, Deadline.after(REQUEST_TIMEOUT_S)))
         except RocketMQError as e:
             logger.info("cannot list the queues of %s: %s", self._topic, e)
             return
@@ -292,7 +292,7 @@ class DelayService:
     def _check_commits(self, checks_all: bool = False) -> None:
         """Read the committed progress of own queues if the next check is due."""
         due_queues = {
-            queue for queue in self._checkpoints if checks_all or self._commit_states[queue].next_check.expired
+            queue for queue in self._checkpoints if checks_all or self._commit_states[queue].next_check_deadline.expired
         }
         for queue in due_queues:
             self._commit_states[queue].is_current = False
@@ -332,22 +332,23 @@ class DelayService:
             else:
                 state.conflict_count = 0
                 if valid_progress is not None and committed is not None:
-                    checkpoint = self._with_newest_ms(
+                    checkpoint = self._with_newest_store_ms(
                         queue,
                         checkpoint._replace(committed=checkpoint.committed.merged_with(valid_progress)),
                         committed,
                     )
-        state.is_current, state.next_check = True, Deadline.after(COMMIT_CHECK_S)
+        state.is_current, state.next_check_deadline = True, Deadline.after(COMMIT_CHECK_S)
         return checkpoint
 
     def _valid_progress(self, queue: MessageQueue, committed: CommittedProgress) -> Progress | None:
         """Return the committed progress if it is about the messages that the queue has now, else None."""
-        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+        bounds = self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S))
         if committed.progress.oldest_offset > bounds.max_offset:
             return None
         return (
             None
-            if self._recreation_check.first_changed_offset(queue, *committed.end_and_newest_ms, bounds) is not None
+            if self._recreation_check.first_changed_offset(queue, *committed.end_and_newest_store_ms, bounds)
+            is not None
             else committed.progress
         )
 
@@ -375,7 +376,7 @@ class DelayService:
             wait_until = self._queues_to_start[queue] = self._queues_to_start[queue] or Deadline.after(HAND_OVER_S)
             if not wait_until.expired:
                 return
-        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+        bounds = self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S))
         checkpoint = self._starting_checkpoint(queue, own_checkpoint, committed, had_other_owner, bounds)
         if checkpoint.read_end < bounds.min_offset:
             logger.warning(
@@ -420,7 +421,7 @@ class DelayService:
             and had_other_owner
             and (
                 first_changed_offset := self._recreation_check.first_changed_offset_with_log(
-                    queue, *committed.end_and_newest_ms, bounds
+                    queue, *committed.end_and_newest_store_ms, bounds
                 )
             )
             is not None
@@ -430,7 +431,7 @@ class DelayService:
             own_checkpoint is not None
             and (
                 first_changed_offset := self._recreation_check.first_changed_offset_with_log(
-                    queue, *own_checkpoint.end_and_newest_ms, bounds
+                    queue, *own_checkpoint.end_and_newest_store_ms, bounds
                 )
             )
             is not None
@@ -438,28 +439,33 @@ class DelayService:
             # Records whose messages are no longer in the topic lose their marks of the queue. The messages of the other records
             # are still in the topic, and not done.
             first_offset, end_offset = bounds.min_offset, first_changed_offset
-            self._records.for_marks(
+            self._records.sum_for_marks(
                 queue, lambda offset, due_ms: not first_offset <= offset < end_offset, self._store.remove_marks
             )
             own_checkpoint = own_checkpoint.truncated_at(first_changed_offset)
             progress = progress if had_other_owner else own_checkpoint.committed
         if progress is not None and had_other_owner:
             progress = progress if own_checkpoint is None else progress.merged_with(own_checkpoint.committed)
-            self._records.for_marks(queue, progress.is_done, self._store.drop_records)
-        return self._with_newest_ms(queue, resumed_checkpoint(own_checkpoint, progress, bounds.min_offset), committed)
+            self._records.sum_for_marks(queue, progress.is_done, self._store.drop_records)
+        return self._with_newest_store_ms(
+            queue, resumed_checkpoint(own_checkpoint, progress, bounds.min_offset), committed
+        )
 
-    def _with_newest_ms(
+    def _with_newest_store_ms(
         self, queue: MessageQueue, checkpoint: QueueCheckpoint, committed: CommittedProgress | None
     ) -> QueueCheckpoint:
         """Return ``checkpoint`` with the latest store time of all messages before its end, including messages that only another
         node has read. If the other node has not committed a store time, the broker is queried. Without the store time, this node
         could not tell these messages from messages of a topic that was created again.
         """
-        committed_ms, (end, newest_ms) = 0 if committed is None else committed.newest_ms, checkpoint.end_and_newest_ms
-        newest_ms = max(newest_ms, committed_ms)
-        if end and (not newest_ms or (end > checkpoint.read_end and not committed_ms)):
-            newest_ms = max(newest_ms, self._recreation_check.newest_store_ms(queue, end, self._now_ms()))
-        return checkpoint._replace(newest_ms=newest_ms)
+        committed_ms, (end, newest_store_ms) = (
+            0 if committed is None else committed.newest_store_ms,
+            checkpoint.end_and_newest_store_ms,
+        )
+        newest_store_ms = max(newest_store_ms, committed_ms)
+        if end and (not newest_store_ms or (end > checkpoint.read_end and not committed_ms)):
+            newest_store_ms = max(newest_store_ms, self._recreation_check.newest_store_ms(queue, end, self._now_ms()))
+        return checkpoint._replace(newest_store_ms=newest_store_ms)
 
     def _is_catching_up(self) -> bool:
         """Whether a queue has not yet been read up to the end offset at its start."""
@@ -473,11 +479,13 @@ class DelayService:
         """
         try:
             checkpoint = self._records.checkpoint(queue)
-            bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+            bounds = self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S))
             first_changed_offset = (
                 None
                 if checkpoint is None
-                else self._recreation_check.first_changed_offset_with_log(queue, *checkpoint.end_and_newest_ms, bounds)
+                else self._recreation_check.first_changed_offset_with_log(
+                    queue, *checkpoint.end_and_newest_store_ms, bounds
+                )
             )
         except RocketMQError as e:
             if e.retriable:
@@ -492,7 +500,7 @@ class DelayService:
             else NO_PROGRESS
         )
 
-        def is_next(offset: int, due_ms: int) -> bool:
+        def is_for_next_owner(offset: int, due_ms: int) -> bool:
             """Whether the next owner reads and sends the message of a record."""
             return first_offset <= offset < end_offset and not progress_of_others.is_done(offset, due_ms)
 
@@ -503,8 +511,10 @@ class DelayService:
         if checkpoint is not None:
             self._store.add([], {note_name(queue): checkpoint._replace(is_handing_over=True).encode()})
         # Records that stay here lose their marks of the queue, because the progress of later owners does not cover them.
-        self._records.for_marks(queue, lambda offset, due_ms: not is_next(offset, due_ms), self._store.remove_marks)
-        count = self._records.for_marks(queue, is_next, self._store.hand_over)
+        self._records.sum_for_marks(
+            queue, lambda offset, due_ms: not is_for_next_owner(offset, due_ms), self._store.remove_marks
+        )
+        count = self._records.sum_for_marks(queue, is_for_next_owner, self._store.hand_over)
         self._store.add([], {note_name(queue): b""})
         logger.info("%s was handed over to another node, with %d waiting messages", queue, count)
 
@@ -530,9 +540,9 @@ class DelayService:
         try:
             return self._reader.poll(timeout_s)
         except BrokerError as e:
-            if e.retriable or not self._availability.any_answered:
+            if e.retriable or not self._availability.has_any_answered:
                 raise
-            logger.log(self._complaints.level("poll", e), "a broker refuses a pull, which is repeated: %s", e)
+            logger.log(self._log_throttle.level("poll", e), "a broker refuses a pull, which is repeated: %s", e)
             return []
 
     def _store_envelopes(self, messages: Sequence[ReceivedMessage]) -> None:
@@ -547,8 +557,8 @@ class DelayService:
             checkpoint = checkpoints[queue]
             if offset < checkpoint.read_end:
                 continue
-            newest_ms = max(checkpoint.newest_ms, message.store_timestamp)
-            checkpoints[queue] = checkpoint._replace(read_end=offset + 1, newest_ms=newest_ms)
+            newest_store_ms = max(checkpoint.newest_store_ms, message.store_timestamp)
+            checkpoints[queue] = checkpoint._replace(read_end=offset + 1, newest_store_ms=newest_store_ms)
             effect = envelope_records.effect_of(self._rules, queue, offset, message.body, now_ms)
             if effect.cancelled_mark is not None:
                 cancelled_marks.add(effect.cancelled_mark)
@@ -611,7 +621,7 @@ class DelayService:
                 == previous_progress.read_end
             )
             if progress != previous_progress and not adds_nothing:
-                progress_to_commit[queue] = CommittedProgress(progress, checkpoint.newest_ms)
+                progress_to_commit[queue] = CommittedProgress(progress, checkpoint.newest_store_ms)
                 state.committed_progress = None
         # Do not commit after damage, because lost records are not done. The next turn reads the lost messages again.
         if not progress_to_commit or self._damage_count != self._store.damage_count:

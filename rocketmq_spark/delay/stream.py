@@ -26,7 +26,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base import codes, extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay.portions import drop_repeated, pack, portions, unpack
+from rocketmq_spark.delay.portions import drop_repeated_bodies, pack, portions, unpack
 from rocketmq_spark.delay.release import (
     ALL_TOPICS,
     DEAD_TOPIC,
@@ -45,8 +45,8 @@ from rocketmq_spark.spark.sink.row_checks import SinkChecks
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
 # Each topic of envelopes has its own group, because members of one group must not subscribe to different topics.
-_GROUP = "rocketmq_delay_job_{topic}"
-_REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
+_GROUP_FORMAT = "rocketmq_delay_job_{topic}"
+_REQUEST_TIMEOUT_S, _HEARTBEAT_S = 3.0, 30.0
 
 
 def _answer_nothing(broker: str, request: BrokerRequest) -> None:
@@ -59,23 +59,23 @@ def present(topic: str = INNER_TOPIC, **options: object) -> Iterator[None]:
 
     Option ``group`` names the group; the default is ``rocketmq_delay_job_`` and the topic.
     """
-    parsed = options_table.parse({"group": _GROUP.format(topic=topic), **options}).for_role("pull consumer")
+    parsed = options_table.parse({"group": _GROUP_FORMAT.format(topic=topic), **options}).for_role("pull consumer")
     member = session.member(parsed)
     membership = Membership({topic: NO_FILTER}, {topic: time.time_ns() // 1_000_000}, "CONSUME_ACTIVELY")
-    member.queues(topic, Deadline.after(_REQUEST_S))  # finds the brokers to which heartbeats go
+    member.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S))  # finds the brokers to which heartbeats go
     leave = member.join(parsed.group, lambda: membership, _answer_nothing, _HEARTBEAT_S)
     try:
-        member.heartbeat(Deadline.after(_REQUEST_S))
+        member.heartbeat(Deadline.after(_REQUEST_TIMEOUT_S))
         yield
     finally:
-        leave(Deadline.after(_REQUEST_S))
+        leave(Deadline.after(_REQUEST_TIMEOUT_S))
 
 
 __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
 
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_PROTOBUF = (6, 33, 5)
+_PROVIDER_SETTING = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_MIN_PROTOBUF_VERSION = (6, 33, 5)
 # The maximum rows and bytes that a task returns in a micro-batch. Spark puts all rows from the timers of a task into one record
 # batch.
 _MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
@@ -86,7 +86,7 @@ _ON_ARRIVAL_SHARE, _KEY_SHARE = 1 / 2, 1 / 4
 _ENVELOPE_BYTES = 64 << 10
 # The number of shards of a second. It is a constant, and not a Spark setting, because a cancellation must find the shard of its
 # message after a restart with other settings.
-_SHARDS = 16
+_SHARD_COUNT = 16
 # The last whole second (in ms) at which a timer of Spark can fire.
 _MAX_DUE_MS = ((1 << 63) - 1) // 1000 * 1000
 _COLUMNS = tuple(part.split()[0] for part in SINK_SCHEMA.split(", "))
@@ -141,13 +141,13 @@ def delayed(
         sf.col("body")
     )
     return (
-        messages.select(_truncated("body", max_bytes))
-        .union(_ticks(messages))
+        messages.select(_truncated_column("body", max_bytes))
+        .union(_tick_stream(messages))
         .where("body is not null")
         .select("body", sf.when(is_envelope, due_ms).otherwise(0).alias("due"))
         .select(
             "body",
-            sf.pmod(sf.hash(identity), sf.lit(_SHARDS)).alias("shard"),
+            sf.pmod(sf.hash(identity), sf.lit(_SHARD_COUNT)).alias("shard"),
             # The first whole second at or after the due time.
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )
@@ -156,7 +156,7 @@ def delayed(
     )
 
 
-def _truncated(column: str, max_bytes: int) -> Column:
+def _truncated_column(column: str, max_bytes: int) -> Column:
     """Return the bodies, truncated to the maximum size of the envelope of a message of ``max_bytes`` bytes. A longer body can
     only become a dead letter, and a dead letter keeps only the first bytes. Spark truncates the bodies before Python gets them,
     because a few kilobytes may inflate to megabytes.
@@ -164,7 +164,7 @@ def _truncated(column: str, max_bytes: int) -> Column:
     return sf.substring(column, 1, max_bytes + _ENVELOPE_BYTES).alias(column)
 
 
-def _ticks(messages: DataFrame) -> DataFrame:
+def _tick_stream(messages: DataFrame) -> DataFrame:
     """Return a stream with a row for every micro-batch, because a restarted query processes timers only when there is new
     data.
     """
@@ -204,8 +204,8 @@ class _WaitingEnvelopes(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         due_ms, now_ms = key[1] * 1000, timerValues.getCurrentProcessingTimeInMs()
-        self._returned_in(now_ms)
-        new_portions = portions(drop_repeated(bytes(row.body) for row in rows))
+        self._returned_rows_and_bytes(now_ms)
+        new_portions = portions(drop_repeated_bodies(bytes(row.body) for row in rows))
         nothing_waits = not (self._span_state.exists() or self._legacy_bodies.exists())
         if due_ms <= now_ms:
             first_portion, second_portion = next(new_portions, []), next(new_portions, None)
@@ -231,7 +231,7 @@ class _WaitingEnvelopes(StatefulProcessor):
         that are due later.
         """
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
-        returned_before = self._returned_in(now_ms)
+        returned_before = self._returned_rows_and_bytes(now_ms)
         if not self._has_room():
             # The state of the key is not read here, because reading it would take time for each of any number of keys. The new
             # time must differ from the time of this timer, because Spark deletes this timer after the call.
@@ -244,7 +244,7 @@ class _WaitingEnvelopes(StatefulProcessor):
             return
         first, end, is_clean = span
         if not is_clean and end - first > 1:
-            self._clean(first, end)
+            self._drop_repeated_and_cancelled(first, end)
         for number in range(first, end):
             if number > first and not (self._has_room() and self._has_room(_KEY_SHARE, returned_before)):
                 self._span_state.update((number, end, True))
@@ -254,7 +254,7 @@ class _WaitingEnvelopes(StatefulProcessor):
             self._portion_state.removeKey((number,))
         self._span_state.clear()
 
-    def _returned_in(self, now_ms: int) -> tuple[int, int]:
+    def _returned_rows_and_bytes(self, now_ms: int) -> tuple[int, int]:
         """Return how many rows, and how many bytes, this task has returned in this micro-batch."""
         if now_ms != self._batch:
             self._batch, self._returned_rows, self._returned_bytes = now_ms, 0, 0
@@ -284,7 +284,7 @@ class _WaitingEnvelopes(StatefulProcessor):
         assert state is not None
         return list(unpack(bytes(state[0])))
 
-    def _clean(self, first: int, end: int) -> None:
+    def _drop_repeated_and_cancelled(self, first: int, end: int) -> None:
         """Remove repeated and cancelled envelopes from all portions, with one portion in memory at a time."""
         cancelled_identities = {
             identity_of(body) for n in range(first, end) for body in self._portion(n) if is_cancellation(body)
@@ -336,8 +336,10 @@ def _check_requirements(messages: DataFrame) -> None:
             f"delayed() got {what} whose column 'body' is {body_type}; "
             f"expected readStream of topic {INNER_TOPIC!r}, where it is binary"
         )
-    if (provider := messages.sparkSession.conf.get(_PROVIDER, None)) != _ROCKSDB:
-        problems.append(f"{_PROVIDER} is {provider}; expected {_ROCKSDB}: spark.conf.set(it) before the query starts")
+    if (provider := messages.sparkSession.conf.get(_PROVIDER_SETTING, None)) != _ROCKSDB_PROVIDER:
+        problems.append(
+            f"{_PROVIDER_SETTING} is {provider}; expected {_ROCKSDB_PROVIDER}: spark.conf.set(it) before the query starts"
+        )
     if problem := protobuf_problem():
         problems.append(problem)
     if problems:
@@ -353,9 +355,9 @@ def protobuf_problem(version: str | None = None) -> str | None:
             version = importlib.metadata.version("protobuf")
         except importlib.metadata.PackageNotFoundError:
             version = "none"
-    if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _PROTOBUF:
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _MIN_PROTOBUF_VERSION:
         return None
-    expected_version = ".".join(map(str, _PROTOBUF))
+    expected_version = ".".join(map(str, _MIN_PROTOBUF_VERSION))
     return (
         f"protobuf is {version} here; expected {expected_version} or newer, in workers too: "
         f"{extras.install_command(extras.DELAY)}"

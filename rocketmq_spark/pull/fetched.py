@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _INNER_BATCH, _NEED_UNWRAP = int(SysFlag.INNER_BATCH), int(SysFlag.NEED_UNWRAP)
 # Positions of the offset and the flags in a stored message.
-_OFFSET_AT, _FLAGS_AT = 20, 36
-_OFFSET = struct.Struct(">q")
-_FLAGS = struct.Struct(">i")
+_OFFSET_POSITION, _FLAGS_POSITION = 20, 36
+_OFFSET_STRUCT = struct.Struct(">q")
+_FLAGS_STRUCT = struct.Struct(">i")
 
 
 def index_ranges(entries: Iterable[tuple[int, int, bytes]], start: int, end: int) -> list[tuple[int, int]] | None:
@@ -78,13 +78,13 @@ def offset_count(answers: Iterable[FetchedAnswer]) -> int:
 
 def first_offset(buffer: npt.NDArray[np.uint8], begin: int) -> int:
     """Return the offset stored in the message at ``begin``."""
-    offset: int = _OFFSET.unpack_from(buffer.data, begin + _OFFSET_AT)[0]
+    offset: int = _OFFSET_STRUCT.unpack_from(buffer.data, begin + _OFFSET_POSITION)[0]
     return offset
 
 
 def is_inner_batch(buffer: npt.NDArray[np.uint8], begin: int) -> bool:
     """Whether the message at ``begin`` is an inner batch, which a broker returns whole for each of its offsets."""
-    return bool(_FLAGS.unpack_from(buffer.data, begin + _FLAGS_AT)[0] & _INNER_BATCH)
+    return bool(_FLAGS_STRUCT.unpack_from(buffer.data, begin + _FLAGS_POSITION)[0] & _INNER_BATCH)
 
 
 class Hole(NamedTuple):

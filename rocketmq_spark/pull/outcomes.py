@@ -80,7 +80,7 @@ Decision = Continue | RepeatPull | Reconnect | Lost | Suspect | Reset
 
 
 # The codes of temporary errors: the broker is busy, is starting, or no longer has the queue.
-_TEMPORARY = frozenset(
+_TEMPORARY_CODES = frozenset(
     {
         Response.SYSTEM_BUSY,
         Response.SERVICE_NOT_AVAILABLE,
@@ -93,7 +93,7 @@ _TEMPORARY = frozenset(
 
 
 # Remarks that a slave sends with the code for "nothing matched" if only its master can answer the pull.
-_BOUNDS_REMARKS = frozenset(
+_MASTER_ONLY_REMARKS = frozenset(
     {"OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE", OFFSET_RESET}
 )
 
@@ -102,11 +102,11 @@ def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
     """Decide how to react to an answer to a pull at ``start``, an offset that the broker had when the read was planned."""
     code = answer.code
     if code == Response.PULL_NOT_FOUND:
-        return _not_found(start, answer)
+        return _judge_not_found(start, answer)
     if code == Response.PULL_RETRY_IMMEDIATELY:
-        return _nothing_matched(start, answer)
+        return _judge_nothing_matched(start, answer)
     if code == Response.PULL_OFFSET_MOVED:
-        return _moved(start, answer)
+        return _judge_moved_offset(start, answer)
     if code == Response.GO_AWAY:
         return Reconnect()
     if code == Response.NO_PERMISSION:
@@ -116,7 +116,7 @@ def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
             else answer.forbidden in READ_FORBIDDEN_TYPES
         )
         return RepeatPull() if is_unreadable else _error_of(answer)
-    if code in _TEMPORARY:
+    if code in _TEMPORARY_CODES:
         return RepeatPull(reroute=code != Response.SYSTEM_BUSY)
     if code == Response.TOPIC_NOT_EXIST:
         return Suspect(Cause.TOPIC_DELETED)
@@ -125,7 +125,7 @@ def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
     return _error_of(answer)
 
 
-def _not_found(start: int, answer: EmptyAnswer) -> Decision:
+def _judge_not_found(start: int, answer: EmptyAnswer) -> Decision:
     next_offset = answer.next_offset
     if next_offset is not None and next_offset > start:
         if answer.remark == "OFFSET_FOUND_NULL":  # the index, or a file of it, is missing or not open yet
@@ -134,9 +134,9 @@ def _not_found(start: int, answer: EmptyAnswer) -> Decision:
     return Suspect(Cause.WENT_BACK)  # the queue ends before its planned end
 
 
-def _nothing_matched(start: int, answer: EmptyAnswer) -> Decision:
+def _judge_nothing_matched(start: int, answer: EmptyAnswer) -> Decision:
     next_offset = answer.next_offset
-    if next_offset is None or next_offset <= start or answer.remark in _BOUNDS_REMARKS:
+    if next_offset is None or next_offset <= start or answer.remark in _MASTER_ONLY_REMARKS:
         return RepeatPull(reroute=True)
     if answer.remark == "MESSAGE_WAS_REMOVING":
         return Lost(next_offset, Cause.TRUNCATED)
@@ -145,7 +145,7 @@ def _nothing_matched(start: int, answer: EmptyAnswer) -> Decision:
     return Continue(next_offset)
 
 
-def _moved(start: int, answer: EmptyAnswer) -> Decision:
+def _judge_moved_offset(start: int, answer: EmptyAnswer) -> Decision:
     if answer.remark == OFFSET_RESET:
         return RepeatPull() if answer.next_offset is None else Reset(answer.next_offset)
     min_offset = answer.min_offset

@@ -35,8 +35,8 @@ class PullRequests:
         """
         if self._opaque + max_pulls > _MAX_OPAQUE:
             self._opaque = 0
-        first = self._opaque
-        ranges = pending.start_pulls(first, max_messages, max_pulls)
+        first_opaque = self._opaque
+        ranges = pending.start_pulls(first_opaque, max_messages, max_pulls)
         self._opaque += len(ranges)
         self.sent_count += len(ranges)
         pacing.on_pull_sent(max(limit - start for _, start, limit in ranges))
@@ -45,7 +45,7 @@ class PullRequests:
         # is the number of offsets in the range of the pull.
         return [
             templates[range_number].frame(opaque, start, limit - start)
-            for opaque, (range_number, start, limit) in enumerate(ranges, first)
+            for opaque, (range_number, start, limit) in enumerate(ranges, first_opaque)
         ]
 
     def has_newer_keys(self, opaque: int) -> bool:
@@ -58,13 +58,13 @@ class PullRequests:
         return any(renewals)
 
 
-FIRST_PULL_MESSAGES = 8
+FIRST_PULL_SIZE = 8
 # The limits of an answer in a broker's default configuration.
 DEFAULT_ANSWER_MESSAGES, DEFAULT_ANSWER_BYTES = 32, 256 << 10
 MAX_PULL_BYTES = 1 << 20
 MAX_PULL_DEPTH = 256
 # Without option ``pullDepth``, at most this many bytes are in flight, but four pulls are always allowed.
-ADAPTIVE_DEPTH_BYTES = 4 << 20
+MAX_ADAPTIVE_BYTES_IN_FLIGHT = 4 << 20
 FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict the bounds that the plan saw, before the difference counts as a loss.
 LOSS_GRACE_S = 15.0
@@ -102,31 +102,31 @@ class PullPacing:
 
     def __init__(self, settings: PullSettings) -> None:
         self._settings = settings
-        self.pull_size = settings.batch_size if settings.has_filter else min(FIRST_PULL_MESSAGES, settings.batch_size)
+        self.pull_size = settings.batch_size if settings.has_filter else min(FIRST_PULL_SIZE, settings.batch_size)
         self._bytes_per_message = 0.0
         self._answer_bytes = 0.0
         self._full_answer_count = 0
         self._answers_before_probe = 1
-        self._probe_in_flight = False
+        self._is_probe_in_flight = False
         self._has_answer = False
 
     def next_pull_size(self) -> int:
         """Return how many messages the next pull requests at most."""
         if self._settings.has_filter:
             return self.pull_size
-        if self._probe_in_flight or self._full_answer_count < self._answers_before_probe:
+        if self._is_probe_in_flight or self._full_answer_count < self._answers_before_probe:
             return min(self.pull_size, self._max_pull_size())
         return min(max(self.pull_size, min(self.pull_size * 2, self._settings.batch_size)), self._max_pull_size())
 
     def on_pull_sent(self, count: int) -> None:
         """Record that a pull of ``count`` messages was sent. At the end of a range, ``count`` is less than ``next_pull_size``."""
-        self._probe_in_flight = self._probe_in_flight or count > self.pull_size
+        self._is_probe_in_flight = self._is_probe_in_flight or count > self.pull_size
 
     def on_pulls_lost(self) -> None:
         """Record that the pulls in flight will not be answered."""
-        self._probe_in_flight = False
+        self._is_probe_in_flight = False
 
-    def allowed_pulls(self, count: int, offsets_in_flight: int) -> int:
+    def allowed_pull_count(self, count: int, offsets_in_flight: int) -> int:
         """Return how many more pulls of ``count`` messages the limit of bytes allows, by the estimated size of messages. If a
         pull of this size is a probe, the result is at most one.
         """
@@ -145,12 +145,14 @@ class PullPacing:
         if not self._has_answer:
             return 1
         # A filtered answer may be full even if the answers before it were empty.
-        full_bytes = FILTERED_ANSWER_BYTES if self._settings.has_filter else self._bytes_per_message * self.pull_size
-        answer_bytes = max(1.0, self._answer_bytes, full_bytes)
+        full_answer_bytes = (
+            FILTERED_ANSWER_BYTES if self._settings.has_filter else self._bytes_per_message * self.pull_size
+        )
+        answer_bytes = max(1.0, self._answer_bytes, full_answer_bytes)
         max_depth = int(self._settings.max_bytes_in_flight / answer_bytes)
         if self._settings.depth:
             return max(1, min(self._settings.depth, max_depth))
-        return max(1, min(MAX_PULL_DEPTH, max_depth, max(4, int(ADAPTIVE_DEPTH_BYTES / answer_bytes))))
+        return max(1, min(MAX_PULL_DEPTH, max_depth, max(4, int(MAX_ADAPTIVE_BYTES_IN_FLIGHT / answer_bytes))))
 
     def on_answers_received(
         self, requested_count: int, covered_count: int, largest_bytes: int, answer_count: int = 1
@@ -160,8 +162,8 @@ class PullPacing:
         """
         is_first = not self._bytes_per_message
         self._has_answer = True
-        self._bytes_per_message = _smoothed(self._bytes_per_message, largest_bytes / max(1, covered_count))
-        self._answer_bytes = _smoothed(self._answer_bytes, largest_bytes)
+        self._bytes_per_message = _smoothed_estimate(self._bytes_per_message, largest_bytes / max(1, covered_count))
+        self._answer_bytes = _smoothed_estimate(self._answer_bytes, largest_bytes)
         if self._settings.has_filter:
             return
         if is_first:
@@ -174,7 +176,7 @@ class PullPacing:
             return
         is_probe = requested_count > self.pull_size
         if is_probe:
-            self._probe_in_flight = False
+            self._is_probe_in_flight = False
         if covered_count < requested_count:
             self.pull_size = max(self.pull_size, covered_count) if is_probe else max(1, covered_count)
             self._full_answer_count, self._answers_before_probe = 0, _ANSWERS_BETWEEN_PROBES
@@ -188,6 +190,6 @@ class PullPacing:
         return max(1, int(max_bytes / max(1.0, self._bytes_per_message)))
 
 
-def _smoothed(estimate: float, value: float) -> float:
+def _smoothed_estimate(estimate: float, value: float) -> float:
     """Follow larger values at once, because the limit of bytes in flight must hold, and smaller values slowly."""
     return value if value >= estimate else _SMOOTHING * estimate + (1 - _SMOOTHING) * value

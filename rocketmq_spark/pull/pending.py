@@ -40,7 +40,7 @@ class PendingOffsets:
         return bool(self._unrequested_ranges or self._waiting_ranges or self._ranges_in_flight)
 
     @property
-    def has_unrequested(self) -> bool:
+    def has_unrequested_offsets(self) -> bool:
         """Whether there are offsets that may be requested at once."""
         return bool(self._unrequested_ranges)
 
@@ -93,7 +93,7 @@ class PendingOffsets:
         """Add offsets that are requested at ``time_s``."""
         heapq.heappush(self._waiting_ranges, (time_s, part))
 
-    def release_due(self, now: float) -> None:
+    def release_due_ranges(self, now: float) -> None:
         """Move ranges to the unrequested ranges when the time of their next attempt has come."""
         while self._waiting_ranges and self._waiting_ranges[0][0] <= now:
             self.add(heapq.heappop(self._waiting_ranges)[1])
@@ -111,7 +111,7 @@ class PendingOffsets:
         """
         removed_parts: list[PendingRange] = []
 
-        def remaining(part: PendingRange) -> Iterator[PendingRange]:
+        def remaining_parts(part: PendingRange) -> Iterator[PendingRange]:
             if (
                 part.range_number != removed_range.range_number
                 or part.end <= removed_range.start
@@ -127,18 +127,20 @@ class PendingOffsets:
             if removed_range.end < part.end:
                 yield part._replace(start=removed_range.end)
 
-        self._unrequested_ranges = [left_part for part in self._unrequested_ranges for left_part in remaining(part)]
+        self._unrequested_ranges = [
+            left_part for part in self._unrequested_ranges for left_part in remaining_parts(part)
+        ]
         self._waiting_ranges = [
-            (time_s, left_part) for time_s, part in self._waiting_ranges for left_part in remaining(part)
+            (time_s, left_part) for time_s, part in self._waiting_ranges for left_part in remaining_parts(part)
         ]
         for opaque, requested_range in list(self._ranges_in_flight.items()):
-            left_parts = list(remaining(requested_range))
+            left_parts = list(remaining_parts(requested_range))
             if left_parts != [requested_range]:
                 self.finish_pull(opaque)
                 self._unrequested_ranges += left_parts
         heapq.heapify(self._unrequested_ranges)
         heapq.heapify(self._waiting_ranges)
-        return _joined(removed_parts)
+        return _joined_ranges(removed_parts)
 
     def extend(self, answered_range: PendingRange, end: int) -> PendingRange:
         """Return ``answered_range`` together with the pending offsets directly after it, up to ``end``, and remove these
@@ -157,23 +159,23 @@ class PendingOffsets:
         position = part[:2]
         return any(
             other[0] == position[0] and other[:2] < position
-            for other in (*self._unrequested_ranges, *self._candidates())
+            for other in (*self._unrequested_ranges, *self._first_range_candidates())
         )
 
-    def first_pending(self) -> tuple[int, int]:
+    def first_pending_position(self) -> tuple[int, int]:
         """Return the range number and the offset of the first pending offset. All messages before this position were received,
         or are lost.
         """
-        return min((part[:2] for part in self._candidates()), default=(self._range_count, 0))
+        return min((part[:2] for part in self._first_range_candidates()), default=(self._range_count, 0))
 
-    def _candidates(self) -> Iterator[PendingRange]:
+    def _first_range_candidates(self) -> Iterator[PendingRange]:
         """Yield the ranges that may begin with the first pending offset. The top of the heap is the only unrequested one."""
         yield from self._unrequested_ranges[:1]
         yield from self._ranges_in_flight.values()
         yield from (part for _, part in self._waiting_ranges)
 
 
-def _joined(parts: list[PendingRange]) -> list[PendingRange]:
+def _joined_ranges(parts: list[PendingRange]) -> list[PendingRange]:
     joined_parts: list[PendingRange] = []
     for part in sorted(parts):
         if joined_parts and joined_parts[-1].end == part.start:

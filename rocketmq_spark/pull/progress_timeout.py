@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 # A broker that sends nothing for this long counts as unavailable. An available broker answers the pulls of a read within its
 # queueing time of 5 s.
-BROKER_SILENCE_S = 20.0
+MAX_BROKER_SILENCE_S = 20.0
 # A wait for bytes ends after this time, so that the reader notices attempts that became due meanwhile.
 _LONGEST_RECEIVE_S = 1.0
 _SHORTEST_RECEIVE_S = 0.001
@@ -67,7 +67,7 @@ class ProgressTimeout:
     @property
     def is_silent(self) -> bool:
         """Whether a broker that has requests to answer counts as down."""
-        return self._clock.now() - self._last_answer_at > BROKER_SILENCE_S
+        return self._clock.now() - self._last_answer_at > MAX_BROKER_SILENCE_S
 
     def remaining_s(self) -> float:
         return max(0.0, self._started_at + self._read_deadline_s - self._clock.now())
@@ -81,8 +81,8 @@ class ProgressTimeout:
         wait_s = min(_LONGEST_RECEIVE_S, self.remaining_s())
         return wait_s if next_due is None else min(wait_s, max(_SHORTEST_RECEIVE_S, next_due - self._clock.now()))
 
-    def pause_or_raise(self, error: RocketMQError, waits_for: Callable[[], str]) -> None:
-        """Sleep before the next connection attempt. ``waits_for`` returns what the read waits for.
+    def pause_or_raise(self, error: RocketMQError, describe_wait: Callable[[], str]) -> None:
+        """Sleep before the next connection attempt. ``describe_wait`` returns what the read waits for.
 
         Raises ``error`` if it is permanent, and the first failure if the time is over.
         """
@@ -91,27 +91,28 @@ class ProgressTimeout:
         if not error.retriable or is_over:
             self._retry_errors.raise_final(error, self._clock.now())
         if self._logged_at is None:
-            self._log(waits_for, str(error))
-        self.log_wait(waits_for)
+            self._log(describe_wait, str(error))
+        self.log_wait(describe_wait)
         self._clock.sleep(min(next(self._pauses), self.remaining_s()))
 
-    def log_wait(self, waits_for: Callable[[], str]) -> None:
+    def log_wait(self, describe_wait: Callable[[], str]) -> None:
         """Log what the read waits for, if it has waited for ten seconds since the start or since this method last logged."""
         waiting_since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
             last_failure = self._retry_errors.last_error
             self._log(
-                waits_for, str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer"
+                describe_wait,
+                str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer",
             )
 
-    def _log(self, waits_for: Callable[[], str], reason: str) -> None:
+    def _log(self, describe_wait: Callable[[], str], reason: str) -> None:
         self._logged_at = self._clock.now()
         waited_s = self._logged_at - self._started_at
         # A short read logs no warning, because its error is enough.
         logger.log(
             logging.WARNING if self._read_deadline_s > _SHORT_READ_S else logging.INFO,
             "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",
-            waits_for(),
+            describe_wait(),
             waited_s,
             self._read_deadline_s,
             reason,

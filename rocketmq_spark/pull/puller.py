@@ -123,9 +123,9 @@ class Puller:
             bname=queue.broker_name,
             **rpc.IMMEDIATE_PULL,
         )
-        return PullTemplate(request, self._keys if self.source.signing_keys() else None)
+        return PullTemplate(request, self._signing_keys if self.source.signing_keys() else None)
 
-    def _keys(self) -> Keys:
+    def _signing_keys(self) -> Keys:
         keys = self.source.signing_keys()
         assert keys is not None
         return keys

@@ -29,7 +29,7 @@ from rocketmq_spark.pull.fetched import (
 from rocketmq_spark.pull.outcomes import Cause, Continue, Lost, OnLoss, Reconnect, RepeatPull, Reset, Suspect, judge
 from rocketmq_spark.pull.pacing import PullPacing, PullRequests, PullSettings
 from rocketmq_spark.pull.pending import PendingOffsets, PendingRange
-from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S, ProgressTimeout
+from rocketmq_spark.pull.progress_timeout import MAX_BROKER_SILENCE_S, ProgressTimeout
 from rocketmq_spark.pull.replica import OnHint, ReplicaHints
 from rocketmq_spark.pull.suspicions import HoleSuspicions, LossSuspicions, confirmed_losses, split_at_unconfirmed
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, BulkStream, EmptyAnswer, FoundAnswer, PullTemplate
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 
 # Time limit of a connection to another address while the present connection still works.
-RECONNECT_S = 5.0
+RECONNECT_TIMEOUT_S = 5.0
 # How long a read that ends waits for the answers to its pulls in flight, because an answer may report a reset.
-LAST_ANSWERS_S = 1.0
+LAST_ANSWERS_TIMEOUT_S = 1.0
 
 
 class GroupResets:
@@ -64,12 +64,12 @@ class GroupResets:
         """Wait for the answers to the pulls in flight, before the connection is closed. The offsets of the pulls become
         pending.
         """
-        wait_until = clock.now() + LAST_ANSWERS_S
+        wait_until = clock.now() + LAST_ANSWERS_TIMEOUT_S
         try:
-            while self._follows_group and pending.pulls_in_flight and (left_s := wait_until - clock.now()) > 0:
+            while self._follows_group and pending.pulls_in_flight and (remaining_s := wait_until - clock.now()) > 0:
                 if stream.is_full:
                     stream.compact(())
-                if stream.receive(left_s):
+                if stream.receive(remaining_s):
                     self._collect(stream, pending)
         except RocketMQError as e:
             logger.info("pulls in flight were not answered: %s", e)
@@ -143,11 +143,11 @@ class RangeReader:
                     self._disconnect()
                     if not self._pending:  # the remaining offsets were rejected, or are lost
                         raise
-                    queue = self._ranges[self._pending.first_pending()[0]].queue
+                    queue = self._ranges[self._pending.first_pending_position()[0]].queue
                     e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)
                     if e.retriable:
                         e.remedy = e.remedy or f"Start broker {queue.broker_name}, or raise option 'readDeadline'"
-                    self._progress_timeout.pause_or_raise(e, self._waits_for)
+                    self._progress_timeout.pause_or_raise(e, self._describe_wait)
                     continue
                 # ``_deliver`` also yields the answers that the decoder gave back.
                 yield from self._deliver()
@@ -187,19 +187,19 @@ class RangeReader:
             self._address = stream.address
             self._suspicions.on_address_changed()
             self._hole_suspicions.on_address_changed()
-        self._pending.release_due(self._clock.now())
+        self._pending.release_due_ranges(self._clock.now())
         self._send_pulls(stream)
         if not stream.is_full:
             self._receive(stream)
         if not self._pending:
             return
-        self._progress_timeout.log_wait(self._waits_for)
+        self._progress_timeout.log_wait(self._describe_wait)
         if self._progress_timeout.remaining_s() <= 0:
             raise self._progress_timeout.timeout_error(stream.address)
 
-    def _waits_for(self) -> str:
+    def _describe_wait(self) -> str:
         """Return what the read waits for, for errors and logs."""
-        range_number, offset = self._pending.first_pending()
+        range_number, offset = self._pending.first_pending_position()
         queue = self._ranges[range_number].queue
         return f"broker {queue.broker_name}: {queue} from offset {offset} on"
 
@@ -213,9 +213,9 @@ class RangeReader:
             depth = 0 if self._pending.next_retry_at is not None else 1
         frames: list[bytes] = []
         pending = self._pending
-        while pending.has_unrequested and (free_count := depth - pending.pulls_in_flight) > 0:
+        while pending.has_unrequested_offsets and (free_count := depth - pending.pulls_in_flight) > 0:
             pull_size = self._pacing.next_pull_size()
-            pull_count = min(free_count, self._pacing.allowed_pulls(pull_size, pending.offsets_in_flight))
+            pull_count = min(free_count, self._pacing.allowed_pull_count(pull_size, pending.offsets_in_flight))
             if not pull_count and pending.pulls_in_flight:
                 break
             frames.extend(self.requests.next_frames(pending, self._pacing, max(1, pull_count), pull_size))
@@ -227,7 +227,7 @@ class RangeReader:
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._progress_timeout.receive_wait_s(self._pending.next_retry_at)):
             if self._pending.pulls_in_flight and self._progress_timeout.is_silent:
-                raise ConnectionLost(f"the broker sent nothing for {BROKER_SILENCE_S:g} s", stream.address)
+                raise ConnectionLost(f"the broker sent nothing for {MAX_BROKER_SILENCE_S:g} s", stream.address)
             return
         self._progress_timeout.record_answer()
         found_answers, empty_answers = stream.scan()
@@ -398,7 +398,7 @@ class RangeReader:
         """Connect to the address in the current route. If the connection fails, the present connection stays."""
         self._hints.reconnect_needed = False
         try:
-            stream = self._connect(self._progress_timeout.connect_deadline(RECONNECT_S))
+            stream = self._connect(self._progress_timeout.connect_deadline(RECONNECT_TIMEOUT_S))
         except RocketMQError as e:
             logger.info("cannot connect to the address in the current route: %s", e)
             return
@@ -430,13 +430,13 @@ class RangeReader:
         is_urgent = deliver_all or must_reconnect or not self._pending or (stream is not None and stream.is_full)
         if stream is None or not (is_urgent or self._received_answers.offset_count >= enough_offsets):
             return
-        ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending())
+        ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending_position())
         while self._recreated_topics is not None and (
             recreated_answers := self._recreated_topics.find(stream.buffer, ready_answers)
         ):
-            self._report_recreated(recreated_answers)
+            self._report_recreated_topics(recreated_answers)
             # The first pending offset may be a later offset now, because the lost offsets are not pending.
-            ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending())
+            ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending_position())
         rest_count = offset_count(rest_answers)
         if not is_urgent and self._received_answers.offset_count - rest_count < enough_offsets // 2:
             return
@@ -446,7 +446,7 @@ class RangeReader:
             self._progress_timeout.restart()
         self._received_answers.retain(rest_answers, rest_count, stream)
 
-    def _report_recreated(self, answers: Sequence[FetchedAnswer]) -> None:
+    def _report_recreated_topics(self, answers: Sequence[FetchedAnswer]) -> None:
         """Report ``answers`` as lost, because their topics were created again, and the pending offsets of their ranges, too."""
         self._received_answers.remove(answers)
         for answer in answers:

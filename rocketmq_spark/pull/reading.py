@@ -110,8 +110,8 @@ class FilteredReadCheck:
         self._checked_at = self._clock.now()
         # An offset for each range. All earlier offsets of the range existed when the broker searched them, or are reported as
         # lost.
-        self._verified_until = [r.start for r in ranges]
-        # For each range, the offset of the first message that was found at or after ``_verified_until``.
+        self._verified_ends = [r.start for r in ranges]
+        # For each range, the offset of the first message that was found at or after ``_verified_ends``.
         self._first_found_offsets: dict[int, int] = {}
 
     def record_loss(self, part: OffsetRange, cause: Cause) -> None:
@@ -120,10 +120,10 @@ class FilteredReadCheck:
             if r.queue != part.queue or not r.start <= part.start < r.end:
                 continue
             if cause is not Cause.TRUNCATED:  # the rest of the range cannot be requested any more
-                self._verified_until[i] = r.end
-            elif part.start <= self._verified_until[i]:
-                self._verified_until[i] = max(self._verified_until[i], part.end)
-            if self._first_found_offsets.get(i, r.end) < self._verified_until[i]:
+                self._verified_ends[i] = r.end
+            elif part.start <= self._verified_ends[i]:
+                self._verified_ends[i] = max(self._verified_ends[i], part.end)
+            if self._first_found_offsets.get(i, r.end) < self._verified_ends[i]:
                 del self._first_found_offsets[i]
         self._on_loss(part, cause)
 
@@ -131,7 +131,7 @@ class FilteredReadCheck:
         """Record answers. The broker has searched all offsets before the last answer."""
         for answer in fetched.answers:
             offset = first_offset(fetched.buffer, answer.begin)
-            if offset >= self._verified_until[answer.range_number]:
+            if offset >= self._verified_ends[answer.range_number]:
                 self._first_found_offsets.setdefault(answer.range_number, offset)
         if fetched.answers and self._clock.now() - self._checked_at >= _CHECK_INTERVAL_S:
             last_answer = fetched.answers[-1]
@@ -148,11 +148,11 @@ class FilteredReadCheck:
         """Report the offsets that were lost before they were searched. ``searched_ends`` are the offsets up to which each range
         was searched.
         """
-        unverified_ranges = [i for i, end in enumerate(searched_ends) if self._verified_until[i] < end]
-        positions = [(self._ranges[i].queue, self._verified_until[i]) for i in unverified_ranges]
+        unverified_ranges = [i for i, end in enumerate(searched_ends) if self._verified_ends[i] < end]
+        positions = [(self._ranges[i].queue, self._verified_ends[i]) for i in unverified_ranges]
         stored_offsets = self._single_message_reader(positions) if positions else []
         for i, offset in zip(unverified_ranges, stored_offsets, strict=True):
-            start, self._verified_until[i] = self._verified_until[i], searched_ends[i]
+            start, self._verified_ends[i] = self._verified_ends[i], searched_ends[i]
             first_found_offset = self._first_found_offsets.pop(i, searched_ends[i])
             # The messages from the first found message on existed.
             if offset is None and start < first_found_offset:
@@ -210,8 +210,8 @@ class RangesReading:
 
     def fetch(self) -> Generator[FetchedAnswers, None, None]:
         """Yield all messages of the ranges, buffer by buffer. Closing the iterator closes the connection."""
-        with closing(self._reader.fetch()) as fetching:
-            for fetched in fetching:
+        with closing(self._reader.fetch()) as fetched_batches:
+            for fetched in fetched_batches:
                 if self._filtered_read_check is not None:
                     self._filtered_read_check.record_answers(fetched)
                 yield fetched

@@ -23,19 +23,19 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.fetched import FetchedAnswer
 
 # Positions in a stored message: the flags, and the store time, which follows the host of the sender.
-_FLAGS_AT, _STORE_TIME_AT, _IPV6_EXTRA_BYTES = 36, 56, 12
-_MIN_READABLE_BYTES = _STORE_TIME_AT + _IPV6_EXTRA_BYTES + 8
+_FLAGS_POSITION, _STORE_TIME_POSITION, _IPV6_EXTRA_BYTES = 36, 56, 12
+_MIN_READABLE_BYTES = _STORE_TIME_POSITION + _IPV6_EXTRA_BYTES + 8
 _BORN_IPV6 = int(SysFlag.BORNHOST_V6)
 _BYTE_OFFSETS = np.arange(8)
-_NEVER = np.iinfo(np.int64).max
+_MAX_STORE_TIME_MS = np.iinfo(np.int64).max
 
 Buffer = npt.NDArray[np.uint8]
 
 
 def store_times_ms(buffer: Buffer, begins: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
     """Return the store times of the messages that begin at the positions ``begins``."""
-    is_ipv6 = (_numbers(buffer, begins + _FLAGS_AT, 4) & _BORN_IPV6) != 0
-    return _numbers(buffer, begins + (_STORE_TIME_AT + is_ipv6 * _IPV6_EXTRA_BYTES), 8)
+    is_ipv6 = (_numbers(buffer, begins + _FLAGS_POSITION, 4) & _BORN_IPV6) != 0
+    return _numbers(buffer, begins + (_STORE_TIME_POSITION + is_ipv6 * _IPV6_EXTRA_BYTES), 8)
 
 
 def _numbers(buffer: Buffer, positions: npt.NDArray[np.intp], size: int) -> npt.NDArray[Any]:
@@ -54,9 +54,9 @@ class RecreatedTopics:
         self, ranges: Sequence[OffsetRange], newest_ms: Sequence[int], confirm: Callable[[MessageQueue], bool]
     ) -> None:
         self._ranges = ranges
-        self._newest_ms = np.array([ms or _NEVER for ms in newest_ms], np.int64)
+        self._newest_ms = np.array([ms or _MAX_STORE_TIME_MS for ms in newest_ms], np.int64)
         self._confirm = confirm
-        self._recreated_by_queue: dict[MessageQueue, bool] = {}
+        self._is_recreated_by_queue: dict[MessageQueue, bool] = {}
 
     def find(self, buffer: Buffer, answers: Sequence[FetchedAnswer]) -> list[FetchedAnswer]:
         """Return the ``answers`` that have messages of recreated topics."""
@@ -74,6 +74,6 @@ class RecreatedTopics:
         return [answer for answer in suspicious_answers if self._is_recreated(self._ranges[answer.range_number].queue)]
 
     def _is_recreated(self, queue: MessageQueue) -> bool:
-        if queue not in self._recreated_by_queue:
-            self._recreated_by_queue[queue] = self._confirm(queue)
-        return self._recreated_by_queue[queue]
+        if queue not in self._is_recreated_by_queue:
+            self._is_recreated_by_queue[queue] = self._confirm(queue)
+        return self._is_recreated_by_queue[queue]

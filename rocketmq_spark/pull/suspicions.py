@@ -58,7 +58,7 @@ class LossSuspicions:
                 suspicion.suspected_at = math.inf
 
     @property
-    def any_suspected(self) -> bool:
+    def has_suspicions(self) -> bool:
         """Whether any position looks lost."""
         return any(suspicion.suspected_at is not None for suspicion in self.by_position.values())
 

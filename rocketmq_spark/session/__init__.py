@@ -89,18 +89,18 @@ class Client:
     retry: Retry
 
 
-_CLIENTS = "clients"
+_CLIENTS_KIND = "clients"
 # The kind of entry in ``base.process`` for warnings that are logged once for each cluster.
-_LOGGED_ONCE = "logged once"
+_LOGGED_ONCE_KIND = "logged once"
 # The kind of entry in ``base.process`` for spools, which ``close_all`` closes, too.
-SPOOLS = "spools"
+SPOOLS_KIND = "spools"
 
 
 def client(options: Options) -> Client:
     """Return the client for these connection options in this process, created on first use."""
     if options.transport == transport.GRPC:
         raise OptionError(f"option 'transport' is 'grpc': {transport.NO_ADMINISTRATION}")
-    return process.get_or_create(_CLIENTS, connection_key(options), lambda: _create_client(options))
+    return process.get_or_create(_CLIENTS_KIND, connection_key(options), lambda: _create_client(options))
 
 
 def connection_key(options: Options) -> object:
@@ -232,11 +232,11 @@ def _undelivered_policy(options: Options) -> UndeliveredPolicy:
     for earlier requests. The limit must also hold after the sending process has died, because the sink's next attempt runs in
     another process.
     """
-    exactly_once = options.delivery_guarantee == "exactly-once"
-    if not exactly_once and not options.confirm_ambiguous:
+    is_exactly_once = options.delivery_guarantee == "exactly-once"
+    if not is_exactly_once and not options.confirm_ambiguous:
         return DEFAULT_UNDELIVERED
     unconfirmed_s = min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0))
-    return UndeliveredPolicy(unconfirmed_s, DropUnsent.ON_EXIT if exactly_once else DropUnsent.ON_CLOSE)
+    return UndeliveredPolicy(unconfirmed_s, DropUnsent.ON_EXIT if is_exactly_once else DropUnsent.ON_CLOSE)
 
 
 def _tls(options: Options) -> TlsSettings | None:
@@ -267,7 +267,7 @@ def retention_ms(options: Options, broker_name: str) -> int | None:
         hours = bodies.config_number(client(options).admin.broker_config(broker_name), "fileReservedTime")
     except OptionError as e:
         process.get_or_create(
-            _LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e)
+            _LOGGED_ONCE_KIND, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e)
         )
         return None
     except RocketMQError as e:
@@ -332,10 +332,10 @@ def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | N
 def close_all() -> None:
     """Close all clients of this process and empty its registry, for tests and for commands that end."""
     entries = process.clear_registry()
-    for spool in entries.get(SPOOLS, {}).values():
+    for spool in entries.get(SPOOLS_KIND, {}).values():
         spool.close(Deadline.after(0))
     proxy_clients.close(entries)
-    clients: dict[object, Client] = entries.get(_CLIENTS, {})
+    clients: dict[object, Client] = entries.get(_CLIENTS_KIND, {})
     for client in clients.values():
         client.instance.close()
         client.rpc_client.pool.close()

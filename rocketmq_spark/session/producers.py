@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.producer.tracing import TraceProducer
 
 # ``close`` waits at least this long for the traces of the last sends, also after its timeout.
-_LAST_TRACES_S = 1.0
+_MIN_LAST_TRACES_WAIT_S = 1.0
 
 
 class Producer(BulkProducer):
@@ -102,7 +102,7 @@ class Producer(BulkProducer):
             return super().close(timeout_s)
         finally:
             if self._traces is not None:
-                self._traces.close(max(_LAST_TRACES_S, deadline.remaining()))
+                self._traces.close(max(_MIN_LAST_TRACES_WAIT_S, deadline.remaining()))
 
 
 def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:

@@ -35,12 +35,12 @@ from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment, environment_of, is_by_position, layout_text
 from rocketmq_spark.remoting.connection import batch_writes
-from rocketmq_spark.session import SPOOLS, connection_key, sender
+from rocketmq_spark.session import SPOOLS_KIND, connection_key, sender
 from rocketmq_spark.spool.database import Database, is_database, is_in_use
 from rocketmq_spark.spool.files import EMPTIED_PREFIX, SPOOL_PREFIXES, WORKER_PREFIX, copy_instruction
 from rocketmq_spark.spool.lanes import BatchPredicate
 from rocketmq_spark.spool.records import LASTING_PREFIX, RECORD, Done, Record, SpoolOwner, area_end
-from rocketmq_spark.spool.recovery import DAMAGED, locked
+from rocketmq_spark.spool.recovery import DAMAGED_FOLDER, locked
 from rocketmq_spark.spool.store import Store
 
 if TYPE_CHECKING:
@@ -102,8 +102,11 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
 
 
-_PAGE, _PAGE_BYTES = 250, 4 << 20  # limits for the first records of lanes, and the same limits for all later records
-_END_OF_TIME_MS = 2**63
+_PAGE_RECORDS, _PAGE_BYTES = (
+    250,
+    4 << 20,
+)  # limits for the first records of lanes, and the same limits for all later records
+_FAR_FUTURE_MS = 2**63
 
 
 def spools_in(folder: Path) -> list[Path]:
@@ -128,10 +131,10 @@ def _list_names(folder: Path) -> list[str]:
 
 
 class _EntriesByOwner(NamedTuple):
-    """The entries of a folder with a prefix: those of this user, and those of other users, by user."""
+    """The entries of a folder with a prefix: the paths of this user's entries, and the names of others' entries by user id."""
 
-    own: list[Path]
-    foreign: dict[int, list[str]]
+    own_paths: list[Path]
+    foreign_names: dict[int, list[str]]
 
 
 def _entries_by_owner(folder: Path, prefix: str) -> _EntriesByOwner:
@@ -142,10 +145,10 @@ def _entries_by_owner(folder: Path, prefix: str) -> _EntriesByOwner:
             with contextlib.suppress(OSError):  # the entry no longer exists, or this user may not read its status
                 uid = folders.owner_uid(os.lstat(f"{folder}/{name}"))
                 if uid == os.geteuid():
-                    entries.own.append(folder / name)
+                    entries.own_paths.append(folder / name)
                 else:  # there may be very many
-                    entries.foreign.setdefault(uid, []).append(name)
-    entries.own.sort()
+                    entries.foreign_names.setdefault(uid, []).append(name)
+    entries.own_paths.sort()
     return entries
 
 
@@ -154,30 +157,30 @@ def _adoptable_spools(folder: Path) -> list[Path]:
 
     ``folder`` itself counts as a spool only if no other user may put files into it.
     """
-    entries, adoptable = _entries_by_owner(folder, WORKER_PREFIX), []
-    for uid, names in entries.foreign.items():
+    entries, adoptable_paths = _entries_by_owner(folder, WORKER_PREFIX), []
+    for uid, names in entries.foreign_names.items():
         foreign_file = folders.ForeignFile(folder / min(names), uid)
-        warn = functools.partial(_warn_of_foreign, foreign_file.path, foreign_file, len(names))
+        warn = functools.partial(_warn_of_foreign_spools, foreign_file.path, foreign_file, len(names))
         process.get_or_create("foreign spools", (folder, uid), warn)
-    for path in filter(is_database, (folder, *entries.own)):
+    for path in filter(is_database, (folder, *entries.own_paths)):
         reason: object = folders.foreign_file_in(path, SPOOL_PREFIXES, root_may_own=path == folder)
         if reason is None and path == folder:
             reason = next(folders.exposures_of(folder, ()), None)
         if reason is not None:
-            process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
+            process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign_spools, path, reason))
         elif not is_in_use(path):
-            adoptable.append(path)
-    return adoptable
+            adoptable_paths.append(path)
+    return adoptable_paths
 
 
-def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
+def _warn_of_foreign_spools(path: Path, reason: object, count: int = 1) -> None:
     more = f", as are {count - 1} more of that user in this folder" if count > 1 else ""
     logger.warning(
         "the spool in %s is left alone%s: %s. If no process uses it, %s", path, more, reason, copy_instruction(path)
     )
 
 
-def _open_abandoned(folder: Path, path: Path, make_store: Callable[[Path], Store]) -> Store:
+def _open_abandoned_store(folder: Path, path: Path, make_store: Callable[[Path], Store]) -> Store:
     """Open the store of a dead process: ``folder``, which is never removed, or a worker's folder in it."""
     store = make_store(path)
     try:
@@ -206,17 +209,17 @@ def _remove_mark(path: Path) -> None:
         ) from e
 
 
-def claim(folder: Path, make_store: Callable[[Path], Store]) -> Store:
+def claim_store(folder: Path, make_store: Callable[[Path], Store]) -> Store:
     """Open a store for this process: the store of a dead process, or a new store."""
     for path in _adoptable_spools(folder):
         try:
-            return _open_abandoned(folder, path, make_store)
+            return _open_abandoned_store(folder, path, make_store)
         except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged or not safe
             logger.warning("skipping the spool in %s: %s", path, e)
     return make_store(folder / f"{WORKER_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
-def adopt(folder: Path, target_store: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
+def adopt_records(folder: Path, target_store: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
     """Move the records of dead processes into a store of this process. Returns the number of moved records.
 
     Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but loses
@@ -225,18 +228,18 @@ def adopt(folder: Path, target_store: Store, make_store: Callable[[Path], Store]
     """
     moved_count = 0
     # A process that was killed while it removed an empty folder has left the folder.
-    for emptied_folder in _entries_by_owner(folder, EMPTIED_PREFIX).own:
-        _remove_emptied(emptied_folder)
+    for emptied_folder in _entries_by_owner(folder, EMPTIED_PREFIX).own_paths:
+        _remove_emptied_folder(emptied_folder)
     for path in _adoptable_spools(folder):
         try:
-            store = _open_abandoned(folder, path, make_store)
+            store = _open_abandoned_store(folder, path, make_store)
             try:
                 for count in _move_records(store, target_store, max(0, store.totals.last_ms - now_ms)):
                     moved_count += count
                 is_empty = store.totals.all_bytes == 0
             finally:
                 store.close()
-            if is_empty and path != folder and not any(path.glob(f"{DAMAGED}-*")):
+            if is_empty and path != folder and not any(path.glob(f"{DAMAGED_FOLDER}-*")):
                 _remove_folder(path)
         except SpoolFull as e:
             logger.warning("the records of the spool in %s stay there for now: %s", path, e)
@@ -264,7 +267,7 @@ def _remove_folder(path: Path) -> None:
             return
         path.rename(emptied_folder)
         os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd))
-    _remove_emptied(emptied_folder)
+    _remove_emptied_folder(emptied_folder)
 
 
 # The file that marks a folder without records. Users who may rename the folders of others in a ``spoolDir`` cannot create a file
@@ -272,7 +275,7 @@ def _remove_folder(path: Path) -> None:
 _EMPTIED_MARK = "emptied"
 
 
-def _remove_emptied(path: Path) -> None:
+def _remove_emptied_folder(path: Path) -> None:
     """Remove a folder that a process of this user has marked as emptied. The mark is removed last. Another process may remove the
     folder at the same time, so errors of the file system are ignored.
     """
@@ -292,7 +295,7 @@ def _remove_emptied(path: Path) -> None:
 
 def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Iterator[int]:
     while store.next_due_ms() is not None:  # a page is empty if its records are unreadable, and become dead letters
-        page = store.take(_END_OF_TIME_MS, _PAGE, _PAGE_BYTES, _page_predicate())
+        page = store.take(_FAR_FUTURE_MS, _PAGE_RECORDS, _PAGE_BYTES, _page_predicate())
         notes = {name: value for name, value in store.notes().items() if value}  # an empty note counts as deleted
         records_and_due_times, states = [], []
         for leased in page:
@@ -316,7 +319,7 @@ def _page_predicate() -> BatchPredicate:
     def has_room(record: Record) -> bool:
         nonlocal added_count, added_bytes
         added_count, added_bytes = added_count + 1, added_bytes + len(record.payload)
-        return added_count <= _PAGE and added_bytes <= _PAGE_BYTES
+        return added_count <= _PAGE_RECORDS and added_bytes <= _PAGE_BYTES
 
     return lambda first: has_room
 
@@ -356,16 +359,16 @@ _QueuesByTopic = dict[str, tuple[MessageQueue, ...]]
 
 def _noted_queues(store: Store) -> _QueuesByTopic:
     """The queues in a store's notes. The notes of an empty store are deleted."""
-    by_topic = {}
+    queues_by_topic = {}
     for name, value in store.notes().items():
         if not name.startswith(_QUEUES_PREFIX) or not value:
             continue
         if store.totals.all_bytes:
             topic, queues = _parse_queues_note(name, value, store.path)
-            by_topic[topic] = queues
+            queues_by_topic[topic] = queues
         else:
             store.add([], {name: b""})
-    return by_topic
+    return queues_by_topic
 
 
 def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tuple[MessageQueue, ...]]:
@@ -467,20 +470,20 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
         return store
 
     key = (spool_settings, owner_of(options), options.environments, connection_key(options), settings)
-    with process.entry_lock(SPOOLS, spool_settings.folder):
-        spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS)
+    with process.entry_lock(SPOOLS_KIND, spool_settings.folder):
+        spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS_KIND)
         if key not in spools_by_key:
             sender_ = sender(options)  # before the store is opened, because it may fail
-            spools_by_key[key] = open_send_spool(claim(spool_settings.folder, make_store), sender_, settings)
+            spools_by_key[key] = open_send_spool(claim_store(spool_settings.folder, make_store), sender_, settings)
         own_spool = spools_by_key[key]
-        if adopt(spool_settings.folder, own_spool.store, make_adopted_store, own_spool.now_ms()):
+        if adopt_records(spool_settings.folder, own_spool.store, make_adopted_store, own_spool.now_ms()):
             own_spool.redelivery.retry_earlier_records()
     return own_spool
 
 
 # Modules that ``open_drainer`` and the sender import on first use.
 _LAZY_IMPORTS = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resender", "rocketmq_spark.spool.spool")
-_PREPARE_S = 5.0
+_PREPARATION_TIMEOUT_S = 5.0
 
 
 def preload(options: Options, paths: Sequence[Path]) -> None:
@@ -496,7 +499,7 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
         with contextlib.suppress(ImportError):  # the module is optional; a later import reports the error
             importlib.import_module(module)
     try:
-        sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PREPARE_S))
+        sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PREPARATION_TIMEOUT_S))
     except OptionError:
         raise
     except RocketMQError as e:

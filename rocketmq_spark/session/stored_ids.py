@@ -13,7 +13,7 @@ from rocketmq_spark.session import client, offsets, puller, routes
 from rocketmq_spark.stored.ends import QueueEnds, id_reader
 from rocketmq_spark.stored.scan import MAX_GAP_S, LiveStoredIds, NotedStoredIds, ScanTools
 
-_PULL_BATCH = 1024
+_PULL_BATCH_SIZE = 1024
 
 
 def scan_tools(
@@ -26,7 +26,7 @@ def scan_tools(
     with each list of ranges before it reads the ids in these ranges.
     """
     read_options = dataclasses.replace(
-        options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
+        options, pull_batch_size=_PULL_BATCH_SIZE, read_from="master", read_deadline=options.send_timeout
     )
     return ScanTools(
         routes(options),

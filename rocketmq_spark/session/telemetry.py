@@ -34,8 +34,8 @@ from rocketmq_spark.consumer.listener import (
     OrderedAction,
     OrderedContext,
     OutcomeCallback,
-    judge_concurrent,
-    judge_ordered,
+    judge_concurrent_outcome,
+    judge_ordered_outcome,
     observed_listener,
 )
 from rocketmq_spark.errors import MessageRefused
@@ -44,7 +44,7 @@ from rocketmq_spark.wire.properties import is_reserved
 
 logger = logging.getLogger(__name__)
 
-_SCOPE, _ID = "rocketmq_spark", "messaging.message.id"
+_SCOPE_NAME, _MESSAGE_ID_ATTRIBUTE = "rocketmq_spark", "messaging.message.id"
 # The spans of asynchronous sends end on a separate thread, because an exporter may block. At most this many spans wait for this
 # thread.
 _END_KEY, MAX_WAITING_ENDS = "spans", 10_000
@@ -86,8 +86,8 @@ class Instrumentation:
     uses_proxy = False  # whether the producer sends to a Proxy
 
     def __init__(self, group: str, client_id: str, namespace: str | None) -> None:
-        self._tracer = trace.get_tracer(_SCOPE, rocketmq_spark.__version__)
-        self._meter = metrics.get_meter(_SCOPE, rocketmq_spark.__version__)
+        self._tracer = trace.get_tracer(_SCOPE_NAME, rocketmq_spark.__version__)
+        self._meter = metrics.get_meter(_SCOPE_NAME, rocketmq_spark.__version__)
         self._group = group
         self._client_id = client_id
         self._common_attributes: Attributes = {"messaging.system": "rocketmq", "messaging.client.id": client_id}
@@ -300,7 +300,7 @@ class _SendInProgress:
 
     def __init__(self, telemetry: Instrumentation, messages: Sequence[Message]) -> None:
         self._telemetry = telemetry
-        self._started = time.monotonic()
+        self._started_s = time.monotonic()
         self._messages = messages
         self._topic = messages[0].topic if messages else ""
         self._span: Span | None = _call_safely(telemetry.start_send_span, messages) if messages else None
@@ -322,7 +322,7 @@ class _SendInProgress:
             raise
 
     def end(self, outcome: object, on_other_thread: bool = False) -> None:
-        cost_ms = 1000 * (time.monotonic() - self._started)
+        cost_ms = 1000 * (time.monotonic() - self._started_s)
         _call_safely(self._telemetry.record_send, self._topic, not isinstance(outcome, BaseException), cost_ms)
         if self._span is not None:
             end = functools.partial(_call_safely, _end_send_span, self._span, outcome, time.time_ns())
@@ -337,17 +337,17 @@ class _ProcessSpan:
     ) -> None:
         self._telemetry = telemetry
         self._context, self._count, self._topic = context, len(messages), messages[0].topic
-        self._started = time.monotonic()
+        self._started_s = time.monotonic()
         self._span, self.context = telemetry.start_process_span(messages, consumer_attributes)
 
     def end(self, outcome: object) -> None:
         _call_safely(self._finish, outcome)
 
     def _finish(self, outcome: object) -> None:
-        cost_ms = 1000 * (time.monotonic() - self._started)
+        cost_ms = 1000 * (time.monotonic() - self._started_s)
         has_raised = isinstance(outcome, BaseException | Failure)
         error: object = None
-        if has_raised or not _all_done(outcome, self._context, self._count):
+        if has_raised or not _are_all_done(outcome, self._context, self._count):
             error = outcome if has_raised else f"the listener returned {type(outcome).__name__}"
         _call_safely(self._telemetry.record_process, self._topic, error is None, cost_ms)
         _end_span(self._span, error)
@@ -381,15 +381,15 @@ def _is_property_text(text: object) -> bool:
     return isinstance(text, str) and text != "" and not {*text} & {"\x01", "\x02"}
 
 
-def _all_done(outcome: object, context: Any, count: int) -> bool:
+def _are_all_done(outcome: object, context: Any, count: int) -> bool:
     if isinstance(context, OrderedContext):
-        return judge_ordered(outcome, context, 0).action in (OrderedAction.COMMIT, OrderedAction.CONTINUE)
-    return judge_concurrent(outcome, context, count).done_count == count
+        return judge_ordered_outcome(outcome, context, 0).action in (OrderedAction.COMMIT, OrderedAction.CONTINUE)
+    return judge_concurrent_outcome(outcome, context, count).done_count == count
 
 
 def _end_send_span(span: Span, outcome: object, at_ns: int) -> None:
     if isinstance(outcome, SendResult):
-        span.set_attribute(_ID, outcome.msg_id)
+        span.set_attribute(_MESSAGE_ID_ATTRIBUTE, outcome.msg_id)
         if outcome.queue is not None:
             span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
     _end_span(span, outcome, at_ns)
@@ -435,7 +435,11 @@ def _sent_attributes(messages: Sequence[Message]) -> Attributes:
 def _received_attributes(messages: Sequence[ReceivedMessage]) -> Attributes:
     group = messages[0].properties.get(Property.SHARDING_KEY)
     return _batch_attributes(
-        messages, lambda message: {_ID: message.msg_id or "", **_message_attributes(message.tags, message.keys, group)}
+        messages,
+        lambda message: {
+            _MESSAGE_ID_ATTRIBUTE: message.msg_id or "",
+            **_message_attributes(message.tags, message.keys, group),
+        },
     )
 
 

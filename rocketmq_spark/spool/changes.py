@@ -214,12 +214,12 @@ class GroupCommit:
     ) -> None:
         self._lock = lock
         self._write = write
-        self._batched = batched
+        self._is_batched = batched
         self._waiting_requests: deque[AddRequest] = deque()
 
     def submit(self, request: AddRequest) -> None:
         """Wait until the request is written. Raises the error of the request."""
-        if not self._batched:
+        if not self._is_batched:
             with self._lock:
                 self._write((request,))
         else:

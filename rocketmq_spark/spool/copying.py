@@ -33,18 +33,18 @@ from rocketmq_spark.base.process import PythonCall, python_call
 from rocketmq_spark.errors import DecodeError, SpoolError
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.files import FreeSpace, check_temporary_folder, sync_folder
-from rocketmq_spark.spool.owner_reader import DERIVED, END_MARK, FRAME
-from rocketmq_spark.spool.pending import migrate
+from rocketmq_spark.spool.owner_reader import DERIVED_AREAS, END_MARK, FRAME_HEADER
+from rocketmq_spark.spool.pending import migrate_keys
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING_PREFIX,
     MAX_MARKS,
-    MAX_NUMBER,
     NOTE,
+    NUMBER_LIMIT,
     OWNER,
     PENDING,
     RECORD,
-    TARGETING_NOTE,
+    TARGET_RULES_NOTE,
     TOTALS,
     UNINDEXED,
     UNKNOWN_OWNER,
@@ -71,12 +71,12 @@ ENTRY_BYTES = 512
 # Measured values: ``derive`` and its write keep several copies of lanes, targets and marks in memory.
 _TEXT_COPIES, _MARK_BYTES = 4, 250
 _MAX_END_BYTES = 1 << 16
-_PENDING = (PENDING, UNINDEXED)
-_PORTION, _PORTION_BYTES = 1000, 8 << 20
+_PENDING_AREAS = (PENDING, UNINDEXED)
+_PORTION_ENTRIES, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
 _LONGEST_POLL_S = 3600.0  # the operating system accepts at most 24 days
 _PASSED_VARIABLES = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
-_KILL_S = 5.0  # how long to wait for the end of a killed reader, which may hang in a file system
+_KILL_TIMEOUT_S = 5.0  # how long to wait for the end of a killed reader, which may hang in a file system
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
 )
@@ -95,7 +95,7 @@ class CopyLimits:
         self.deadline = deadline
         self._max_bytes = self._bytes_left = max_bytes
 
-    def check_time(self) -> None:
+    def check_deadline(self) -> None:
         """Raise ``SpoolError`` after the deadline."""
         if self.deadline.expired:
             raise SpoolError(
@@ -122,9 +122,9 @@ class CopyResult(NamedTuple):
     node with these notes would skip messages that are not in the copy. Without notes, a node reads its queues again.
     """
 
-    waiting: int
-    dead: int
-    left_out: Mapping[str, int]
+    waiting_count: int
+    dead_count: int
+    left_out_by_reason: Mapping[str, int]
     is_damaged: bool
     warnings: list[str]
     notes_left_out: int = 0
@@ -186,7 +186,7 @@ def copy_spool(
     """
     path = path.absolute()
     try:
-        limits.check_time()  # earlier copies may have used up the time
+        limits.check_deadline()  # earlier copies may have used up the time
         with (
             contextlib.closing(Database(into)) as db,
             _running_reader(path, reader or _reader_call(path), limits) as pipe,
@@ -210,19 +210,27 @@ def _copy_entries(path: Path, db: Database, pipe: _Pipe, rules: CopyRules) -> Co
         pipe.limits.add_bytes(checker.derived_bytes)
         portion.append(entry)
         size += len(key) + len(value or b"")
-        if len(portion) >= _PORTION or size >= _PORTION_BYTES:
+        if len(portion) >= _PORTION_ENTRIES or size >= _PORTION_BYTES:
             _write_portion(db, portion, space)
             portion, size = [], 0
     _write_portion(db, portion, space)
-    report, totals_before = pipe.report, Totals(depth=checker.record_count, give_ups=checker.dead, last_ms=epoch_ms())
+    report, totals_before = (
+        pipe.report,
+        Totals(depth=checker.record_count, give_ups=checker.dead_count, last_ms=epoch_ms()),
+    )
     owner = checker.owner or (UNKNOWN_OWNER if report.is_damaged else SpoolOwner())
     db.write([(TOTALS, totals_before.encode()), *((key, owner.encode()) for key in OWNER)])
-    migrate(db, is_damaged=True)
+    migrate_keys(db, is_damaged=True)
     derived = derive(db, SalvageResult(path, totals_are_exact=False) if report.is_damaged else None)
     checker.count_states_without_record(derived.lost_sequences)
     totals = stored_totals(db) or Totals()
     return CopyResult(
-        totals.depth, totals.dead, dict(checker.left_out), report.is_damaged, report.warnings, checker.notes_left_out
+        totals.depth,
+        totals.dead,
+        dict(checker.left_out_by_reason),
+        report.is_damaged,
+        report.warnings,
+        checker.notes_left_out,
     )
 
 
@@ -240,14 +248,14 @@ TOO_MANY_MARKS = "records with more marks than this package writes"
 UNREADABLE_STATE = "states of records that cannot be read"
 SECOND_STATE = "second states of a record"
 UNREADABLE_OWNER = "owners that cannot be read"
-WITHOUT_RECORD = "states of records that are not there"
+STATE_WITHOUT_RECORD = "states of records that are not there"
 
 
 class EntryChecker:
     """Decides which entries of a spool are copied, and counts the others by reason. Pure.
 
     Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
-    records are copied without their targets; ``migrate`` adds the targets of the records.
+    records are copied without their targets; ``migrate_keys`` adds the targets of the records.
 
     Marks are not copied: ``show`` and ``export`` do not print marks, and with a wrong mark, the store would drop a record or take
     it for another message. Records of a kind in ``rules`` get the marks that follow from their payloads; other records get no
@@ -257,8 +265,10 @@ class EntryChecker:
     def __init__(self, rules: CopyRules = NO_COPY_RULES) -> None:
         self._rules = rules
         self._record_data = b""  # the last record, encoded for the copy
-        self.left_out: Counter[str] = Counter()
-        self.record_count = self.dead = 0  # the numbers of records in the source, and of dead records that are copied
+        self.left_out_by_reason: Counter[str] = Counter()
+        self.record_count = self.dead_count = (
+            0  # the numbers of records in the source, and of dead records that are copied
+        )
         self.notes_left_out = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
         # How much more memory than its entry ``derive`` needs for the last record.
@@ -274,31 +284,33 @@ class EntryChecker:
         """
         area = key[:1]
         self.derived_bytes = 0
-        if area in DERIVED:
+        if area in DERIVED_AREAS:
             return None
         reason = self._problem(area, key, value)
         self._last_key = max(self._last_key, key)
         if area == RECORD:
             self.record_count += 1
         if reason is not None:
-            self.left_out[reason] += 1
+            self.left_out_by_reason[reason] += 1
             if area == RECORD and len(key) == len(record_key(RECORD, 0)):
                 self._unreadable_sequences.add(sequence_of(key))
             return None
         if area == NOTE and not key.startswith(NOTE + LASTING_PREFIX):
-            self.notes_left_out += bool(value) and key != NOTE + TARGETING_NOTE  # an empty note counts as deleted
+            self.notes_left_out += bool(value) and key != NOTE + TARGET_RULES_NOTE  # an empty note counts as deleted
             return None
         if area == RECORD:
             return key, self._record_data
-        self.dead += area == DEAD
+        self.dead_count += area == DEAD
         if value is None or area in OWNER:
             return None
-        return (due_of_key(key).mark_value, RecordState.decode(value).encode()) if area in _PENDING else (key, value)
+        return (
+            (due_of_key(key).mark_value, RecordState.decode(value).encode()) if area in _PENDING_AREAS else (key, value)
+        )
 
     def count_states_without_record(self, sequences: Iterable[int]) -> None:
         """Count the states that are not copied because their records are missing."""
         if count := len({*sequences} - self._unreadable_sequences):
-            self.left_out[WITHOUT_RECORD] += count
+            self.left_out_by_reason[STATE_WITHOUT_RECORD] += count
 
     def _problem(self, area: bytes, key: bytes, value: bytes | None) -> str | None:
         if key <= self._last_key:
@@ -309,7 +321,7 @@ class EntryChecker:
             return self._record_problem(value) if _is_record_key(key) else UNREADABLE_RECORD
         if area == DEAD:
             return None if _is_record_key(key) and _is_state(value) else UNREADABLE_STATE
-        if area in _PENDING:
+        if area in _PENDING_AREAS:
             return (
                 self._pending_problem(due_of_key(key).sequence)
                 if _is_pending_key(key) and _is_state(value)
@@ -335,7 +347,7 @@ class EntryChecker:
             record = self._rules.get(record.kind, _without_marks)(record)
         except DecodeError as e:
             return e.message
-        if max(record.stored_ms, record.original_due_ms or 0) >= MAX_NUMBER or not _is_usable(record):
+        if max(record.stored_ms, record.original_due_ms or 0) >= NUMBER_LIMIT or not _is_usable_record(record):
             return UNREADABLE_RECORD
         # In memory, Python uses up to four bytes for a character.
         target = len(record.target) if record.target.isascii() else 4 * len(record.target)
@@ -360,7 +372,7 @@ class EntryChecker:
 
 
 def _is_record_key(key: bytes) -> bool:
-    return len(key) == len(record_key(RECORD, 0)) and sequence_of(key) < MAX_NUMBER
+    return len(key) == len(record_key(RECORD, 0)) and sequence_of(key) < NUMBER_LIMIT
 
 
 def _is_pending_key(key: bytes) -> bool:
@@ -370,14 +382,14 @@ def _is_pending_key(key: bytes) -> bool:
         is_well_formed = (
             len(key) >= len(PendingKey("", False, Due(0, 0)).encoded) and key == PendingKey.parse(key).encoded
         )
-    return is_well_formed and max(due_of_key(key)) < MAX_NUMBER
+    return is_well_formed and max(due_of_key(key)) < NUMBER_LIMIT
 
 
 def _without_marks(record: Record) -> Record:
     return replace(record, marks=()) if record.marks else record
 
 
-def _is_usable(record: Record) -> bool:
+def _is_usable_record(record: Record) -> bool:
     """Whether a record can be shown and sent. Returns False for a send that cannot be decoded."""
     if record.kind == SEND_KIND:
         try:
@@ -393,7 +405,7 @@ def _is_state(value: bytes) -> bool:
     except DecodeError:
         return False
     target = RecordState.legacy_target(value).encode()  # written by releases before 0.2
-    return len(state.encode()) + len(target) == len(value) and state.since_ms < MAX_NUMBER
+    return len(state.encode()) + len(target) == len(value) and state.since_ms < NUMBER_LIMIT
 
 
 class _ReaderReport(NamedTuple):
@@ -419,7 +431,7 @@ class _Pipe:
         after the last entry.
         """
         while True:
-            key_bytes, value_bytes = FRAME.unpack(self._read(FRAME.size))
+            key_bytes, value_bytes = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size))
             if key_bytes == END_MARK:
                 self.report = self._parse_report(value_bytes)
                 return
@@ -428,7 +440,7 @@ class _Pipe:
             if key_bytes <= MAX_KEY_BYTES and value_bytes <= MAX_VALUE_BYTES:
                 yield key, self._read(value_bytes)
             else:
-                self._skip(key_bytes - len(key) + value_bytes)
+                self._skip_bytes(key_bytes - len(key) + value_bytes)
                 yield key, None
 
     def _parse_report(self, count: int) -> _ReaderReport:
@@ -447,23 +459,23 @@ class _Pipe:
 
     def _read(self, count: int) -> bytes:
         while len(self._buffer) < count:
-            self._fill()
+            self._fill_buffer()
         data = bytes(self._buffer[:count])
         del self._buffer[:count]
         return data
 
-    def _skip(self, count: int) -> None:
+    def _skip_bytes(self, count: int) -> None:
         while count:
             if not self._buffer:
-                self._fill()
+                self._fill_buffer()
             skipped = min(count, len(self._buffer))
             del self._buffer[:skipped]
             count -= skipped
 
-    def _fill(self) -> None:
-        self.limits.check_time()
+    def _fill_buffer(self) -> None:
+        self.limits.check_deadline()
         while not self._poll.poll(1000 * min(self.limits.deadline.remaining(), _LONGEST_POLL_S)):
-            self.limits.check_time()
+            self.limits.check_deadline()
         if not (new_bytes := os.read(self._descriptor, _READ_BYTES)):
             raise SpoolError("the process that reads it ended without a report", remedy="Run the command again")
         self._buffer += new_bytes
@@ -524,11 +536,11 @@ def _remove_temporary(temporary: folders.TemporaryFolder, deadline: Deadline) ->
             cwd="/", start_new_session=True, user=temporary.uid, group=gid, extra_groups=groups,
         )  # fmt: skip
         try:
-            process.wait(max(_KILL_S, deadline.remaining()))
+            process.wait(max(_KILL_TIMEOUT_S, deadline.remaining()))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_KILL_S)
+                process.wait(_KILL_TIMEOUT_S)
     try:
         temporary.path.rmdir()  # ``rm`` could only empty the folder: its owner may not change the parent folder
     except FileNotFoundError:
@@ -550,4 +562,4 @@ def _killed_at_end(process: subprocess.Popen[bytes]) -> Iterator[int]:
             os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_KILL_S)
+            process.wait(_KILL_TIMEOUT_S)

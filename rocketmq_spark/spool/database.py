@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 WRITE_BUFFER_BYTES = 16 << 20
 # The name of a folder inside the folder of a database. The folder contains the complete new files that will replace damaged
 # files; see ``salvage``.
-COMPLETE = "whole"
+COMPLETE_FOLDER = "whole"
 
 REPAIR_REMEDY = "Keep what can be read, without sending it, and then look again: rocketmq-spark spool repair FOLDER"
 
@@ -60,11 +60,11 @@ class Database:
     RocksDB opened the database with losses.
 
     A read-only database takes no lock, shows the state at the time of opening, and omits unreadable entries. ``gaps`` are the
-    ranges of keys that scans skipped. If the database is not read-only, or is opened without ``tolerant``, damage raises
+    ranges of keys that scans skipped. If the database is not read-only, or is opened without ``is_tolerant``, damage raises
     ``Damaged``.
     """
 
-    def __init__(self, path: Path, read_only: bool = False, tolerant: bool = True) -> None:
+    def __init__(self, path: Path, read_only: bool = False, is_tolerant: bool = True) -> None:
         self.path = path
         self.damage: str | None = None
         self.gaps: list[tuple[bytes, bytes]] = []
@@ -87,7 +87,7 @@ class Database:
         if read_only and not is_database(path):
             raise SpoolError(f"there is no spool in {path}")
         try:
-            self._db = self._open_rocks(read_only, read_only and tolerant)
+            self._db = self._open_rocks(read_only, read_only and is_tolerant)
         except BaseException:
             self._clean_up()
             raise
@@ -96,7 +96,7 @@ class Database:
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None if the key does not exist."""
         try:
-            with self._errors("read"):
+            with self._converted_errors("read"):
                 value: bytes | None = self._rocks_db().get(key)
         except Damaged:
             if not self.read_only:
@@ -114,7 +114,7 @@ class Database:
             batch.delete(key)
         for key, value in puts:
             batch.put(key, value)
-        try:  # handles errors as ``_errors`` does; a ``with`` block would take too long
+        try:  # handles errors as ``_converted_errors`` does; a ``with`` block would take too long
             self._rocks_db().write(batch)
             if sync:
                 self._write_ahead_log.sync(self._db)
@@ -132,7 +132,7 @@ class Database:
             iterator = self._iterator(end)
             last_key = None
             try:
-                with self._errors("read"):
+                with self._converted_errors("read"):
                     iterator.seek(position)
                     while iterator.valid():
                         last_key = iterator.key()
@@ -154,7 +154,7 @@ class Database:
         """Return the last key from ``start`` to before ``end``; None if there is no such key."""
         iterator = self._iterator(end)
         try:
-            with self._errors("read"):
+            with self._converted_errors("read"):
                 iterator.seek_for_prev(end)
                 key: bytes | None = iterator.key() if iterator.valid() else None
                 iterator.status()
@@ -165,7 +165,7 @@ class Database:
     def _iterator(self, end: bytes) -> Any:
         options = self._rocks.ReadOptions()
         options.set_iterate_upper_bound(end)
-        with self._errors("read"):
+        with self._converted_errors("read"):
             return self._rocks_db().iter(options)
 
     def close(self) -> None:
@@ -187,10 +187,10 @@ class Database:
             )
         return self._db
 
-    def _open_rocks(self, read_only: bool, tolerant: bool) -> Any:
+    def _open_rocks(self, read_only: bool, is_tolerant: bool) -> Any:
         rocks, recovery_modes = self._rocks, self._rocks.DBRecoveryMode
         access_type = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
-        with self._errors("open"):
+        with self._converted_errors("open"):
             if not read_only:
                 make_folder(self.path)
             if not is_readable_or_missing(self.path):
@@ -204,13 +204,13 @@ class Database:
             if is_database(path) and not any(path.glob(f"*{LOG_SUFFIX}")):
                 # Every database has a log, even if it is empty.
                 self.damage = "its log is gone"
-                if not tolerant:
+                if not is_tolerant:
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)
             if damage_by_file := damaged_headers(path):
                 name, header_damage = next(iter(damage_by_file.items()))
                 self.damage = f"{header_damage.problem} of {name}"
                 # RocksDB would silently omit tables that the manifest no longer names.
-                if not tolerant or any(
+                if not is_tolerant or any(
                     damage.lost_ranges for name, damage in damage_by_file.items() if not name.endswith(LOG_SUFFIX)
                 ):
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)
@@ -226,7 +226,7 @@ class Database:
                 if not _is_damage(e):
                     raise
                 problem = str(e)
-                if read_only and not tolerant:
+                if read_only and not is_tolerant:
                     raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY) from e
             with contextlib.suppress(Exception):
                 db = self._open_with(path, self._options(recovery_modes.tolerate_corrupted_tail_records()), access_type)
@@ -240,7 +240,7 @@ class Database:
                 raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY)
             # Without paranoid checks, RocksDB does not check whole tables at opening, so scans can read intact blocks one by one.
             db = self._open_with(
-                path, self._options(recovery_modes.skip_any_corrupted_record(), paranoid=False), access_type
+                path, self._options(recovery_modes.skip_any_corrupted_record(), is_paranoid=False), access_type
             )
             self.damage = problem
             return db
@@ -263,10 +263,10 @@ class Database:
         if self._mirror is not None:
             self._mirror.cleanup()
 
-    def _options(self, recovery: Any, paranoid: bool = True) -> Any:
+    def _options(self, recovery: Any, is_paranoid: bool = True) -> Any:
         options = self._rocks.Options(raw_mode=True)
         options.create_if_missing(True)
-        options.set_paranoid_checks(paranoid)
+        options.set_paranoid_checks(is_paranoid)
         options.set_wal_recovery_mode(recovery)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
         options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
@@ -278,7 +278,7 @@ class Database:
         return options
 
     @contextlib.contextmanager
-    def _errors(self, action: str) -> Iterator[None]:
+    def _converted_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except (SpoolError, ClosedError):
@@ -314,7 +314,7 @@ class _ClosedDatabase:
         raise ClosedError("the spool is closed")
 
 
-def rebuild(path: Path) -> None:
+def rebuild_database(path: Path) -> None:
     """Let RocksDB repair a database from its files. If a table has a bad block, RocksDB omits the whole table."""
     with contextlib.suppress(Exception):  # data that RocksDB could not repair are then missing
         _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
@@ -331,7 +331,7 @@ def is_database(path: Path) -> bool:
         os.lstat(f"{path}/.")
         with os.scandir(path) as entries:
             names = (entry.name for entry in itertools.islice(entries, _MAX_ENTRIES))
-            return any(name in ("CURRENT", COMPLETE) or name.endswith(".sst") for name in names)
+            return any(name in ("CURRENT", COMPLETE_FOLDER) or name.endswith(".sst") for name in names)
     except PermissionError:
         return True
     except OSError:

@@ -27,11 +27,11 @@ from rocketmq_spark.errors import SpoolError, SpoolFull
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 1 << 15
+BLOCK_BYTES = 1 << 15
 _HEADER = struct.Struct("<IHB")  # checksum, length of the payload, type
 # The types of RocksDB's records: a whole record, or the first, a middle or the last part of a record. RocksDB uses types 5 to 8
 # in recycled logs only.
-_TYPES = (1, 2, 3, 4)
+_RECORD_TYPES = (1, 2, 3, 4)
 
 
 class HeaderDamage(NamedTuple):
@@ -66,13 +66,13 @@ def find_header_damage(data: bytes, may_be_torn: bool = True) -> HeaderDamage:
     position, size = 0, len(data)
     record_starts: list[int] = []  # the positions of the records in the current block
     while position < size:
-        block_end = position - position % BLOCK + BLOCK
+        block_end = position - position % BLOCK_BYTES + BLOCK_BYTES
         limit = min(block_end, size)
-        if not position % BLOCK:
+        if not position % BLOCK_BYTES:
             record_starts.clear()
         kind, end = _parse_header(data, position) if position + _HEADER.size <= limit else (0, block_end + 1)
         if end <= limit and (
-            kind in _TYPES or _checksum_matches(data, position, kind, end)
+            kind in _RECORD_TYPES or _checksum_matches(data, position, kind, end)
         ):  # a newer RocksDB may have other types
             record_starts.append(position)
             position = end
@@ -82,22 +82,25 @@ def find_header_damage(data: bytes, may_be_torn: bool = True) -> HeaderDamage:
             position = block_end  # these zeros end a block, or are left by a power failure
             continue
         # If a record's length is damaged, the next position has no header.
-        damaged_at = next(
+        damaged_position = next(
             (start for start in record_starts if not _checksum_matches(data, start, *_parse_header(data, start))),
             position,
         )
-        if damaged_at + _HEADER.size <= limit and (header := _original_header(data, damaged_at, limit)) is not None:
+        if (
+            damaged_position + _HEADER.size <= limit
+            and (header := _original_header(data, damaged_position, limit)) is not None
+        ):
             kind, end = header
-            original_headers[damaged_at] = data[damaged_at : damaged_at + 4] + struct.pack(
-                "<HB", end - damaged_at - _HEADER.size, kind
+            original_headers[damaged_position] = data[damaged_position : damaged_position + 4] + struct.pack(
+                "<HB", end - damaged_position - _HEADER.size, kind
             )
-            record_starts[:] = [start for start in record_starts if start < damaged_at]
+            record_starts[:] = [start for start in record_starts if start < damaged_position]
             position = end
-        elif damaged_at == position and size < end <= block_end + 1 and kind in (0, *_TYPES):
+        elif damaged_position == position and size < end <= block_end + 1 and kind in (0, *_RECORD_TYPES):
             lost_ranges += [] if may_be_torn else [(position, size)]
             break
         else:
-            lost_ranges.append((damaged_at, limit))
+            lost_ranges.append((damaged_position, limit))
             position = block_end
     return HeaderDamage(original_headers, lost_ranges)
 
@@ -109,7 +112,7 @@ def _parse_header(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _checksum_matches(data: bytes, position: int, kind: int, end: int) -> bool:
-    return _checksum(data, position) == _masked(_crc32c(bytes([kind]) + data[position + _HEADER.size : end]))
+    return _checksum(data, position) == _masked_checksum(_crc32c(bytes([kind]) + data[position + _HEADER.size : end]))
 
 
 def _original_header(data: bytes, position: int, limit: int) -> tuple[int, int] | None:
@@ -119,7 +122,7 @@ def _original_header(data: bytes, position: int, limit: int) -> tuple[int, int] 
         end <= limit
         and (
             original_kind := next(
-                (other_kind for other_kind in _TYPES if _checksum_matches(data, position, other_kind, end)), None
+                (other_kind for other_kind in _RECORD_TYPES if _checksum_matches(data, position, other_kind, end)), None
             )
         )
         is not None
@@ -127,7 +130,7 @@ def _original_header(data: bytes, position: int, limit: int) -> tuple[int, int] 
         return original_kind, end
     stored_crc, crc = _checksum(data, position), _crc32c(bytes([kind]))
     for end in range(position + _HEADER.size, limit + 1):
-        if _masked(crc) == stored_crc:
+        if _masked_checksum(crc) == stored_crc:
             return kind, end
         crc = _crc32c(data[end : end + 1], crc)
     return None
@@ -138,7 +141,7 @@ def _checksum(data: bytes, position: int) -> int:
     return crc
 
 
-def _masked(crc: int) -> int:
+def _masked_checksum(crc: int) -> int:
     """The stored form of a checksum. RocksDB masks checksums, because checksums of data that contain checksums are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -147,17 +150,17 @@ def _crc32c(data: bytes, crc: int = 0) -> int:
     """Return the CRC-32C (Castagnoli). Computing it byte by byte is fast enough, because only damaged records need it."""
     crc ^= 0xFFFFFFFF
     for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
 
 
-def _remainder(byte: int) -> int:
+def _crc_remainder(byte: int) -> int:
     for _ in range(8):
         byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
     return byte
 
 
-_TABLE = tuple(map(_remainder, range(256)))
+_CRC_TABLE = tuple(map(_crc_remainder, range(256)))
 
 
 LOG_SUFFIX = ".log"
@@ -171,7 +174,7 @@ RESERVE_BYTES = 64 << 20
 # For how long, and for how many added bytes, the last query of the free disk space is used.
 SPACE_CHECK_S, SPACE_CHECK_BYTES = 0.05, 1 << 20
 # Files that a mirror does not copy: RocksDB writes a LOG of its own in the mirror, and needs no LOCK there.
-_NOT_MIRRORED = ("LOCK", "LOG")
+_NOT_MIRRORED_FILES = ("LOCK", "LOG")
 # The name of a property of RocksDB: a number that grows when RocksDB changes its memtable.
 _MEMTABLE_VERSION = "rocksdb.current-super-version-number"
 _sync_file = getattr(os, "fdatasync", os.fsync)
@@ -207,7 +210,7 @@ def mirror(path: Path, mirror_path: Path, place_file: Callable[[Path, Path], obj
     for file in path.iterdir():
         if file.name in damage_by_name:
             (mirror_path / file.name).write_bytes(damage_by_name[file.name].repair(folders.read_regular(file)))
-        elif file.is_file() and file.name not in _NOT_MIRRORED:
+        elif file.is_file() and file.name not in _NOT_MIRRORED_FILES:
             place_file(file, mirror_path / file.name)
 
 

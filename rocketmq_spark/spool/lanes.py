@@ -46,7 +46,7 @@ from rocketmq_spark.spool.records import (
     space_end,
 )
 
-STEPS_S = (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800)
+RETRY_PAUSES_S = (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Schedule:
     failed attempt.
     """
 
-    steps_s: Sequence[float] = STEPS_S
+    pauses_s: Sequence[float] = RETRY_PAUSES_S
 
     def due_ms(self, tries: int, now_ms: int) -> int | None:
         """Return when a record is due again if its ``tries``-th attempt fails at ``now_ms``; None if the record is given up."""
-        if tries >= len(self.steps_s):
+        if tries >= len(self.pauses_s):
             return None
-        return now_ms + round(1000 * self.steps_s[tries])
+        return now_ms + round(1000 * self.pauses_s[tries])
 
 
 class SteadyClock:
@@ -81,7 +81,7 @@ class SteadyClock:
 
 
 # After this time without a failure, the next failure of a target counts as its first.
-FAILURE_MEMORY_MS = 1000 * STEPS_S[-1]
+FAILURE_MEMORY_MS = 1000 * RETRY_PAUSES_S[-1]
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class UnreachableTargets:
             self._outages[target] = _Outage(now_ms, now_ms)
             return
         if outage.retries_early:
-            step = STEPS_S[min(outage.early_retries, len(STEPS_S)) - 1]
+            step = RETRY_PAUSES_S[min(outage.early_retries, len(RETRY_PAUSES_S)) - 1]
             outage.not_before_ms, outage.retries_early = now_ms + 1000 * step, False
         outage.failed_ms = now_ms
         if outage.answered_ms is not None and (since_ms is None or outage.answered_ms < since_ms):
@@ -149,7 +149,7 @@ class UnreachableTargets:
             (outage.not_before_ms for outage in self._outages.values() if _waits_for_early_retry(outage)), default=None
         )
 
-    def forget(self) -> None:
+    def forget_failures(self) -> None:
         """Forget all failures. To be called when no record waits."""
         self._outages.clear()
         self._all_failed_ms = None
@@ -192,7 +192,7 @@ class LeasedRecord(NamedTuple):
         return self.pending.due
 
 
-_UNLIMITED = 1024  # more records than any batch has
+_UNLIMITED_BATCH_LENGTH = 1024  # more records than any batch has
 
 
 class BatchPolicy:
@@ -212,7 +212,7 @@ class BatchPolicy:
             return send_alone(first)
         accepts, rest_of_batch = (
             self.predicate(first),
-            iter(range(self._max_batch_lengths.get(first.lane, _UNLIMITED) - 1)),
+            iter(range(self._max_batch_lengths.get(first.lane, _UNLIMITED_BATCH_LENGTH) - 1)),
         )
         return lambda record: next(rest_of_batch, None) is not None and accepts(record)
 
@@ -230,7 +230,7 @@ class BatchPolicy:
             if not self._single_sends_left[lane]:
                 del self._single_sends_left[lane]
 
-    def forget(self, lane: bytes) -> None:
+    def forget_lane(self, lane: bytes) -> None:
         """Forget an empty lane. Without this, memory would grow, because there may be millions of lanes: one for each argument of
         a selector.
         """
@@ -313,7 +313,7 @@ class Marks:
     def __init__(self, db: Database, may_have_changed: bool = False) -> None:
         self._db = db
         self._first_places: dict[bytes, bytes] = {}
-        self.has_any = next(db.scan(MARK, area_end(MARK)), None) is not None
+        self.has_any_marks = next(db.scan(MARK, area_end(MARK)), None) is not None
         self.may_have_changed = may_have_changed
 
     def find(self, space: bytes, place: bytes) -> Due | None:
@@ -361,7 +361,7 @@ class Marks:
 
     def update_cache(self, record: Record) -> None:
         """Update the cache after a record was added, or has got further marks."""
-        self.has_any = True
+        self.has_any_marks = True
         for space, place in record.marks:
             first_place = self._first_places.get(space)
             if first_place is not None and place < first_place:

@@ -22,10 +22,10 @@ from rocketmq_spark.spool.owner_rights import become_owner
 from rocketmq_spark.spool.records import MARK, ORDER, TOTALS
 from rocketmq_spark.spool.spool import SpoolReading
 
-FRAME = struct.Struct(">II")
+FRAME_HEADER = struct.Struct(">II")
 END_MARK = 2**32 - 1
 # The areas that ``recovery.derive`` builds from records. These areas are not read from the spool of another user.
-DERIVED = (ORDER, MARK, TOTALS)
+DERIVED_AREAS = (ORDER, MARK, TOTALS)
 
 # A limit of the memory of this process. Without it, the files of the owner would decide how much RocksDB and the checks of logs
 # read at once.
@@ -46,7 +46,7 @@ def main(path: str) -> None:
     except Exception as e:  # noqa: BLE001 - the reader raises it
         report = {"error": f"the spool in {path} cannot be read: {type(e).__name__}: {e}"}
     text = json.dumps({**report, "warnings": warnings.texts}).encode()
-    out.write(FRAME.pack(END_MARK, len(text)) + text)
+    out.write(FRAME_HEADER.pack(END_MARK, len(text)) + text)
     out.flush()
 
 
@@ -55,14 +55,14 @@ def _write_entries(path: Path, out: BinaryIO) -> bool:
     become_owner(path)
     with contextlib.closing(SpoolReading(path)) as reading:
         for key, value in _entries_to_copy(reading):
-            out.write(FRAME.pack(len(key), len(value)))
+            out.write(FRAME_HEADER.pack(len(key), len(value)))
             out.write(key)
             out.write(value)
         return reading.is_damaged
 
 
 def _entries_to_copy(reading: SpoolReading) -> Iterator[tuple[bytes, bytes]]:
-    return ((key, value) for key, value in reading.stored_entries() if not key.startswith(DERIVED))
+    return ((key, value) for key, value in reading.stored_entries() if not key.startswith(DERIVED_AREAS))
 
 
 def _limit_memory() -> None:

@@ -18,7 +18,7 @@ from rocketmq_spark.spool.files import SPOOL_PREFIXES
 _LAZY_IMPORTS = ("pickle", "rocksdict") if extras.is_installed("rocksdict") else ()
 
 
-def own_spools_first(paths: Sequence[Path]) -> list[Path]:
+def sort_own_spools_first(paths: Sequence[Path]) -> list[Path]:
     """Return ``paths`` in an order in which root can open all these spools: its own spools come first, because they need rights
     that ``become_owner`` gives up.
     """

@@ -5,7 +5,7 @@ while others are due. Each target has two *groups* of pending records: the recor
 records that wait only for their due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the
 groups by due time.
 
-``migrate`` replaces the keys of earlier releases, which have no target. It writes portions, each in one atomic write; if the
+``migrate_keys`` replaces the keys of earlier releases, which have no target. It writes portions, each in one atomic write; if the
 process is killed, the next process continues. An earlier release would not find records with a target in the key, so the totals
 get a version that it rejects.
 """
@@ -199,7 +199,7 @@ def _group_keys(db: Database) -> Iterator[bytes]:
         start = group_end(PendingKey.parse(entry[0]).group)
 
 
-def all_pending(db: Database) -> Iterator[tuple[bytes, bytes]]:
+def all_pending_entries(db: Database) -> Iterator[tuple[bytes, bytes]]:
     """Yield all keys of pending records with their states, also the keys that releases before 0.2 wrote."""
     yield from db.scan(UNINDEXED, area_end(UNINDEXED))
     yield from db.scan(PENDING, area_end(PENDING))
@@ -207,12 +207,12 @@ def all_pending(db: Database) -> Iterator[tuple[bytes, bytes]]:
 
 def first_due_ms(db: Database) -> int | None:
     """The first due time of all pending records."""
-    first_unindexed = next(db.scan(UNINDEXED, area_end(UNINDEXED)), None)
-    first_keys = [*_group_keys(db), *((first_unindexed[0],) if first_unindexed is not None else ())]
+    first_unindexed_entry = next(db.scan(UNINDEXED, area_end(UNINDEXED)), None)
+    first_keys = [*_group_keys(db), *((first_unindexed_entry[0],) if first_unindexed_entry is not None else ())]
     return min((due_of_key(key).due_ms for key in first_keys), default=None)
 
 
-PORTION = 1000
+PORTION_KEYS = 1000
 
 
 def is_indexed(db: Database) -> bool:
@@ -220,7 +220,7 @@ def is_indexed(db: Database) -> bool:
     return next(db.scan(UNINDEXED, area_end(UNINDEXED)), None) is None
 
 
-def migrate(db: Database, is_damaged: bool = False) -> None:
+def migrate_keys(db: Database, is_damaged: bool = False) -> None:
     """Add the targets to the keys of pending records that an earlier release wrote. The version of a damaged store's totals is
     not changed, so that the next process repairs the store if this process is killed before the repair.
     """
@@ -229,7 +229,7 @@ def migrate(db: Database, is_damaged: bool = False) -> None:
     logger.info("the spool in %s gets an index of its records by target, once", db.path)
     totals, moved_count, start = db.get(TOTALS), 0, UNINDEXED
     version = [] if is_damaged or totals is None else [(TOTALS, Totals.with_indexed_version(totals))]
-    while portion := list(itertools.islice(db.scan(start, area_end(UNINDEXED)), PORTION)):
+    while portion := list(itertools.islice(db.scan(start, area_end(UNINDEXED)), PORTION_KEYS)):
         puts = [(_indexed_key(db, key, state).encoded, state) for key, state in portion]
         db.write(puts + version, [key for key, _ in portion])
         moved_count += len(portion)

@@ -5,7 +5,7 @@ number, its *sequence*, which never changes. Areas:
 
 * ``r`` records by sequence: kind, payload, target, lane and marks.
 * ``q`` pending records by target, due time and sequence: the state of the record.
-* ``p`` pending records by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate``.
+* ``p`` pending records by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate_keys``.
 * ``o`` order by lane and sequence: the records of a lane. Only the first record of a lane is pending.
 * ``d`` dead records by sequence: the state of a record that was given up.
 * ``i`` marks by space and place: due time and sequence of the record.
@@ -41,7 +41,7 @@ MARK, NOTE = b"i", b"n"
 LASTING_PREFIX = b"environment's "
 # The name of a note with the fingerprint of the rules from which all pending records got their targets. The name does not begin
 # with ``LASTING_PREFIX``, so a damaged store and a copy lose the note, and the targets of all their records are compared again.
-TARGETING_NOTE = b"targeting"
+TARGET_RULES_NOTE = b"targeting"
 # Prefix of notes from the time of another owner. The reader of such a note must check whether the note is still true.
 DOUBTFUL_PREFIX = b"doubtful "
 TOTALS = b"m"
@@ -193,9 +193,9 @@ MAX_TARGET_BYTES = (1 << 16) - 1
 _STATE = struct.Struct(">BHQH")  # version, tries, time of the state, length of the target
 # The number of tries is not counted beyond this number. A larger number would be an error in a write that also settles other
 # records.
-_MAX_TRIES = 65535
+_MAX_COUNTED_TRIES = 65535
 _TOTALS = struct.Struct(">B7Q")
-MAX_NUMBER = 1 << 62  # above all counts and times in a store
+NUMBER_LIMIT = 1 << 62  # above all counts and times in a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class RecordState(NamedTuple):
     reason: str = ""
 
     def encode(self) -> bytes:
-        head = _STATE.pack(VERSION, min(self.tries, _MAX_TRIES), self.since_ms, 0)
+        head = _STATE.pack(VERSION, min(self.tries, _MAX_COUNTED_TRIES), self.since_ms, 0)
         return head + self.reason.encode(errors="replace") if self.reason else head
 
     @classmethod
@@ -422,7 +422,7 @@ class Totals:
             raise DecodeError(f"totals of {len(data)} bytes cannot be read: {e}") from e
         if version not in (VERSION, INDEXED_VERSION):
             raise DecodeError(f"totals of version {version}; this release reads version {INDEXED_VERSION}")
-        return cls(*numbers) if max(numbers) <= MAX_NUMBER else None
+        return cls(*numbers) if max(numbers) <= NUMBER_LIMIT else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +475,7 @@ class SpoolOwner:
             and (not self.servers or not other.servers or not set(self.servers).isdisjoint(other.servers))
         )
 
-    def note_changes(
+    def puts_and_deletes_of_notes(
         self, notes: Iterable[tuple[bytes, bytes]], previous: SpoolOwner, is_assigned: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Return puts and deletes for the stored ``notes`` that this owner does not trust. If the records were assigned to this
@@ -489,7 +489,7 @@ class SpoolOwner:
         about_records = [
             (name, value)
             for name, value in named_values
-            if name != TARGETING_NOTE and not name.startswith(LASTING_PREFIX)
+            if name != TARGET_RULES_NOTE and not name.startswith(LASTING_PREFIX)
         ]
         puts = [(NOTE + DOUBTFUL_PREFIX + name, value) for name, value in about_records]
         return puts, [key for key, _ in untrusted]

@@ -27,14 +27,14 @@ from typing import NamedTuple
 from rocketmq_spark.base.folders import PRIVATE_MODE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
-from rocketmq_spark.spool.database import COMPLETE, REPAIR_REMEDY, Damaged, Database, rebuild
+from rocketmq_spark.spool.database import COMPLETE_FOLDER, REPAIR_REMEDY, Damaged, Database, rebuild_database
 from rocketmq_spark.spool.files import DISK_FULL_ERRNOS, mirror, not_readable_error, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING_PREFIX,
     MARK,
-    MAX_NUMBER,
     NOTE,
+    NUMBER_LIMIT,
     ORDER,
     OWNER,
     PENDING,
@@ -60,10 +60,10 @@ from rocketmq_spark.spool.records import (
 
 logger = logging.getLogger(__name__)
 
-# Folders in the folder of the database. The new database is in ``_NEW`` until it is complete, then in ``COMPLETE``. The old files
-# are moved to ``_OLD``, which is renamed to ``damaged-N`` when it has all of them.
-_NEW, _OLD, _COPY, DAMAGED = "salvaged", "leaving", "copy", "damaged"
-_PORTION, _PORTION_BYTES = 1000, 8 << 20
+# The names of folders in the folder of the database. The new database is in ``_NEW_FOLDER`` until it is complete, and then in
+# ``COMPLETE_FOLDER``. The old files are moved to ``_OLD_FOLDER``. When this folder has all old files, it becomes ``damaged-N``.
+_NEW_FOLDER, _OLD_FOLDER, _COPY_FOLDER, DAMAGED_FOLDER = "salvaged", "leaving", "copy", "damaged"
+_PORTION_ENTRIES, _PORTION_BYTES = 1000, 8 << 20
 ALL_KEYS = (b"\0", b"\xff")
 
 
@@ -82,35 +82,35 @@ def salvage(path: Path) -> SalvageResult:
     old database.
     """
     with locked(path):
-        new_database = Database(path / _NEW)
+        new_database = Database(path / _NEW_FOLDER)
         try:
             gaps, totals_are_exact = _copy_readable(path, new_database)
             rebuilt_areas = _copy_rebuilt(path, new_database, gaps) if gaps else frozenset()
         finally:
             new_database.close()
-        (path / _NEW / "LOCK").unlink(missing_ok=True)
-        (path / _OLD).mkdir(PRIVATE_MODE)
-        (path / _NEW).rename(path / COMPLETE)
+        (path / _NEW_FOLDER / "LOCK").unlink(missing_ok=True)
+        (path / _OLD_FOLDER).mkdir(PRIVATE_MODE)
+        (path / _NEW_FOLDER).rename(path / COMPLETE_FOLDER)
         sync_folder(path)
         return SalvageResult(_swap_files(path), totals_are_exact, rebuilt_areas)
 
 
-def database_in(path: Path, names: Container[str]) -> Path | None:
+def complete_folder_in(path: Path, names: Container[str]) -> Path | None:
     """Return the folder that has all files of the database, if ``names`` are the names in ``path``. Return None while the new
     files are moved to ``path``, because neither folder has all files then.
     """
-    if COMPLETE not in names:
+    if COMPLETE_FOLDER not in names:
         return path
-    return path / COMPLETE if _OLD in names else None
+    return path / COMPLETE_FOLDER if _OLD_FOLDER in names else None
 
 
-def database_to_read(path: Path) -> Path:
+def complete_folder_of(path: Path) -> Path:
     """Return the folder that has all files of the database, without a change. Raises ``Damaged`` if no folder has all files."""
     try:
         names = os.listdir(path)
     except OSError:  # opening the database raises this error
         return path
-    if (database_folder := database_in(path, names)) is None:
+    if (database_folder := complete_folder_in(path, names)) is None:
         raise Damaged(
             f"the spool in {path} is damaged: an earlier repair of it has not ended, and its files are in two folders",
             remedy=REPAIR_REMEDY,
@@ -121,7 +121,9 @@ def database_to_read(path: Path) -> Path:
 def finish_repair(path: Path) -> None:
     """Complete the repair of a process that died, or remove its files if the old files are still complete."""
     try:
-        is_unfinished = any((path / name).exists() for name in (_NEW, COMPLETE, _OLD, _COPY))
+        is_unfinished = any(
+            (path / name).exists() for name in (_NEW_FOLDER, COMPLETE_FOLDER, _OLD_FOLDER, _COPY_FOLDER)
+        )
     except PermissionError as e:
         raise not_readable_error(path) from e
     except OSError as e:  # the disk fails, or the mount is lost
@@ -151,10 +153,10 @@ def _copy_readable(path: Path, new_database: Database) -> tuple[list[tuple[bytes
 def _copy_rebuilt(path: Path, new_database: Database, gaps: list[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Returns the areas of the entries that were taken from the rebuilt copy."""
     areas: set[bytes] = set()
-    copy_path = path / _COPY
+    copy_path = path / _COPY_FOLDER
     copy_path.mkdir(PRIVATE_MODE)
     mirror(path, copy_path, copy_regular)
-    rebuild(copy_path)
+    rebuild_database(copy_path)
     with contextlib.suppress(Damaged):  # the rebuilt copy may be damaged, too
         rebuilt_database = Database(copy_path, read_only=True)
         try:
@@ -175,7 +177,7 @@ def _copy_entries(old_database: Database, new_database: Database, start: bytes, 
             portion.append((key, value))
             size += len(value)
             yield key
-        if len(portion) >= _PORTION or size >= _PORTION_BYTES:
+        if len(portion) >= _PORTION_ENTRIES or size >= _PORTION_BYTES:
             new_database.write(portion)
             portion, size = [], 0
     new_database.write(portion, sync=True)
@@ -191,9 +193,9 @@ def locked(path: Path) -> Iterator[None]:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
                 raise SpoolError(f"the spool in {path} is in use by another process") from e
-            if database_in(path, os.listdir(path)) != path:
+            if complete_folder_in(path, os.listdir(path)) != path:
                 _swap_files(path)
-            for name in (_NEW, _OLD, _COPY):
+            for name in (_NEW_FOLDER, _OLD_FOLDER, _COPY_FOLDER):
                 shutil.rmtree(path / name, ignore_errors=True)
             yield
         finally:
@@ -206,17 +208,17 @@ def locked(path: Path) -> Iterator[None]:
 def _swap_files(path: Path) -> Path:
     """Replace the old files with the new files. Returns the folder with the old files."""
     damaged_folder = next(
-        folder for number in itertools.count(1) if not (folder := path / f"{DAMAGED}-{number}").exists()
+        folder for number in itertools.count(1) if not (folder := path / f"{DAMAGED_FOLDER}-{number}").exists()
     )
-    if (path / _OLD).exists():
+    if (path / _OLD_FOLDER).exists():
         for file in _files(path):
-            file.rename(path / _OLD / file.name)
-        (path / _OLD).rename(damaged_folder)
+            file.rename(path / _OLD_FOLDER / file.name)
+        (path / _OLD_FOLDER).rename(damaged_folder)
         sync_folder(path)
     # CURRENT comes last, because it makes the folder a database.
-    for file in sorted(_files(path / COMPLETE), key=lambda file: file.name == "CURRENT"):
+    for file in sorted(_files(path / COMPLETE_FOLDER), key=lambda file: file.name == "CURRENT"):
         file.rename(path / file.name)
-    (path / COMPLETE).rmdir()
+    (path / COMPLETE_FOLDER).rmdir()
     sync_folder(path)
     return damaged_folder
 
@@ -225,7 +227,7 @@ def _files(path: Path) -> list[Path]:
     return [file for file in path.iterdir() if file.is_file() and file.name != "LOCK"]
 
 
-_MAX_LOGGED = 20
+_MAX_LOGGED_SEQUENCES = 20
 
 
 def find_contradiction(db: Database) -> str | None:
@@ -289,7 +291,7 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     totals, present_sequences, started_lanes = change.totals, set(), set()
     for key, data in db.scan(RECORD, area_end(RECORD)):
         sequence, record = sequence_of(key), decode_record(data)
-        if sequence >= MAX_NUMBER:
+        if sequence >= NUMBER_LIMIT:
             raise SpoolError(
                 f"record {sequence} of the spool in {db.path} has a number that no store reaches, so its file was changed",
                 remedy=f"Copy the rest: rocketmq-spark spool copy {shlex.quote(str(db.path))} COPY",
@@ -404,7 +406,7 @@ def _log_repair(db: Database, derived: DeriveResult, damaged_files: Path | None)
         db.path,
         present_count,
         lost_text,
-        f", among them those with the numbers {', '.join(map(str, lost_sequences[:_MAX_LOGGED]))}"
+        f", among them those with the numbers {', '.join(map(str, lost_sequences[:_MAX_LOGGED_SEQUENCES]))}"
         if lost_sequences
         else "",
         f"; the damaged files are kept in {damaged_files}" if damaged_files else "",

@@ -21,17 +21,17 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.lanes import BatchPolicy, LeasedRecord, Schedule, UnreachableTargets
-from rocketmq_spark.spool.records import TARGETING_NOTE, Dead, Done, Record, Replaced, RetryLater, Verdict
+from rocketmq_spark.spool.records import TARGET_RULES_NOTE, Dead, Done, Record, Replaced, RetryLater, Verdict
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.spool.turns import InFlightRecord, TargetStates
 
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES = 64, 64 << 20
-PAGE, COMPARE_PAGE = 1000, 100
+PAGE, COMPARE_PAGE_SIZE = 1000, 100
 GATHER_S = 0.005
 # The interval of turns while too few slots are free for a write that settles many records.
-CROWDED_MS = 50
+CROWDED_PAUSE_MS = 50
 # The pause after a failure of the store, such as a full disk.
 FAILURE_PAUSE_S = 1.0
 
@@ -58,7 +58,7 @@ class DeadLetters(NamedTuple):
     describe: Callable[[Record], str]
 
 
-class Targeting(NamedTuple):
+class TargetRules(NamedTuple):
     """``target_of`` returns the target of a record by the current rules; ``fingerprint`` identifies these rules."""
 
     target_of: Callable[[Record], str]
@@ -89,7 +89,7 @@ class Redelivery:
     After a temporary failure, a dead letter is not given up, but sent again after the schedule's last pause.
 
     A record is sent only if its stored target is the target of its send. After an update or with other options, the two targets
-    may differ. In this case, the record is first stored again with the target of its send. With ``targeting``, records do not
+    may differ. In this case, the record is first stored again with the target of its send. With ``target_rules``, records do not
     wait for the wrong target: if the rules have changed since the store was last used, each turn compares the targets of a page
     of records.
     """
@@ -103,7 +103,7 @@ class Redelivery:
         schedule: Schedule | None = None,
         max_in_flight: int = MAX_IN_FLIGHT,
         dead_letters: DeadLetters | None = None,
-        targeting: Targeting | None = None,
+        target_rules: TargetRules | None = None,
     ) -> None:
         self.delivered_count = 0
         self.trouble: str | None = None  # the current error of the store
@@ -116,9 +116,11 @@ class Redelivery:
         self._schedule = schedule or Schedule()
         self.batch_policy = BatchPolicy()
         self._unreachable_targets = UnreachableTargets()
-        self._targeting = targeting
+        self._target_rules = target_rules
         # The key at which the comparison of targets continues; None if all records have been compared.
-        self._next_key_to_compare = None if targeting is None or store.has_targets_of(targeting.fingerprint) else b""
+        self._next_key_to_compare = (
+            None if target_rules is None or store.has_targets_of(target_rules.fingerprint) else b""
+        )
         # The targets whose records must become due, with the key at which this continues; None to begin at the first record of a
         # target.
         self._next_keys_to_make_due: dict[str, bytes | None] = {}
@@ -134,7 +136,7 @@ class Redelivery:
         self._last_hand_out_ms = 0  # the time of the last turn that handed out records
         self._next_turn_ms: int | None = None
         self._turn_is_scheduled = self._turn_is_running = False
-        self._closed = self._is_paused = False
+        self._is_closed = self._is_paused = False
         self._lock = threading.RLock()  # Ctrl-C cannot leave the lock held
         self._changed = threading.Condition(self._lock)
         self._settle_lock = threading.Lock()  # ``close`` may settle while a turn settles
@@ -142,7 +144,7 @@ class Redelivery:
     def wake(self, delay_s: float = 0.0) -> None:
         """Schedule a turn. To be called after the start, and after records were added."""
         with self._lock:
-            if not self._turn_is_scheduled and not self._closed:
+            if not self._turn_is_scheduled and not self._is_closed:
                 self._timer.call_later(delay_s, self._turn)
                 # The flag is set only after the call of ``call_later``: if this call raises or is interrupted, no turn is
                 # scheduled.
@@ -175,7 +177,7 @@ class Redelivery:
             now_ms, previous_retry_ms = self._timer.now_ms(), self._unreachable_targets.next_early_retry_ms()
             self._target_states.record_answers(targets, now_ms)
             due_targets = self._unreachable_targets.record_answers(targets, now_ms)
-            self._mark_due(due_targets)
+            self._mark_targets_due(due_targets)
             is_rescheduled = self._unreachable_targets.next_early_retry_ms() != previous_retry_ms
         if due_targets or is_rescheduled:
             self.wake()
@@ -193,7 +195,7 @@ class Redelivery:
     def close(self, deadline: Deadline) -> None:
         """Stop handing out records, and wait for the records in flight. Records without a result are due in the next process."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             while len(self._in_flight) > len(self._results) and not deadline.expired:
                 self._timer.wait_notified(self._changed, deadline.remaining())
         self._timer.close()
@@ -244,7 +246,7 @@ class Redelivery:
         """
         at_ms = self._timer.now_ms() + round(1000 * pause_s)
         with self._lock:
-            if self._closed or (self._next_turn_ms is not None and self._next_turn_ms <= at_ms):
+            if self._is_closed or (self._next_turn_ms is not None and self._next_turn_ms <= at_ms):
                 return
             self._next_turn_ms = at_ms
 
@@ -266,12 +268,12 @@ class Redelivery:
             admission = self._target_states.admission(in_flight, steady_ms, MAX_IN_FLIGHT_BYTES)
             crowded_ms = 0
             if admission.free_slots < self._min_free_slots and len(self._in_flight) > len(self._results):
-                crowded_ms = self._last_hand_out_ms + CROWDED_MS - steady_ms
-            if self._closed or admission.free_slots <= 0:  # the next result will start a turn
+                crowded_ms = self._last_hand_out_ms + CROWDED_PAUSE_MS - steady_ms
+            if self._is_closed or admission.free_slots <= 0:  # the next result will start a turn
                 return 0.0 if self._next_keys_to_make_due or self._next_key_to_compare is not None else None
         if crowded_ms <= 0:
             self._last_hand_out_ms = steady_ms
-            admission.choose_failing(lambda targets: self._store.due_targets(targets, now_ms))
+            admission.choose_failing_targets(lambda targets: self._store.due_targets(targets, now_ms))
             # While attempts for a target fail, its records are sent alone.
             for leased in self._store.take(
                 now_ms,
@@ -282,7 +284,7 @@ class Redelivery:
             ):
                 self._call_handler(leased)
         with self._lock:
-            if self._next_keys_to_make_due or self._next_key_to_compare is not None or admission.should_repeat:
+            if self._next_keys_to_make_due or self._next_key_to_compare is not None or admission.should_choose_again:
                 return 0.0
             if admission.free_slots <= 0:
                 return None
@@ -344,7 +346,7 @@ class Redelivery:
                 for result in results:
                     self._record_result(result, steady_ms, uncounted_targets)
                 if not len(self._store):
-                    self._unreachable_targets.forget()
+                    self._unreachable_targets.forget_failures()
                     self._target_states.forget_failures()
                 self.needs_answers = bool(self._unreachable_targets)
             for leased, verdict in verdicts_to_log:
@@ -383,7 +385,7 @@ class Redelivery:
             return RetryLater(due_ms, resent.error)
         if dead_letters is None:
             return Dead(resent.error)
-        last_retry_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
+        last_retry_ms = now_ms + round(1000 * self._schedule.pauses_s[-1])
         if self._is_dead_letter(leased.record):
             if resent.is_temporary:
                 return RetryLater(last_retry_ms, resent.error)
@@ -413,8 +415,8 @@ class Redelivery:
         self.batch_policy.record_result(
             leased.record.lane, 1 + len(leased.followers), resent.error is None, not resent.is_temporary
         )
-        if not self._store.holds(leased.record.lane):
-            self.batch_policy.forget(leased.record.lane)
+        if not self._store.holds_lane(leased.record.lane):
+            self.batch_policy.forget_lane(leased.record.lane)
         target = leased.record.target
         if resent.error is None:
             if not self._is_dead_letter(leased.record):
@@ -427,14 +429,14 @@ class Redelivery:
         else:
             self._target_states.record_answers([target], now_ms)
 
-    def _mark_due(self, targets: set[str]) -> None:
+    def _mark_targets_due(self, targets: set[str]) -> None:
         """Mark the records of these targets as due now, and end the pauses of the targets."""
         self._next_keys_to_make_due.update(dict.fromkeys(targets))
         self._target_states.end_pauses(targets)
 
     def _make_records_due(self) -> None:
         with self._lock:
-            self._mark_due(self._unreachable_targets.start_early_retries(self._timer.now_ms()))
+            self._mark_targets_due(self._unreachable_targets.start_early_retries(self._timer.now_ms()))
             targets = list(self._next_keys_to_make_due)
         for target in targets[:PAGE]:
             with self._lock:
@@ -453,13 +455,13 @@ class Redelivery:
 
     def _compare_targets(self) -> None:
         """Compare a page of records with the current rules, and correct the targets of these records."""
-        if self._next_key_to_compare is None or self._targeting is None:
+        if self._next_key_to_compare is None or self._target_rules is None:
             return
         # A dead letter that waits for a topic becomes due at once if the rules now have another topic for it.
         kind = None if self._dead_letters is None else self._dead_letters.kind
         next_key = self._store.retarget(
-            self._targeting.target_of, self._next_key_to_compare, COMPARE_PAGE, kind, self._clock()
+            self._target_rules.target_of, self._next_key_to_compare, COMPARE_PAGE_SIZE, kind, self._clock()
         )
         if next_key is None:
-            self._store.add([], {TARGETING_NOTE: self._targeting.fingerprint})
+            self._store.add([], {TARGET_RULES_NOTE: self._target_rules.fingerprint})
         self._next_key_to_compare = next_key

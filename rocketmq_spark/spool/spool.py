@@ -26,7 +26,7 @@ from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.lanes import Schedule, SteadyClock
-from rocketmq_spark.spool.pending import all_pending, first_due_ms
+from rocketmq_spark.spool.pending import all_pending_entries, first_due_ms
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING_PREFIX,
@@ -44,8 +44,8 @@ from rocketmq_spark.spool.records import (
     record_key,
     sequence_of,
 )
-from rocketmq_spark.spool.recovery import ALL_KEYS, database_to_read, find_contradiction
-from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, PAGE, DeadLetters, Redelivery, Targeting
+from rocketmq_spark.spool.recovery import ALL_KEYS, complete_folder_of, find_contradiction
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, PAGE, DeadLetters, Redelivery, TargetRules
 from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
@@ -53,8 +53,8 @@ SEND_VERSION = 1
 _QUEUE_ID_LIMIT = 1 << 31  # in the protocol, it is a signed 32-bit number
 
 _HEAD = struct.Struct(">BI")
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_REQUEST = (
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_REQUEST_JSON = (
     '{"group":%s,"properties":%s,"sys_flag":%d,"flag":%d,"born_timestamp_ms":%d,"batch":%s,"reconsume_times":%d,'
     '"max_reconsume_times":%s,"default_topic_queues":%d}'
 )
@@ -72,7 +72,7 @@ def _head(send: SpooledSend) -> str:
     slower.
     """
     request, max_reconsume_times = send.request, send.request.max_reconsume_times
-    request_json = _REQUEST % (
+    request_json = _REQUEST_JSON % (
         _quoted(request.group),
         _quoted(request.properties),
         request.sys_flag,
@@ -86,9 +86,9 @@ def _head(send: SpooledSend) -> str:
     ids = ",".join([_quoted(msg_id) for msg_id in send.msg_ids])
     further_fields = ""
     if send.queue is not None:
-        further_fields = f',"queue":{_encode([send.queue.broker_name, send.queue.queue_id])}'
+        further_fields = f',"queue":{_encode_json([send.queue.broker_name, send.queue.queue_id])}'
     if send.selector is not None:
-        further_fields += f',"selector":{_quoted(send.selector)},"arg":{_encode(send.arg)}'
+        further_fields += f',"selector":{_quoted(send.selector)},"arg":{_encode_json(send.arg)}'
     return f'{{"topic":{_quoted(send.topic)},"msgIds":[{ids}],"request":{request_json}{further_fields}}}'
 
 
@@ -242,7 +242,7 @@ class SpoolReading:
         dead records. The last two groups are in the order in which the records were stored.
         """
         dead_sequences = {sequence_of(key) for key, _ in self._db.scan(DEAD, area_end(DEAD))}
-        due_keys = sorted((due_of_key(key), key) for key, _ in all_pending(self._db))
+        due_keys = sorted((due_of_key(key), key) for key, _ in all_pending_entries(self._db))
         for due, key in due_keys:
             if due.sequence not in dead_sequences:
                 state = _state(self._db.get(key) or b"")
@@ -271,15 +271,15 @@ class SpoolReading:
 
 
 # While another process writes, files may be missing or incomplete, and look damaged for a moment.
-_OPEN_ATTEMPTS, _OPEN_PAUSE_S = 4, 0.05
+_MAX_OPEN_ATTEMPTS, _OPEN_PAUSE_S = 4, 0.05
 
 
 def _open_to_read(path: Path) -> Database:
-    for _ in range(_OPEN_ATTEMPTS):
+    for _ in range(_MAX_OPEN_ATTEMPTS):
         with contextlib.suppress(Damaged):
-            return Database(database_to_read(path), read_only=True, tolerant=False)
+            return Database(complete_folder_of(path), read_only=True, is_tolerant=False)
         time.sleep(_OPEN_PAUSE_S)
-    return Database(database_to_read(path), read_only=True)
+    return Database(complete_folder_of(path), read_only=True)
 
 
 def _state(data: bytes) -> RecordState | None:
@@ -299,7 +299,7 @@ def _monotonic_ms() -> int:
 class RedeliveryPolicy(NamedTuple):
     """How records are sent again: a decoder for each kind, the maximum number of records in flight, and the schedule after
     failures. ``notes`` returns the notes that are written with stored sends. ``dead_letters`` is for records that are given up;
-    the kind of dead letters has a decoder, too. ``targeting`` has the rules for the targets of records.
+    the kind of dead letters has a decoder, too. ``target_rules`` has the rules for the targets of records.
     """
 
     decoders: Mapping[str, Callable[[Record], SpooledSend]]
@@ -307,7 +307,7 @@ class RedeliveryPolicy(NamedTuple):
     schedule: Schedule = Schedule()
     notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
     dead_letters: DeadLetters | None = None
-    targeting: Targeting | None = None
+    target_rules: TargetRules | None = None
 
 
 SEND_POLICY = RedeliveryPolicy({SEND_KIND: send_of})
@@ -334,8 +334,8 @@ class SendSpool:
             timer.start()  # starts the thread here, so that the caller gets the error if the thread cannot start
             self._schedule = schedule or policy.schedule
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
-            if policy.targeting is not None:
-                store.start_targeting(policy.targeting.fingerprint)
+            if policy.target_rules is not None:
+                store.start_target_rules(policy.target_rules.fingerprint)
             handlers = {kind: functools.partial(self._handle, decode) for kind, decode in policy.decoders.items()}
             self._decoders = policy.decoders
             self.redelivery = Redelivery(
@@ -346,7 +346,7 @@ class SendSpool:
                 self._schedule,
                 policy.max_in_flight,
                 policy.dead_letters,
-                policy.targeting,
+                policy.target_rules,
             )
             self.redelivery.batch_policy.predicate = self._batch_predicate
             if len(store):
@@ -370,7 +370,7 @@ class SendSpool:
 
     def has_earlier_record(self, send: SpooledSend) -> bool:
         lane = lane_of(send)
-        return bool(lane) and self.store.holds(lane)
+        return bool(lane) and self.store.holds_lane(lane)
 
     def keep(self, sends: Sequence[SpooledSend]) -> None:
         now_ms = self._clock()

@@ -35,14 +35,14 @@ from rocketmq_spark.spool.lanes import (
     records_to_batch,
     remove_from_lane,
 )
-from rocketmq_spark.spool.pending import PendingIndex, migrate
+from rocketmq_spark.spool.pending import PendingIndex, migrate_keys
 from rocketmq_spark.spool.records import (
     IDENTITY,
     NOTE,
     OWNER,
     PENDING,
     RECORD,
-    TARGETING_NOTE,
+    TARGET_RULES_NOTE,
     TOTALS,
     UNKNOWN_OWNER,
     Dead,
@@ -104,7 +104,7 @@ class Store:
         # it is the latest time that the store has recorded.
         self.last_done_due_ms = 0
         self._owner: SpoolOwner | None = None
-        self._failed = self._damaged = self._closed = False
+        self._has_failed = self._is_damaged = self._is_closed = False
         self.damage_count = 0
         self._opened = _Opened(self)
         reserve_folder(self)
@@ -118,7 +118,7 @@ class Store:
         """The number of live records: they are not settled, and not dead."""
         return self.totals.depth
 
-    def holds(self, lane: bytes) -> bool:
+    def holds_lane(self, lane: bytes) -> bool:
         """Whether the lane has a record that is not settled yet."""
         return lane in self._lanes
 
@@ -226,7 +226,7 @@ class Store:
         with self._opened:
             leased_records: list[LeasedRecord] = []
             size = 0
-            accepts = _always if admission is None else admission.accepts
+            accepts = _accept_all_targets if admission is None else admission.accepts
             try:
                 with contextlib.closing(self._pending.due(now_ms, accepts)) as due:
                     for pending, value in due:
@@ -241,7 +241,7 @@ class Store:
                         if size >= max_bytes or len(leased_records) >= limit:
                             break
             except BaseException:
-                self._failed = True  # in memory, the index has already passed these records
+                self._has_failed = True  # in memory, the index has already passed these records
                 raise
             self._leased_sequences.update([leased.pending.due.sequence for leased in leased_records])
             return leased_records
@@ -313,7 +313,7 @@ class Store:
         Returns the key at which the next call continues, or None after the last record.
         """
         with self._opened:
-            change, next_key, has_marks = AtomicChange(self.totals), None, self._marks.has_any
+            change, next_key, has_marks = AtomicChange(self.totals), None, self._marks.has_any_marks
             groups = self._pending.groups() if target is None else [group_of(target, True)]
             with contextlib.closing(self._due_later(groups, start, now_ms)) as entries:
                 for count, (key, state) in enumerate(entries):
@@ -337,7 +337,7 @@ class Store:
                 with contextlib.closing(self._db.scan(start_key, group_end(group))) as entries:
                     yield from entries
 
-    def start_targeting(self, fingerprint: bytes) -> None:
+    def start_target_rules(self, fingerprint: bytes) -> None:
         """Store that new records have targets by the rules with this ``fingerprint``. ``retarget`` corrects the targets of the
         records that already wait.
         """
@@ -345,12 +345,12 @@ class Store:
             if not self.has_targets_of(fingerprint):
                 # The note must be written before this process adds its first record. Otherwise, if this process is killed, a
                 # later process with the previous rules would find its own fingerprint, and not compare the targets.
-                self.add([], {TARGETING_NOTE: b"" if len(self) else fingerprint})
+                self.add([], {TARGET_RULES_NOTE: b"" if len(self) else fingerprint})
 
     def has_targets_of(self, fingerprint: bytes) -> bool:
         """Whether all pending records certainly have their targets by the rules with this ``fingerprint``."""
         with self._opened:
-            return self._db.get(NOTE + TARGETING_NOTE) == fingerprint
+            return self._db.get(NOTE + TARGET_RULES_NOTE) == fingerprint
 
     def retarget(
         self,
@@ -437,7 +437,9 @@ class Store:
                 stored_owner if keep_owner and self.totals.all_bytes and stored_owner != SpoolOwner() else owner
             )
             if stored_owner != owner:
-                puts, deletes = owner.note_changes(self._db.scan(NOTE, area_end(NOTE)), stored_owner, force)
+                puts, deletes = owner.puts_and_deletes_of_notes(
+                    self._db.scan(NOTE, area_end(NOTE)), stored_owner, force
+                )
                 self._db.write([(key, owner.encode()) for key in OWNER] + puts, deletes, sync=self._sync)
 
     def verify(self) -> None:
@@ -455,7 +457,7 @@ class Store:
     def close(self) -> None:
         """Close the database, and release its folder. Leased records are still due in the next process that opens the folder."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             self._db.close()
             FOLDER_USERS.discard(self)
 
@@ -471,7 +473,7 @@ class Store:
             # The folder is checked again, because other users who may write to it may have added files since the first check.
             check_owner(self.path, self._use)
         except BaseException:
-            self._failed = True
+            self._has_failed = True
             self._db.close()
             raise
         warn_if_open(self.path, "whole messages")
@@ -479,7 +481,7 @@ class Store:
 
     def _open_files(self) -> None:
         finish_repair(self.path)
-        salvage_result = salvage(self.path) if self._damaged else None
+        salvage_result = salvage(self.path) if self._is_damaged else None
         try:
             self._load(salvage_result)
         except Damaged as e:
@@ -487,13 +489,13 @@ class Store:
                 raise
             logger.error("%s; what can be read is kept", e.message)
             self._load(salvage(self.path))
-        self._failed = self._damaged = False
+        self._has_failed = self._is_damaged = False
 
     def _load(self, salvage_result: SalvageResult | None) -> None:
         db = Database(self.path)
         try:
             is_damaged = salvage_result is not None or recovery.needs_repair(db)
-            migrate(db, is_damaged)
+            migrate_keys(db, is_damaged)
             if is_damaged:
                 self.damage_count += 1
                 recovery.repair(db, salvage_result)
@@ -573,7 +575,7 @@ class Store:
             change = AtomicChange(self.totals)
             change.remove_pending(pending)
             change.add_dead(due.sequence, len(data), RecordState(0, now_ms, f"it cannot be read: {e.message}"))
-            change.deletes += recovery.mark_keys_of(self._db, due.sequence) if self._marks.has_any else ()
+            change.deletes += recovery.mark_keys_of(self._db, due.sequence) if self._marks.has_any_marks else ()
             lane = find_lane(self._db, due.sequence) if self._lanes else None
             if lane is not None and not remove_from_lane(self._db, change, lane, [due.sequence], now_ms):
                 self._lanes.discard(lane)
@@ -589,7 +591,7 @@ class Store:
                 )
             self._db.write(change.all_puts, change.deletes, sync)
         except RocketMQError:
-            self._failed = True
+            self._has_failed = True
             raise
         self.totals = change.totals
         self.last_done_due_ms = max(self.last_done_due_ms, change.last_done_due_ms)
@@ -610,7 +612,7 @@ def _owner_remedy(path: Path, owner: SpoolOwner, stored_owner: SpoolOwner) -> st
     )
 
 
-def _always(target: str) -> bool:
+def _accept_all_targets(target: str) -> bool:
     return True
 
 
@@ -629,9 +631,9 @@ class _Opened:
         store = self._store
         store._lock.acquire()
         try:
-            if store._closed:
+            if store._is_closed:
                 raise ClosedError("the spool is closed")
-            if store._failed:
+            if store._has_failed:
                 store._db.close()
                 store._open()
         except BaseException:
@@ -640,7 +642,7 @@ class _Opened:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, Damaged):
-            self._store._failed = self._store._damaged = True
+            self._store._has_failed = self._store._is_damaged = True
         elif error is not None and not isinstance(error, Exception):
-            self._store._failed = True  # after Ctrl-C, memory and database may differ
+            self._store._has_failed = True  # after Ctrl-C, memory and database may differ
         self._store._lock.release()

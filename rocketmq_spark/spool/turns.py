@@ -17,14 +17,14 @@ from rocketmq_spark.spool.records import Record
 
 # Pauses between the attempts for a target that fails, in ms. The first pause follows the second consecutive failure, and each
 # further pause is twice as long.
-PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
+FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
 # The share of all slots that all new targets may use together, and the share that all failing targets may use together.
-NEW_SHARE, FAILING_SHARE = 3 / 8, 1 / 2
+NEW_TARGETS_SHARE, FAILING_TARGETS_SHARE = 3 / 8, 1 / 2
 # How long after a success a target counts as answering. After this time, the target may have become unavailable.
-ANSWERS_MS = 60_000
+ANSWERING_MS = 60_000
 # How many slots an answering target may use, as a multiple of the free slots. If this target stops answering, other targets still
 # find free slots.
-MAX_PER_FREE_SLOT = 7
+MAX_SLOTS_PER_FREE_SLOT = 7
 
 
 class Window(NamedTuple):
@@ -39,7 +39,7 @@ class Window(NamedTuple):
     def after_failure(self, now_ms: int) -> Window:
         """The window after a failed attempt, or after several failed attempts that were in flight together."""
         # The exponent is limited, because a large exponent would make a huge number.
-        pause_ms = min(LONGEST_PAUSE_MS, PAUSE_MS << min(self.failures - 1, 10)) if self.failures else 0
+        pause_ms = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << min(self.failures - 1, 10)) if self.failures else 0
         return Window(1, self.failures + 1, now_ms + pause_ms)
 
 
@@ -96,7 +96,7 @@ class TargetStates:
         """Return the object that decides, at ``now_ms``, which records may be handed out. ``max_bytes`` limits the total size of
         the records in flight.
         """
-        while self._answered_ms and now_ms - next(iter(self._answered_ms.values())) >= ANSWERS_MS:
+        while self._answered_ms and now_ms - next(iter(self._answered_ms.values())) >= ANSWERING_MS:
             del self._answered_ms[next(iter(self._answered_ms))]
         admission = Admission(dict(self._windows), self._answered_ms.keys(), self._slots, now_ms, max_bytes)
         for record in in_flight:
@@ -133,15 +133,15 @@ class Admission:
         self._now_ms = now_ms
         self._slots, self._max_bytes = slots, max_bytes
         self._slots_left = {
-            False: max(1, int(slots * NEW_SHARE)),
-            True: max(1, int(slots * FAILING_SHARE)),
+            False: max(1, int(slots * NEW_TARGETS_SHARE)),
+            True: max(1, int(slots * FAILING_TARGETS_SHARE)),
         }  # True: slots for failing targets, False: for new targets
         self._in_flight: Counter[str] = Counter()
         self._slots_used: Counter[str] = Counter()  # number of used slots by target
         self._chosen_targets: Collection[str] | None = None
         self.free_slots = slots
         self.refused_targets: set[str] = set()
-        self.has_passed_over = False
+        self.has_passed_over_target = False
         self.next_pause_end_ms: int | None = None
 
     @property
@@ -149,13 +149,13 @@ class Admission:
         return self.free_slots * self._max_bytes // self._slots
 
     @property
-    def should_repeat(self) -> bool:
+    def should_choose_again(self) -> bool:
         """Whether targets should be chosen again: a failing target was passed over, and the chosen targets had no record to hand
         out.
         """
-        return self.has_passed_over and self.free_slots > 0 and self._slots_left[True] > 0
+        return self.has_passed_over_target and self.free_slots > 0 and self._slots_left[True] > 0
 
-    def choose_failing(self, find_due: Callable[[Collection[str]], Collection[str]]) -> None:
+    def choose_failing_targets(self, find_due: Callable[[Collection[str]], Collection[str]]) -> None:
         """If there are more ready failing targets than slots left for failing targets, choose the targets that have waited for
         the longest time. ``find_due`` gets targets, and returns the ones that have due records.
         """
@@ -190,22 +190,22 @@ class Admission:
     def _may_hand_out(self, target: str, window: Window | None) -> bool:
         if not self._is_below_limit(target, window):
             return False
-        if self._answers(target, window):
-            return self._slots_used[target] < MAX_PER_FREE_SLOT * self.free_slots
+        if self._is_answering(target, window):
+            return self._slots_used[target] < MAX_SLOTS_PER_FREE_SLOT * self.free_slots
         if window is not None and window.pause_until_ms > self._now_ms:
             self.next_pause_end_ms = min(self.next_pause_end_ms or window.pause_until_ms, window.pause_until_ms)
             return False
         if window is not None and self._chosen_targets is not None and target not in self._chosen_targets:
-            self.has_passed_over = True
+            self.has_passed_over_target = True
             return False
         return self.free_slots > 0 and self._slots_left[window is not None] > 0
 
     def _is_below_limit(self, target: str, window: Window | None) -> bool:
-        if not self._answers(target, window):
+        if not self._is_answering(target, window):
             return not self._in_flight[target]
         return window is None or self._in_flight[target] < window.size
 
-    def _answers(self, target: str, window: Window | None) -> bool:
+    def _is_answering(self, target: str, window: Window | None) -> bool:
         """Whether the target answers. The empty target of records without a target counts as answering until a record fails."""
         return target in self._answering_targets or (not target and window is None)
 
@@ -216,5 +216,5 @@ class Admission:
         self._slots_used[target] += slots
         self.free_slots -= slots
         window = self._windows.get(target)
-        if not self._answers(target, window):
+        if not self._is_answering(target, window):
             self._slots_left[window is not None] -= slots

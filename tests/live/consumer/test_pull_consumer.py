@@ -289,7 +289,7 @@ def test_allocation_config_and_machine_rooms_choose_queues(
         eventually(lambda: [queue.queue_id for queue in consumer.assignment()] == [1, 3])
     with make(allocation_strategy="machineRoom", machine_rooms="elsewhere") as consumer:
         consumer.subscribe(topic)
-        eventually(lambda: consumer._group.balanced)
+        eventually(lambda: consumer._group.is_balanced)
         assert consumer.assignment() == []
 
 
