@@ -370,5 +370,5 @@ def test_the_mode_of_a_file_that_is_exchanged_stays(tmp_path, monkeypatch):
         return number, part
 
     monkeypatch.setattr(tempfile, "mkstemp", exchanged)
-    metrics_listener._replace_file(tmp_path / "q.prom", b"1")
+    metrics_listener.replace_readable_file(tmp_path / "q.prom", b"1")
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600

@@ -323,7 +323,7 @@ class MetricsListener(StreamingQueryListener):
     def _write(self, line: str = "") -> None:
         try:
             if self._prometheus is not None:
-                _replace_file(self._prometheus, exposition.text(self._families()).encode())
+                replace_readable_file(self._prometheus, exposition.text(self._families()).encode())
             if self._json_lines is not None and line:
                 with open(folders.open_to_append(self._json_lines), "a", encoding="utf-8") as file:
                     file.write(line)
@@ -331,7 +331,7 @@ class MetricsListener(StreamingQueryListener):
             logger.exception("the metrics of queries cannot be written")
 
 
-def _replace_file(path: Path, data: bytes) -> None:
+def replace_readable_file(path: Path, data: bytes) -> None:
     """Replace a file atomically, readable for all users, through a temporary file with a unique name."""
     descriptor, temporary_path = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
