@@ -23,7 +23,7 @@ from rocketmq_spark.columnar.encode import buffers
 from rocketmq_spark.columnar.encode.ids import HEX
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.wire.identifiers import month_of
+from rocketmq_spark.wire.identifiers import month_bounds
 
 Hashes = npt.NDArray[np.uint8]
 
@@ -162,7 +162,7 @@ class ContentIds:
         now_ms = self._now_ms()
         is_other_month = not self._month[0] <= now_ms < self._month[1]
         if is_other_month:
-            self._month = month_of(now_ms)
+            self._month = month_bounds(now_ms)
         month_ms = now_ms - self._month[0]
         if is_other_month or month_ms > self._time:
             self._time, self._count = month_ms, 0

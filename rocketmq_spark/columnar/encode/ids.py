@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from rocketmq_spark.wire.identifiers import month_of
+from rocketmq_spark.wire.identifiers import month_bounds
 
 # For each 16-bit number, the four characters of its upper-case hexadecimal text as one 32-bit number.
 HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
@@ -47,7 +47,7 @@ class UniqueIds:
     def _month_ms(self) -> int:
         now_ms = self._now_ms()
         if not self._month[0] <= now_ms < self._month[1]:
-            self._month = month_of(now_ms)
+            self._month = month_bounds(now_ms)
         return now_ms - self._month[0]
 
 
