@@ -108,7 +108,7 @@ class _PendingAnswers:
 
     def record(self, index: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
-            answer.received_s = Deadline.after(0).at
+            answer.received_s = Deadline.after(0).end_s
         self.outcomes[index] = answer  # first, because ``_drop`` must find the answer in ``outcomes``
         if isinstance(answer, Command):
             address = self.requests[index][0]

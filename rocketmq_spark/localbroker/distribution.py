@@ -259,7 +259,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the lock of a file. The kernel releases the lock when the process ends, also after a kill."""
-    folders.make_folders(path.parent, folders.READABLE)
+    folders.make_folders(path.parent, folders.READABLE_MODE)
     with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as file:
         if not folders.try_lock(file):
             on_wait()
@@ -328,7 +328,7 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
             )
         for section, jar in unusable_jars:
             target = cache / "jars" / section.key / jar.file_name
-            folders.make_folders(target.parent, folders.READABLE)
+            folders.make_folders(target.parent, folders.READABLE_MODE)
             # The mode is set here, before others can open the file, so that it does not depend on the umask.
             folders.set_mode(files[jar.coordinate], _FILE_MODE)
             os.replace(files[jar.coordinate], target)
@@ -339,7 +339,7 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
 @contextlib.contextmanager
 def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     title = f"{description}, {total / 1e6:.0f} MB"
-    if quiet or not sys.stderr.isatty() or not extras.installed("rich"):
+    if quiet or not sys.stderr.isatty() or not extras.is_installed("rich"):
         _print(quiet, f"{title} ...")
         yield lambda arrived_bytes: None
         _print(quiet, "RocketMQ is fetched")
@@ -387,7 +387,7 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
         with zipfile.ZipFile(jar) as archive:
             library_bytes = archive.read(name)
         for folder_to_check in (folder, target.parent):
-            folders.make_folders(folder_to_check, folders.READABLE)
+            folders.make_folders(folder_to_check, folders.READABLE_MODE)
             if not folders.is_writable_by_owner_only(folder_to_check):
                 raise PermissionError(f"others may write to {folder_to_check}")
         if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == library_bytes):

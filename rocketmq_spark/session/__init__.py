@@ -294,7 +294,7 @@ def parse_options(role: str, name_server: str | None, group: str | None, keyword
     """
     values = {"name_server": name_server, "group": group, **keywords}
     options = options_table.parse(values, keywords=True).for_role(role)
-    if options.open_telemetry and not extras.installed("opentelemetry"):
+    if options.open_telemetry and not extras.is_installed("opentelemetry"):
         raise OptionError(
             "option 'openTelemetry' needs opentelemetry-api, which is not installed",
             remedy=extras.install_command(extras.OTEL),

@@ -330,7 +330,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
         )
         return
     client = target.in_checkpoint_scope(batch.source_identities).client()
-    batch, other_clusters = batch.of_clusters(query.clusters(client))
+    batch, other_clusters = batch.batch_of_clusters(query.clusters(client))
     if other_clusters:
         yield advice_finding(check, query.other_clusters_note(other_clusters), "Run it again with that name server")
     drifts, _ = compare_with_brokers(client, batch)
