@@ -118,7 +118,7 @@ _PACKAGES = {
 
 
 def _missing_packages(name: str) -> list[str]:
-    return [package for package in _PACKAGES.get(_HOMES[name], ()) if not extras.installed(package)]
+    return [package for package in _PACKAGES.get(_HOMES[name], ()) if not extras.is_installed(package)]
 
 
 if not TYPE_CHECKING:  # type checkers read the literal list

@@ -292,7 +292,7 @@ class OffsetReader(Protocol):
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
         """Return the state of the commit log of each broker's master, or the broker's error. The requests run in parallel."""
 
-    def indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
+    def broker_indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
         """Whether a broker indexes messages only after its replicas have confirmed them. Returns True if unknown."""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:

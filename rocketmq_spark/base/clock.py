@@ -21,7 +21,7 @@ class Deadline(NamedTuple):
     create, and each send creates a deadline.
     """
 
-    at: float
+    end_s: float
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
@@ -29,11 +29,11 @@ class Deadline(NamedTuple):
 
     def remaining(self) -> float:
         """Seconds left, never below zero."""
-        return max(0.0, self.at - time.monotonic())
+        return max(0.0, self.end_s - time.monotonic())
 
     @property
     def expired(self) -> bool:
-        return time.monotonic() >= self.at
+        return time.monotonic() >= self.end_s
 
     def pause(self, seconds: float) -> None:
         """Block the calling thread for ``seconds``, or until shortly after the deadline, so that a last attempt can follow."""
@@ -41,7 +41,7 @@ class Deadline(NamedTuple):
 
     def within(self, seconds: float) -> Deadline:
         """Return the deadline of one attempt: ``seconds`` from now, but not after this deadline."""
-        return Deadline(min(self.at, time.monotonic() + seconds))
+        return Deadline(min(self.end_s, time.monotonic() + seconds))
 
 
 class RateLimit:

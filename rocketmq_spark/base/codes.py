@@ -157,14 +157,14 @@ _MAX_ANSWER_BYTES_BY_REQUEST: Mapping[int, int] = {
     ),
 }
 # Requests whose answers are messages. These answers are limited only by the largest frame.
-_ANSWERED_WITH_MESSAGES = frozenset({Request.PULL_MESSAGE, Request.QUERY_MESSAGE, Request.VIEW_MESSAGE_BY_ID})
+_REQUESTS_ANSWERED_WITH_MESSAGES = frozenset({Request.PULL_MESSAGE, Request.QUERY_MESSAGE, Request.VIEW_MESSAGE_BY_ID})
 
 
 def max_answer_bytes(request_code: int) -> int | None:
     """The most bytes that the body of an answer to a request may have; None for messages."""
     return (
         None
-        if request_code in _ANSWERED_WITH_MESSAGES
+        if request_code in _REQUESTS_ANSWERED_WITH_MESSAGES
         else _MAX_ANSWER_BYTES_BY_REQUEST.get(request_code, MAX_JSON_BYTES)
     )
 

@@ -39,7 +39,7 @@ def _no_op() -> None:
 
 
 class _SharedState:
-    """State of all ``CheckCoalescer`` objects of a process that have the same ``shared_as``. The keys identify half messages."""
+    """State of all ``CheckCoalescer`` objects of a process with the same ``sharing_key``. The keys identify half messages."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant, because garbage collection may close a producer
@@ -62,13 +62,13 @@ class CheckCoalescer(Generic[P, D]):
         commit: The decision that is made for one copy only. The other copies then get ``rollback``.
         rollback: The decision that drops a copy.
         unknown: The decision if the user's function raises.
-        shared_as: Objects with the same value share their state, so that only one of them at a time calls its function for a
+        sharing_key: Objects with the same value share their state, so that only one of them at a time calls its function for a
             message.
     """
 
     def __init__(
         self, send: Callable[[P, D], bool], broker_of: Callable[[P], Hashable], commit: D, rollback: D, unknown: D,
-        shared_as: Hashable = None,
+        sharing_key: Hashable = None,
     ) -> None:  # fmt: skip
         self._send, self._broker_of = send, broker_of
         self._commit_decision, self._rollback_decision, self._unknown_decision = commit, rollback, unknown
@@ -77,7 +77,7 @@ class CheckCoalescer(Generic[P, D]):
         self._send_executor = KeyedExecutor(2 * MAX_WAITING_CHECKS)
         # This deadline is set by ``leave``. Decisions that the function makes after this deadline are ignored.
         self._leave_deadline: Deadline | None = None
-        shared = _SharedState() if shared_as is None else process.get_or_create("copies", shared_as, _SharedState)
+        shared = _SharedState() if sharing_key is None else process.get_or_create("copies", sharing_key, _SharedState)
         self._lock, self._newest_places, self._rollback_deadlines = (
             shared.lock,
             shared.newest_places,

@@ -45,7 +45,7 @@ class Family(NamedTuple):
 
 def install_command() -> str | None:
     """Return the command that installs prometheus-client; None if it is installed."""
-    return None if extras.installed("prometheus_client") else extras.install_command(extras.METRICS)
+    return None if extras.is_installed("prometheus_client") else extras.install_command(extras.METRICS)
 
 
 def metrics(families: Sequence[Family]) -> Iterator[Metric]:

@@ -32,10 +32,10 @@ from rocketmq_spark.base import process, terminal
 logger = logging.getLogger(__name__)
 
 ROOT = 0
-PRIVATE, READABLE = 0o700, 0o755
+PRIVATE_MODE, READABLE_MODE = 0o700, 0o755
 _ACCESS_BITS, _WRITE_BITS = 0o077, 0o022
 _OTHERS_BITS, _GROUP_BITS = 0o007, 0o070
-_NO_GROUP = 65534  # of nobody
+_NOBODY_GROUP = 65534  # of nobody
 _MAX_LINKS = 40  # as Linux
 
 
@@ -69,7 +69,7 @@ def home() -> Path:
     return home_folder
 
 
-def make_folders(path: Path, mode: int = PRIVATE) -> list[Path]:
+def make_folders(path: Path, mode: int = PRIVATE_MODE) -> list[Path]:
     """Create a folder and its missing parents with this mode, and return them, the deepest first."""
     missing_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing_folders):
@@ -295,7 +295,7 @@ def make_folder_for(owner_status: os.stat_result, name: str, folder_descriptor: 
     parent_status = os.fstat(folder_descriptor)
     if os.geteuid() != ROOT or parent_status.st_uid != ROOT or others_may_write(parent_status):
         raise PermissionError(errno.EACCES, f"{user_text(owner_status.st_uid)} may not create this folder", name)
-    os.mkdir(name, PRIVATE, dir_fd=folder_descriptor)
+    os.mkdir(name, PRIVATE_MODE, dir_fd=folder_descriptor)
     descriptor = open_folder(name, folder_descriptor)
     os.fchown(descriptor, owner_status.st_uid, owner_status.st_gid)
     return descriptor
@@ -317,7 +317,7 @@ def make_temporary_folder(owner: int, prefix: str) -> TemporaryFolder:
     temporary_folder, name = Path(tempfile.gettempdir()).absolute(), f"{prefix}{secrets.token_hex(8)}"
     uid = os.geteuid()
     with open_subfolder(temporary_folder) as folder_descriptor:
-        os.mkdir(name, PRIVATE, dir_fd=folder_descriptor)
+        os.mkdir(name, PRIVATE_MODE, dir_fd=folder_descriptor)
         descriptor = open_folder(name, folder_descriptor)
         try:
             status = os.fstat(descriptor)
@@ -546,7 +546,7 @@ class Exposure(NamedTuple):
     uid: int | None
 
     @property
-    def who(self) -> str:
+    def users_text(self) -> str:
         if self.uid is not None:
             return f"its owner, {user_text(self.uid)},"
         mode = stat.S_IMODE(self.status.st_mode)
@@ -555,7 +555,7 @@ class Exposure(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"{self.path}, in which {self.who} may replace files and folders"
+        return f"{self.path}, in which {self.users_text} may replace files and folders"
 
 
 def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
@@ -585,7 +585,7 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
     quoted_path = shlex.quote(str(exposure.path))
     if exposure.uid is None:
         folder_owner = exposure.status.st_uid
-        if folder_owner != error_reader():
+        if folder_owner != error_reader_uid():
             return f"Let {user_text(folder_owner)} run, not root: chmod go-w {quoted_path}"
         if next(exposures(exposure.path), None) is None:
             return f"Run: chmod go-w {quoted_path}"
@@ -593,7 +593,7 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
         return f"Let {user_text(exposure.uid)} remove {quoted_path}, not root"
     if owner == ROOT:
         return f"Use a folder for {name} that only root may change, and so each folder above it"
-    if owner == error_reader():
+    if owner == error_reader_uid():
         return f"Move {name} below a folder that only you and root may change"
     return f"Let {user_text(owner)} move {name}, not root, below a folder that only that user and root may change"
 
@@ -681,7 +681,7 @@ def has_own_rights() -> bool:
     return not _borrowed_uids
 
 
-def error_reader() -> int:
+def error_reader_uid() -> int:
     """The uid of the user who reads the errors of this process. This is the uid of root also while root has the rights of
     another user.
     """
@@ -762,5 +762,5 @@ def groups_of(uid: int) -> tuple[int, list[int]]:
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
-        return _NO_GROUP, [_NO_GROUP]
+        return _NOBODY_GROUP, [_NOBODY_GROUP]
     return account.pw_gid, os.getgrouplist(account.pw_name, account.pw_gid)

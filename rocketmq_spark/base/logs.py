@@ -16,8 +16,8 @@ from typing import Any
 # Control characters except tabs and line breaks, characters that change the writing direction, line separators of some editors,
 # and single surrogates, which cannot be encoded.
 CONTROL_CHARACTERS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
-_IN_TEXT = re.compile(f"[{CONTROL_CHARACTERS}\n]")
-_IN_TRACEBACK = re.compile(f"[{CONTROL_CHARACTERS}]")
+_TEXT_PATTERN = re.compile(f"[{CONTROL_CHARACTERS}\n]")
+_TRACEBACK_PATTERN = re.compile(f"[{CONTROL_CHARACTERS}]")
 _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
@@ -41,7 +41,7 @@ def replace_characters(pattern: re.Pattern[str], replacement: Callable[[re.Match
 
 def escaped(text: str) -> str:
     """Replace line breaks and control characters by their codes, such as ``\\n``. An escaped text stays as it is."""
-    return replace_characters(_IN_TEXT, _escape, text)
+    return replace_characters(_TEXT_PATTERN, _escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -53,12 +53,12 @@ def escape_record(record: logging.LogRecord) -> None:
     text = ""
     with contextlib.suppress(Exception):  # handlers report a record that cannot be formatted
         text = record.getMessage()
-    if _IN_TEXT.search(text):
+    if _TEXT_PATTERN.search(text):
         record.msg, record.args = escaped(text), ()
     if record.exc_info and record.exc_text is None:
         traceback = logging.Formatter().formatException(record.exc_info)
-        if _IN_TRACEBACK.search(traceback):
-            record.exc_text = _IN_TRACEBACK.sub(_escape, traceback)
+        if _TRACEBACK_PATTERN.search(traceback):
+            record.exc_text = _TRACEBACK_PATTERN.sub(_escape, traceback)
 
 
 def _escaping_factory(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:

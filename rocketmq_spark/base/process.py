@@ -44,16 +44,16 @@ GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class _Registry:
-    """The registry of one process. ``inherited`` keeps the parent's registry alive in a child, because the child must not close
-    the parent's entries.
+    """The registry of one process. ``inherited_registry`` keeps the parent's registry alive in a child, because the child must
+    not close the parent's entries.
     """
 
-    def __init__(self, inherited: _Registry | None = None) -> None:
+    def __init__(self, inherited_registry: _Registry | None = None) -> None:
         self.lock = threading.RLock()
         self.entries_by_kind: dict[str, dict[Any, Any]] = {}
         # The locks of entries. An entry has a lock only while threads use it.
         self.entry_locks: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
-        self.inherited = inherited
+        self.inherited_registry = inherited_registry
 
 
 _registry = _Registry()

@@ -15,7 +15,7 @@ import termios
 
 from rocketmq_spark.base.process import on_signals
 
-_NAME = "/dev/tty"
+_TERMINAL_PATH = "/dev/tty"
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _AWAITED_SIGNALS = {signal.SIGCHLD, signal.SIGINT, *_FORWARDED_SIGNALS}
 
@@ -26,10 +26,10 @@ def detach() -> None:
     If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them. See
     ``continue_in_child``.
     """
-    if (terminal := _open()) is None:
+    if (terminal := _open_terminal()) is None:
         return
     # If the leader of the session gives up the terminal, the system sends SIGHUP to the foreground group.
-    ignored_signals = [signal.SIGHUP] if _is_leader() else []
+    ignored_signals = [signal.SIGHUP] if _leads_session() else []
     try:
         with on_signals(lambda: None, *ignored_signals):
             fcntl.ioctl(terminal, termios.TIOCNOTTY)
@@ -44,7 +44,7 @@ def continue_in_child() -> None:
 
     The command in ``ssh -t HOST COMMAND``, ``docker run -it IMAGE COMMAND`` and ``script -c COMMAND`` leads the session.
     """
-    if not _is_leader() or (terminal := _open()) is None:
+    if not _leads_session() or (terminal := _open_terminal()) is None:
         return
     os.close(terminal)
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED_SIGNALS)
@@ -85,16 +85,16 @@ def _exit_code_of_child(child: int) -> int:
             os.kill(child, signal.SIGKILL)
 
 
-def _is_leader() -> bool:
+def _leads_session() -> bool:
     return os.getsid(0) == os.getpid()
 
 
-def _open() -> int | None:
+def _open_terminal() -> int | None:
     """Open the terminal and return its descriptor. Returns None if this process has no terminal, or cannot open the device. In
     some containers it cannot be opened, and links to the device are harmless there.
     """
     try:
-        return os.open(_NAME, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        return os.open(_TERMINAL_PATH, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:
         if e.errno in (errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EPERM, errno.EACCES):
             return None

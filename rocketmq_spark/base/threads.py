@@ -202,7 +202,7 @@ def _on_collection(phase: str, info: object) -> None:
 gc.callbacks.append(_on_collection)
 
 
-def deferred_by_collection(work: Callable[[], None]) -> bool:
+def defer_if_collecting(work: Callable[[], None]) -> bool:
     """If this thread is collecting garbage, perhaps while it holds a lock, let another thread run ``work``, and return True.
     Otherwise return False.
     """
@@ -255,11 +255,11 @@ class KeyedExecutor:
         latch.wait(seconds)
 
     def _run(self, key: Hashable, queue: deque[Callable[[], None]]) -> None:
-        while (work := self._next(key, queue)) is not None:
+        while (work := self._next_work(key, queue)) is not None:
             work()
             del work  # otherwise the waiting thread would keep the objects of the work alive
 
-    def _next(self, key: Hashable, queue: deque[Callable[[], None]]) -> Callable[[], None] | None:
+    def _next_work(self, key: Hashable, queue: deque[Callable[[], None]]) -> Callable[[], None] | None:
         with self._lock:
             if queue:
                 return queue.popleft()
@@ -280,7 +280,7 @@ class DaemonThreadPool(Executor):
     def __init__(self, limit: int, name: str) -> None:
         self._limit, self._name = limit, name
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._state_changed = threading.Condition(self._lock)
         self._queue: deque[Callable[[], None]] = deque()
         self._thread_count = self._idle_count = 0
         self._is_shut_down = False
@@ -294,7 +294,7 @@ class DaemonThreadPool(Executor):
                 raise RuntimeError("the threads were shut down")
             self._queue.append(work)
             if self._idle_count >= len(self._queue):
-                self._changed.notify()
+                self._state_changed.notify()
             elif self._thread_count < self._limit:
                 self._thread_count += 1
                 try:
@@ -309,9 +309,9 @@ class DaemonThreadPool(Executor):
         """End the threads after their work. With ``wait``, return when they have ended. No future is cancelled."""
         with self._lock:
             self._is_shut_down = True
-            self._changed.notify_all()
+            self._state_changed.notify_all()
             if wait:
-                self._changed.wait_for(lambda: not self._thread_count)
+                self._state_changed.wait_for(lambda: not self._thread_count)
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
         """Wait until no work is left, or until ``deadline``. Returns whether no work is left."""
@@ -320,19 +320,19 @@ class DaemonThreadPool(Executor):
         return not is_busy
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        while (work := self._next_work()) is not None:
             work()
             del work  # otherwise the waiting thread would keep the objects of the work alive
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next_work(self) -> Callable[[], None] | None:
         with self._lock:
             self._idle_count += 1
-            self._changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_S)
+            self._state_changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_S)
             self._idle_count -= 1
             if self._queue:
                 return self._queue.popleft()
             self._thread_count -= 1
-            self._changed.notify_all()
+            self._state_changed.notify_all()
             return None
 
 
@@ -423,8 +423,8 @@ class Timer:
             if not self._closed:
                 self._start()
 
-    def call_repeatedly(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
-        """Call ``call`` after ``first_s``, and then ``seconds`` after the end of each call, even if the call raised."""
+    def call_repeatedly(self, seconds: float, call: Callable[[], None], first_delay_s: float) -> None:
+        """Call ``call`` after ``first_delay_s``, and then ``seconds`` after the end of each call, even if the call raised."""
 
         def call_and_repeat() -> None:
             try:
@@ -432,7 +432,7 @@ class Timer:
             finally:
                 self.call_later(seconds, call_and_repeat)
 
-        self.call_later(first_s, call_and_repeat)
+        self.call_later(first_delay_s, call_and_repeat)
 
     def drain(self, seconds: float) -> None:
         """Wait for the calls that are due now, unless the caller is one of them."""
@@ -457,11 +457,11 @@ class Timer:
             self._thread = start_thread(self._name, self._run)
 
     def _run(self) -> None:
-        while (call := self._next()) is not None:
+        while (call := self._next_work()) is not None:
             call()
             del call  # otherwise the waiting thread would keep the objects of the call alive
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next_work(self) -> Callable[[], None] | None:
         while True:
             with self._lock:
                 if self._closed:

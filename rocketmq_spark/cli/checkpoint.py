@@ -191,7 +191,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
             f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name the checkpoint of another query"
         )
     client = target.in_checkpoint_scope(batch.source_identities).client()
-    batch, other_clusters = batch.of_clusters(clusters(client))
+    batch, other_clusters = batch.batch_of_clusters(clusters(client))
     drifts, errors = compare_with_brokers(client, batch)
     if other_clusters:
         errors.append(other_clusters_note(other_clusters))

@@ -174,7 +174,7 @@ def _discard_output() -> None:
 def _as_rocketmq_error(error: Exception) -> RocketMQError:
     if isinstance(error, OSError) and error.filename is not None:
         return RocketMQError(f"{error.filename}: {error.strerror}")
-    if isinstance(error, ModuleNotFoundError) and (extra_name := extras.extra_of(error.name or "")):
+    if isinstance(error, ModuleNotFoundError) and (extra_name := extras.extra_with_module(error.name or "")):
         return OptionError(
             f"this command needs {error.name}, which is not installed",
             remedy=f"Install it: {extras.install_command(extra_name)}",

@@ -60,11 +60,11 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     unfinished_batch = uncommitted_batch(checkpoint_folder)
     client = target.in_checkpoint_scope(batch.source_identities).client()
     cluster_names = clusters(client)
-    batch_here, other_clusters = batch.of_clusters(cluster_names)
+    batch_here, other_clusters = batch.batch_of_clusters(cluster_names)
     new_queues, errors = unplanned_queues(client, batch_here)
     starts: dict[MessageQueue, int] = {}
     if unfinished_batch is not None:  # its log also has the start offsets of new sources
-        planned_sources = unfinished_batch.batch.of_clusters(cluster_names)[0].sources
+        planned_sources = unfinished_batch.batch.batch_of_clusters(cluster_names)[0].sources
         starts = lowest_positions(offsets.new_queue_starts for offsets in planned_sources.values())
         new_queues |= {
             queue
@@ -135,7 +135,7 @@ def clusters(client: Client) -> set[str]:
 
 def silent_brokers_of(client: Client, batch_read: BatchRead) -> set[str]:
     """Return the brokers of the client's cluster that a batch reads and that do not answer."""
-    batch_here, _ = batch_read.batch.of_clusters(clusters(client))
+    batch_here, _ = batch_read.batch.batch_of_clusters(clusters(client))
     return silent_brokers(client, {part.queue for part in batch_read.ranges if part.queue in batch_here.positions})
 
 

@@ -20,14 +20,14 @@ EMPTY_BYTES = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)
 _ONE_ZERO = np.zeros(1, np.int32)
 
 
-def combined(column: Any) -> pa.Array:
+def one_array(column: Any) -> pa.Array:
     """A column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def as_bytes(column: Any) -> pa.Array:
     """A text or binary column as binary, without a copy."""
-    column = combined(column)
+    column = one_array(column)
     if pa.types.is_binary(column.type):
         return column
     return column.view(pa.binary()) if pa.types.is_string(column.type) else column.cast(pa.binary())
@@ -148,12 +148,12 @@ def _is_all_utf8(array: pa.Array) -> bool:
     return True
 
 
-def repeated(value: str, count: int) -> pa.Array:
+def constant_column(value: str, count: int) -> pa.Array:
     """A column with one value in every row."""
-    return _tiled((value,), count)
+    return _tile_cache((value,), count)
 
 
-class _Tiles:
+class _TileCache:
     """Cache of repeated texts, because the batches of one query repeat a few texts."""
 
     def __init__(self, max_entries: int = 64) -> None:
@@ -178,12 +178,12 @@ def _tile(values: tuple[str, ...], count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), content])
 
 
-_tiled = _Tiles()
+_tile_cache = _TileCache()
 
 
-def tiled(values: tuple[str, ...], count: int) -> pa.Array:
+def tiled_column(values: tuple[str, ...], count: int) -> pa.Array:
     """A column that repeats the sequence ``values`` ``count`` times."""
-    return _tiled(values, count)
+    return _tile_cache(values, count)
 
 
 def integers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.java import string_order
+from rocketmq_spark.base.java import string_sort_key
 from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.errors import OffsetError
@@ -166,7 +166,7 @@ def allocate_clustering(
     """
     if queues is None or not members:
         return UNKNOWN_ALLOCATION
-    sorted_lists = sorted(queues, key=queue_order), sorted(members, key=string_order)
+    sorted_lists = sorted(queues, key=queue_order), sorted(members, key=string_sort_key)
     # Any exception is captured, because the strategy may be a user's function.
     allocated_queues = capture(lambda: frozenset(allocate(client_id, *sorted_lists)))
     return Allocation(None, allocated_queues) if isinstance(allocated_queues, Failure) else Allocation(allocated_queues)

@@ -100,7 +100,7 @@ class _ListenerCall:
         self._started_ms = epoch_ms()
         self._trace_id = _uniq_keys.next(self._started_ms)
         self._traced_messages = [
-            (i, TracedMessage.of(m.topic, m.properties)._replace(msg_id=m.msg_id or ""), m.reconsume_times)
+            (i, TracedMessage.from_properties(m.topic, m.properties)._replace(msg_id=m.msg_id or ""), m.reconsume_times)
             for i, m in enumerate(messages)
             if m.properties.get(Property.TRACE_ON) != "false"
         ]

@@ -257,7 +257,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
-    folders.make_folders(path.parent, folders.READABLE)
+    folders.make_folders(path.parent, folders.READABLE_MODE)
     with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as file:
         if not folders.try_lock(file):
             on_wait()
@@ -325,7 +325,7 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
             )
         for section, jar in unusable_jars:
             target = cache / "jars" / section.key / jar.file_name
-            folders.make_folders(target.parent, folders.READABLE)
+            folders.make_folders(target.parent, folders.READABLE_MODE)
             # The mode is set here, so that it does not depend on the umask, and before others can open the file.
             folders.set_mode(files[jar.coordinate], _FILE_MODE)
             os.replace(files[jar.coordinate], target)
@@ -336,7 +336,7 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
 @contextlib.contextmanager
 def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     title = f"{description}, {total / 1e6:.0f} MB"
-    if quiet or not sys.stderr.isatty() or not extras.installed("rich"):
+    if quiet or not sys.stderr.isatty() or not extras.is_installed("rich"):
         _print(quiet, f"{title} ...")
         yield lambda arrived: None
         _print(quiet, "RocketMQ is fetched")
@@ -384,7 +384,7 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
         with zipfile.ZipFile(jar) as archive:
             library_bytes = archive.read(name)
         for place in (folder, target.parent):
-            folders.make_folders(place, folders.READABLE)
+            folders.make_folders(place, folders.READABLE_MODE)
             if not folders.is_writable_by_owner_only(place):
                 raise PermissionError(f"others may write to {place}")
         if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == library_bytes):

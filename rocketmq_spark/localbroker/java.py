@@ -195,7 +195,7 @@ class Archive:
 
     def _make_archive(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
         try:
-            folders.make_folders(self.path.parent, folders.READABLE)
+            folders.make_folders(self.path.parent, folders.READABLE_MODE)
             if not _is_safe_folder(self.path.parent):
                 raise PermissionError(f"others may write to {self.path.parent}")
             with open(folders.open_private(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:

@@ -101,7 +101,7 @@ class _PortBlocks:
             return True
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
-            folders.make_folders(folder, folders.READABLE)
+            folders.make_folders(folder, folders.READABLE_MODE)
             # A bare descriptor instead of a file object, because it must stay open until the process ends.
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):

@@ -135,7 +135,7 @@ def _close_entries(data: Path) -> str | None:
         return problem
     for entry in _cluster_entries(data):
         if (exposure := next(folders.exposures_in(entry, (), os.geteuid()), None)) is not None:
-            return f"{exposure.who} may write to {exposure.path}"
+            return f"{exposure.users_text} may write to {exposure.path}"
     return None
 
 

@@ -42,7 +42,7 @@ def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.enviro
         raise _path_error(
             path,
             option,
-            f"{exposure.who} may replace {exposure.path}, or what is in it, so that the path leads out of the folder that "
+            f"{exposure.users_text} may replace {exposure.path}, or what is in it, so that the path leads out of the folder that "
             f"variable {PATHS_VARIABLE} names",
             "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )

@@ -279,7 +279,7 @@ class AmbiguousSendResolver:
                 send.lookup_start.offset, from_offsets.get(send.queue, send.lookup_start.offset)
             )
         ids = frozenset(msg_id for send in sends for msg_id, _ in _ids_and_items(send.request))
-        result = self._find_stored(from_offsets, master, ids, Deadline(max(send.deadline.at for send in sends)))
+        result = self._find_stored(from_offsets, master, ids, Deadline(max(send.deadline.end_s for send in sends)))
         for send in sends:
             send.done(result)
 

@@ -134,7 +134,7 @@ class BulkProducer(RequestProducer):
         """
         self._owner.check(self._close_lock.locked())
         self._deadline(send_timeout_s)  # checks that the timeout is a number
-        if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
+        if self._options is None or self._row_encoder is None or not extras.is_installed("pyarrow"):
             raise OptionError(
                 f"{method} needs pyarrow, which is not installed", remedy=extras.install_command(extras.ARROW)
             )

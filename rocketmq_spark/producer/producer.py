@@ -69,7 +69,7 @@ class BaseProducer(ClosedWhenDropped):
     """Sends messages of one producer group. A producer is open after its creation: call ``close``, or use the producer as a
     context manager.
 
-    Producers with the same ``shared_as`` share an accumulator. The producer closes its ``spool``. With ``stored_ids``, a
+    Producers with the same ``sharing_key`` share an accumulator. The producer closes its ``spool``. With ``stored_ids``, a
     send that may be stored is looked up before it is sent again.
     """
 
@@ -77,7 +77,7 @@ class BaseProducer(ClosedWhenDropped):
         self,
         sender: Sender,
         settings: ProducerSettings,
-        shared_as: str | None = None,
+        sharing_key: str | None = None,
         make_timer: Callable[[str], Timer] = Timer,
         spool: Spool | None = None,
         stored_ids: StoredIds | None = None,
@@ -101,7 +101,7 @@ class BaseProducer(ClosedWhenDropped):
         self._batching: BatchingClient | None = None
         if settings.auto_batch:
             self._engine.timer.start()  # start the thread now, because sending a batch must not wait
-            self._accumulator_name = shared_as or name
+            self._accumulator_name = sharing_key or name
             batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
             self._batching = BatchingClient(batcher, self, self._futures, self._engine.routes, settings, sender.encoder)
         register_at_exit(self)

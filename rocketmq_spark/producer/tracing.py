@@ -304,7 +304,7 @@ class TracedSender:
     def _traced_check(
         self, check: HalfCheck, message: Any, place: HalfPlace
     ) -> TransactionState | Callable[[], TransactionState]:
-        traced_message = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
+        traced_message = TracedMessage.from_properties(place.topic, message.properties)._replace(msg_id=place.msg_id)
         decision = check(message, place)
         if isinstance(decision, TransactionState):
             self._trace(lambda: [self._decision_record(traced_message, place, decision, from_check=True)])
@@ -349,7 +349,7 @@ class TracedSender:
         host = OffsetMessageId.parse(offset_ids[0]).host if offset_ids[0] else ""
         is_ok = result.status is SendStatus.SEND_OK
         for i, (properties, size) in enumerate(_messages_of(request)):
-            traced_message = TracedMessage.of(queue.topic, properties, result.region_id)
+            traced_message = TracedMessage.from_properties(queue.topic, properties, result.region_id)
             offset_id = offset_ids[min(i, len(offset_ids) - 1)] or None
             acknowledgement = Acknowledgement(size, MessageKind.of(properties), host, offset_id, is_ok)
             yield traces.publish_record(traced_message, self._group, start_ms, cost_ms, acknowledgement)

@@ -30,7 +30,7 @@ from typing import Any
 from rocketmq_spark.base.arguments import check_function, check_seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.copies import RACE_WINDOW_S
-from rocketmq_spark.base.threads import Failure, capture, deferred_by_collection
+from rocketmq_spark.base.threads import Failure, capture, defer_if_collecting
 from rocketmq_spark.errors import (
     CallTimeout,
     ClosedError,
@@ -232,7 +232,7 @@ class HalfMessage:
         self._decide(TransactionState.ROLLBACK, timeout_s)
 
     def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
-        if deferred_by_collection(functools.partial(self._decide, decision, timeout_s)):
+        if defer_if_collecting(functools.partial(self._decide, decision, timeout_s)):
             return
         wait_s = self._timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
         send = self._send
@@ -474,7 +474,7 @@ class TransactionProducer(BaseProducer):
 
     def _decide_at_end(self, half_message: HalfMessage, decision: TransactionState) -> None:
         """Apply the ``decision`` of the end of a block, unless the user has decided in the block."""
-        if half_message.state is not HalfState.PREPARED or deferred_by_collection(
+        if half_message.state is not HalfState.PREPARED or defer_if_collecting(
             functools.partial(self._decide_at_end, half_message, decision)
         ):
             return

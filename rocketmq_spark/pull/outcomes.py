@@ -112,8 +112,8 @@ def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
     if code == Response.NO_PERMISSION:
         is_unreadable = (
             PULL_FORBIDDEN_REMARK in answer.remark
-            if answer.forbidden is None
-            else answer.forbidden in READ_FORBIDDEN_TYPES
+            if answer.forbidden_type is None
+            else answer.forbidden_type in READ_FORBIDDEN_TYPES
         )
         return RepeatPull() if is_unreadable else _error_of(answer)
     if code in _TEMPORARY_CODES:

@@ -87,7 +87,7 @@ class ProgressTimeout:
         Raises ``error`` if it is permanent, and the first failure if the time is over.
         """
         is_over = self.remaining_s() <= 0
-        self._retry_errors.record(error, self._clock.now(), cut_short=is_over)
+        self._retry_errors.record(error, self._clock.now(), is_cut_short=is_over)
         if not error.retriable or is_over:
             self._retry_errors.raise_final(error, self._clock.now())
         if self._logged_at is None:
@@ -99,7 +99,7 @@ class ProgressTimeout:
         """Log what the read waits for, if it has waited for ten seconds since the start or since this method last logged."""
         waiting_since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
-            last_failure = self._retry_errors.last
+            last_failure = self._retry_errors.last_error
             self._log(
                 describe_wait,
                 str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer",

@@ -81,7 +81,7 @@ class Replica:
             address, is_at_master = self._address_from_route(deadline)
         try:
             stream = BulkStream(
-                self.connect_options.reachable(address),
+                self.connect_options.reachable_address(address),
                 deadline.within(self.connect_options.connect_timeout_s),
                 self.connect_options.tls,
                 spare_bytes=self.spare_bytes,

@@ -24,7 +24,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX
-from rocketmq_spark.base.java import string_order
+from rocketmq_spark.base.java import string_sort_key
 from rocketmq_spark.errors import BrokerNotFound, OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
     """The order of ``MessageQueue.compareTo``."""
-    return string_order(queue.topic), string_order(queue.broker_name), queue.queue_id
+    return string_sort_key(queue.topic), string_sort_key(queue.broker_name), queue.queue_id
 
 
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:

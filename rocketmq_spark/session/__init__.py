@@ -48,7 +48,7 @@ from rocketmq_spark.ports import (
 )
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
-from rocketmq_spark.remoting.protocol import pushed_limit
+from rocketmq_spark.remoting.protocol import max_pushed_frame_bytes
 from rocketmq_spark.remoting.transport import (
     DEFAULT_UNDELIVERED,
     UNCONFIRMED_S,
@@ -121,7 +121,7 @@ def connection_key(options: Options) -> object:
         options.num_retries,
         options.retry_interval,
         _undelivered_policy(options),
-        pushed_limit(options.max_message_size),
+        max_pushed_frame_bytes(options.max_message_size),
         options.max_connections,
     )
 
@@ -209,7 +209,7 @@ def _connect_options(options: Options) -> ConnectOptions:
         at_name_server,
         _undelivered_policy(options),
         _allows_plain_text(options),
-        max_pushed := pushed_limit(options.max_message_size),
+        max_pushed := max_pushed_frame_bytes(options.max_message_size),
         options.max_connections,
         waiting_budget=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
     )
@@ -294,7 +294,7 @@ def parse_options(role: str, name_server: str | None, group: str | None, keyword
     """
     values = {"name_server": name_server, "group": group, **keywords}
     options = options_table.parse(values, keywords=True).for_role(role)
-    if options.open_telemetry and not extras.installed("opentelemetry"):
+    if options.open_telemetry and not extras.is_installed("opentelemetry"):
         raise OptionError(
             "option 'openTelemetry' needs opentelemetry-api, which is not installed",
             remedy=extras.install_command(extras.OTEL),

@@ -158,7 +158,7 @@ def _arrow_batch(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
 def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
     """Return the decoder of answers to record batches. Raises ``OptionError`` if pyarrow or numpy is not installed."""
     for package in ("pyarrow", "numpy"):
-        if not extras.installed(package):
+        if not extras.is_installed(package):
             problem = f"option 'arrow' needs {package}, which is not installed"
             raise OptionError(problem, remedy=extras.install_command(extras.ARROW))
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers
@@ -210,7 +210,7 @@ def _backlog_reader(options: Options, group: str) -> BacklogReader | None:
     """Return the reader of backlogs; None if numpy is not installed. The reader imports numpy, which needs 13 MiB, at the first
     backlog.
     """
-    if not extras.installed("numpy"):
+    if not extras.is_installed("numpy"):
         return None
     scope = scope_of(options)
 

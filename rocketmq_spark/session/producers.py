@@ -121,7 +121,7 @@ def _stored_ids(options: Options) -> StoredIds | None:
         if "exactly_once_settle" in options.given:
             raise OptionError("option 'exactlyOnceSettle' has no effect without 'confirmAmbiguous'")
         return None
-    if not extras.installed("pyarrow"):
+    if not extras.is_installed("pyarrow"):
         raise OptionError(
             "option 'confirmAmbiguous' needs pyarrow, which is not installed",
             remedy=extras.install_command(extras.ARROW),

@@ -88,7 +88,7 @@ def option_problems(options: Options) -> list[str]:
         problems.append(
             "option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays"
         )
-    if not extras.installed("rocksdict"):
+    if not extras.is_installed("rocksdict"):
         command = extras.install_command(extras.SPOOL)
         problems.append(f"option 'onSendFailure' is 'spool', which needs the package rocksdict: {command}")
     return problems

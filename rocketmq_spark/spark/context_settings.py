@@ -16,17 +16,19 @@ from pyspark import SparkFiles
 
 from rocketmq_spark.spark.conf import exactly_once_conf
 
-VARIABLE = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
+SETTINGS_VARIABLE = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
 
 
-def encoded_settings(get: Callable[[str], str | None]) -> str:
-    """Return the value of ``VARIABLE``: JSON with this process's context and its settings; a setting that is not set is null."""
-    return json.dumps({"context": _context_id(), "settings": {name: get(name) for name in exactly_once_conf()}})
+def encoded_settings(get_setting: Callable[[str], str | None]) -> str:
+    """Return the value of ``SETTINGS_VARIABLE``: JSON with this process's context and its settings; a setting that is not set is
+    null.
+    """
+    return json.dumps({"context": _context_id(), "settings": {name: get_setting(name) for name in exactly_once_conf()}})
 
 
 def registered_settings() -> dict[str, str | None] | None:
     """Return the settings that ``register`` recorded for this process's context; None if ``register`` was not called for it."""
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(SETTINGS_VARIABLE)
     recorded_values: dict[str, Any] = json.loads(text) if text else {}
     return recorded_values["settings"] if recorded_values and recorded_values["context"] == _context_id() else None
 

@@ -54,26 +54,26 @@ class RocketMQDataSource(compat.DataSource):
         return ddl(columns_of(self._options))
 
     def reader(self, schema: StructType) -> RocketMQReader:
-        compat.require('a batch read with format("rocketmq")', "DataSourceReader")
+        compat.require_classes('a batch read with format("rocketmq")', "DataSourceReader")
         from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader, pushdown_enabled
 
         reader_class = PrunedReader if self._options.predicate_pushdown and pushdown_enabled() else RocketMQReader
         return reader_class(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
-        compat.require('a stream from format("rocketmq")', "DataSourceStreamReader")
+        compat.require_classes('a stream from format("rocketmq")', "DataSourceStreamReader")
         from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
         # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable and have no
         # comments.
-        may_be_null = ("nullable", "containsNull", "valueContainsNull")
-        is_plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
+        nullability_keys = ("nullable", "containsNull", "valueContainsNull")
+        is_plain = not any(f'"{name}":false' in schema.json() for name in nullability_keys) and not any(
             field.metadata for field in schema
         )
         return RocketMQStreamReader(*self._source("stream source", schema), supports_prefetch=is_plain)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")
+        compat.require_classes('a write with format("rocketmq")', "DataSourceArrowWriter")
         from rocketmq_spark.spark.sink.writer import RocketMQWriter
 
         spark_options.check(self._spark_options, "batch sink")
@@ -82,7 +82,7 @@ class RocketMQDataSource(compat.DataSource):
         return RocketMQWriter(self._options.for_role("sink"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
-        compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
+        compat.require_classes('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
         from rocketmq_spark.spark.sink.exactly_once_checks import check_progress
         from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter
 
@@ -119,7 +119,7 @@ def register(spark: SparkSession) -> None:
     Raises:
         OptionError: The installed PySpark has no data sources in Python, as PySpark 3.5; the remedy names the functions to use.
     """
-    compat.require("register", "DataSource")
+    compat.require_classes("register", "DataSource")
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has no context
     if context is not None:
         workers.warn_if_workers_differ(str(context.pythonExec))
@@ -163,7 +163,7 @@ def _complete_environment(spark: SparkSession) -> bool:
         if not variables.containsKey(name):
             variables.put(name, value)
     conf = spark.sparkContext.getConf()
-    variables.put(context_settings.VARIABLE, context_settings.encoded_settings(conf.get))
+    variables.put(context_settings.SETTINGS_VARIABLE, context_settings.encoded_settings(conf.get))
     if conf.get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
     return True

@@ -363,7 +363,7 @@ def check_temporary_folder() -> None:
 
     If this user is not root, the mode of a folder only causes a warning, because the folder may be a volume of Kubernetes.
     """
-    is_root = folders.error_reader() == folders.ROOT
+    is_root = folders.error_reader_uid() == folders.ROOT
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )

@@ -15,7 +15,7 @@ from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.files import SPOOL_PREFIXES
 
 # Modules that opening a database imports. If RocksDB is not installed, opening raises an error with a remedy.
-_LAZY_IMPORTS = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
+_LAZY_IMPORTS = ("pickle", "rocksdict") if extras.is_installed("rocksdict") else ()
 
 
 def sort_own_spools_first(paths: Sequence[Path]) -> list[Path]:
@@ -52,7 +52,7 @@ def become_owner(path: Path) -> None:
             f"rights of {folders.user_text(os.geteuid())} until it ends, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
-    if folders.error_reader() != folders.ROOT and (foreign := folders.foreign_file(path)) is not None:
+    if folders.error_reader_uid() != folders.ROOT and (foreign := folders.foreign_file(path)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {foreign}, and RocksDB would follow links of that user with the rights of "
             f"{folders.user_text(os.geteuid())}",
@@ -86,14 +86,14 @@ def _owner_uid(path: Path) -> int:
 
 def _check_exposure(path: Path, owner: int) -> None:
     exposures_above = folders.exposures(path, owner)
-    if folders.error_reader() != folders.ROOT:
+    if folders.error_reader_uid() != folders.ROOT:
         # A folder above the spool only causes a warning, because it may be a volume of Kubernetes with mode 0777, and this user
         # cannot change this mode.
         folders.warn_if_replaceable(path, "the spool")
         exposures_above = (other for other in exposures_above if stat.S_ISLNK(other.status.st_mode))
     exposure_above = next(exposures_above, None)
     exposures_inside = folders.exposures_in(path, SPOOL_PREFIXES, owner)
-    if folders.error_reader() != folders.ROOT and owner == folders.ROOT:
+    if folders.error_reader_uid() != folders.ROOT and owner == folders.ROOT:
         # ``path`` itself may be such a volume. This user cannot change its mode, either, so it only causes a warning.
         folders.warn_if_open(path, "whole messages")
         exposures_inside = (exposure for exposure in exposures_inside if exposure.path != path)
@@ -101,7 +101,7 @@ def _check_exposure(path: Path, owner: int) -> None:
     if exposure is None:
         return
     raise SpoolError(
-        f"the spool in {path} is not used: {exposure.who} may change {exposure.path}",
+        f"the spool in {path} is not used: {exposure.users_text} may change {exposure.path}",
         remedy=folders.remedy(exposure, "the spool", owner, is_above=exposure_above is not None),
     )
 

@@ -24,7 +24,7 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_lock
+from rocketmq_spark.base.folders import PRIVATE_MODE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import COMPLETE_FOLDER, REPAIR_REMEDY, Damaged, Database, rebuild_database
@@ -89,7 +89,7 @@ def salvage(path: Path) -> SalvageResult:
         finally:
             new_database.close()
         (path / _NEW_FOLDER / "LOCK").unlink(missing_ok=True)
-        (path / _OLD_FOLDER).mkdir(PRIVATE)
+        (path / _OLD_FOLDER).mkdir(PRIVATE_MODE)
         (path / _NEW_FOLDER).rename(path / COMPLETE_FOLDER)
         sync_folder(path)
         return SalvageResult(_swap_files(path), totals_are_exact, rebuilt_areas)
@@ -154,7 +154,7 @@ def _copy_rebuilt(path: Path, new_database: Database, gaps: list[tuple[bytes, by
     """Returns the areas of the entries that were taken from the rebuilt copy."""
     areas: set[bytes] = set()
     copy_path = path / _COPY_FOLDER
-    copy_path.mkdir(PRIVATE)
+    copy_path.mkdir(PRIVATE_MODE)
     mirror(path, copy_path, copy_regular)
     rebuild_database(copy_path)
     with contextlib.suppress(Damaged):  # the rebuilt copy may be damaged, too

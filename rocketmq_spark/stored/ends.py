@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.clock import Deadline, backoff, utc_text
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, BadMessages
 from rocketmq_spark.columnar.encode.content_ids import (
     COMPARED_DIGITS,
     ID_DIGITS,
@@ -234,7 +234,7 @@ def last_store_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[Message
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-_ID_COLUMNS = tuple(column for column in BASIC if column.name == "msgId")
+_ID_COLUMNS = tuple(column for column in BASIC_COLUMNS if column.name == "msgId")
 _VALUE_BY_DIGIT = np.zeros(256, np.uint8)
 for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
     _VALUE_BY_DIGIT[_digit] = _value

@@ -150,7 +150,7 @@ class StoredIdScan:
         it holds back, so a slave that hangs for longer than the settle time hides messages (docs/exactly-once.md).
         """
         if name not in self._indexes_after_replication_by_broker:
-            self._indexes_after_replication_by_broker[name] = self._tools.offsets.indexes_after_replication(
+            self._indexes_after_replication_by_broker[name] = self._tools.offsets.broker_indexes_after_replication(
                 name, deadline
             )
         return self._indexes_after_replication_by_broker[name]

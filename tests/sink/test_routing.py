@@ -43,7 +43,7 @@ def router(columns, asked=None, **given):
 def planned(made, batch):
     bad_rows = BadRows()
     plan = made.plan(made.topics(batch, bad_rows, 0), bad_rows)
-    return plan, dict(bad_rows.found())
+    return plan, dict(bad_rows.reasons_by_row())
 
 
 def test_without_a_look_at_rows_there_is_one_share():

@@ -429,10 +429,10 @@ def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
         for _ in range(4):
             assert again(one).bounds == {}
         assert caplog.text.count("the source waits") == count
-        assert one.retriable_failures.attempts == 4
+        assert one.retriable_failures.attempt_count == 4
         scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         assert again(one).bounds
-        assert one.retriable_failures.first is None
+        assert one.retriable_failures.first_error is None
 
 
 def only(*brokers):

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.rows import ReferenceDecoder
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
@@ -115,7 +115,9 @@ def test_bodies_are_not_decompressed_for_their_ids() -> None:
     fetched = FetchedAnswers(
         np.frombuffer(bytearray(data * 8), np.uint8), [FetchedAnswer(0, 0, 8, 8, 0, 8 * len(data))]
     )
-    careful = ReferenceDecoder(fetching.QUEUES, tuple(c for c in BASIC if c.name in ("msgId", "sysFlag")), "none")
+    careful = ReferenceDecoder(
+        fetching.QUEUES, tuple(c for c in BASIC_COLUMNS if c.name in ("msgId", "sysFlag")), "none"
+    )
     found: list[pa.RecordBatch] = []
     assert peak_bytes(lambda: found.extend(careful.batches(fetched, None))) < 4 << 20
     assert found[0].column(0).to_pylist() == ["a"] * 8

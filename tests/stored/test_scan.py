@@ -84,7 +84,7 @@ class Brokers:
 
         self.states[name] = answer
 
-    def indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
+    def broker_indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
         return self.late
 
     def bounds(self, queues: Any, deadline: Deadline) -> dict[MessageQueue, QueueBounds]:

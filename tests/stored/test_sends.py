@@ -51,7 +51,7 @@ class Brokers:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
+    def broker_indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
         return False
 
     def log_states(self, names: Iterable[str], deadline: Deadline) -> dict[str, LogState]:

@@ -205,7 +205,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     if isinstance(error, NotSupported):
         yield servers.not_a_broker_finding(name, error)
         return
-    connected_address = client.rpc_client.pool.connect_options.reachable(address)
+    connected_address = client.rpc_client.pool.connect_options.reachable_address(address)
     yield servers.broker_address_finding(name, address, connected_address, None if was_reached else error, options.tls)
     if error is not None and not was_reached:
         return
@@ -330,7 +330,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
         )
         return
     client = target.in_checkpoint_scope(batch.source_identities).client()
-    batch, other_clusters = batch.of_clusters(query.clusters(client))
+    batch, other_clusters = batch.batch_of_clusters(query.clusters(client))
     if other_clusters:
         yield advice(check, query.other_clusters_note(other_clusters), "Run it again with that name server")
     drifts, _ = compare_with_brokers(client, batch)

@@ -65,7 +65,7 @@ def true_mask(column: pa.Array) -> Mask:
 _HEX = np.array([ord(a) | ord(b) << 8 for a in "0123456789ABCDEF" for b in "0123456789ABCDEF"], np.uint16)
 
 
-def hexadecimal(rows: Bytes) -> pa.Array:
+def hex_texts(rows: Bytes) -> pa.Array:
     """Upper-case hex text of each row of a 2-d byte array."""
     count, width = rows.shape
     content = np.ascontiguousarray(_HEX[rows])

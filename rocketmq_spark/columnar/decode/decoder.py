@@ -31,7 +31,14 @@ from rocketmq_spark.columnar.decode.rows import (
     check_each_answer,
     with_correct_ends,
 )
-from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages, Column, arrow_schema, is_time, undecodable_error
+from rocketmq_spark.columnar.decode.schema import (
+    BASIC_COLUMNS,
+    BadMessages,
+    Column,
+    arrow_schema,
+    is_time,
+    undecodable_error,
+)
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -79,7 +86,7 @@ def decompressed_bodies(
         yield part
 
 
-def with_errors(
+def arrays_with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
     """Return the columns after changes for bad messages: their errors are added, and they keep their stored flags."""
@@ -102,7 +109,7 @@ class Decoder:
     """Decodes fetched answers into batches of ``columns``. ``range_number`` of an answer is an index of ``queues``."""
 
     queues: Sequence[MessageQueue]
-    columns: tuple[Column, ...] = BASIC
+    columns: tuple[Column, ...] = BASIC_COLUMNS
     include_properties: str = "user"
     topic_filter: Filter = NO_FILTER
     on_holes: OnHoles | None = None
@@ -112,9 +119,9 @@ class Decoder:
 
     def __post_init__(self) -> None:
         names = {column.name.lower() for column in self.columns if column.property is None}
-        by_tag = bool(self.topic_filter) and self.topic_filter.kind == "TAG"
+        filters_by_tag = bool(self.topic_filter) and self.topic_filter.kind == "TAG"
         selection = props.PropertySelection(
-            "tags" in names or by_tag,
+            "tags" in names or filters_by_tag,
             "keys" in names,
             "msgid" in names,
             self.include_properties if "properties" in names else "none",
@@ -193,7 +200,7 @@ class Decoder:
         return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, exceeds_limit, self.correct_ends))
 
     def _decode_error(self, fetched: FetchedAnswers, malformed: Malformed) -> DecodeError:
-        answer = next(answer for answer in fetched.answers if answer.begin <= malformed.at < answer.end)
+        answer = next(answer for answer in fetched.answers if answer.begin <= malformed.position < answer.end)
         return undecodable_error(self.queues[answer.range_number], answer.start, malformed.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
@@ -250,7 +257,7 @@ class Decoder:
                 is_kept[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[part_rows] for array in arrays]
             if reasons:
-                columns = with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
+                columns = arrays_with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if is_kept.all() else batch.filter(pa.array(is_kept))
 
@@ -365,7 +372,7 @@ def batch_of_answers(
             batches.append(batch)
             remaining_bytes -= batch.nbytes
     if not batches:
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), True
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC_COLUMNS)), True
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches), True
 
 

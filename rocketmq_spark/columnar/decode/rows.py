@@ -25,10 +25,10 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import buffers, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode.schema import (
-    BASIC,
+    BASIC_COLUMNS,
     EARLIEST_MS,
     LATEST_MS,
-    PROPERTIES,
+    PROPERTIES_TYPE,
     BadMessages,
     Column,
     arrow_schema,
@@ -99,7 +99,7 @@ def offset_message_ids(messages: StoredMessages) -> pa.Array:
     rows = np.empty((len(messages), 16), np.uint8)
     rows[:, :8] = _as_byte_rows(host)
     rows[:, 8:] = _as_byte_rows(messages.fixed_field("commitLogOffset"))
-    ids = buffers.hexadecimal(rows)
+    ids = buffers.hex_texts(rows)
     ipv6_rows = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
     if not len(ipv6_rows):
         return ids
@@ -128,7 +128,7 @@ class ColumnBuilder:
         """A text that depends only on the queue, and so is mostly the same in every row."""
         texts = [getattr(queue, field) for queue in self.queues]
         if len(set(texts)) == 1:
-            return arrow.repeated(texts[0], len(self.messages))
+            return arrow.constant_column(texts[0], len(self.messages))
         return pa.array(texts, pa.string()).take(self._queue_index_of_row())
 
     def queue_id(self, kind: pa.DataType) -> pa.Array:
@@ -159,7 +159,7 @@ class ColumnBuilder:
 
     def properties(self) -> pa.Array:
         maps = self.property_columns.properties
-        return maps if maps is not None else arrow.null_column(PROPERTIES, len(self.messages))
+        return maps if maps is not None else arrow.null_column(PROPERTIES_TYPE, len(self.messages))
 
     def offset_message_id(self) -> pa.Array:
         return offset_message_ids(self.messages)
@@ -172,7 +172,7 @@ class ColumnBuilder:
             return ids
         return pc.coalesce(ids, offset_message_ids(self.messages))
 
-    def null(self, kind: pa.DataType) -> pa.Array:
+    def null_column(self, kind: pa.DataType) -> pa.Array:
         return arrow.null_column(kind, len(self.messages))
 
 
@@ -222,7 +222,7 @@ def with_correct_ends(
     answers: Sequence[FetchedAnswer], exceeds_limit: Sequence[bool], correct_ends: CorrectEnds
 ) -> list[FetchedAnswer]:
     """Return the answers. An answer for which ``exceeds_limit`` is true gets a corrected limit."""
-    long_answers = [answer for answer, is_long in zip(answers, exceeds_limit, strict=True) if is_long]
+    long_answers = [answer for answer, exceeds in zip(answers, exceeds_limit, strict=True) if exceeds]
     corrected_answers = dict(zip(long_answers, correct_ends(long_answers), strict=True)) if long_answers else {}
     return [corrected_answers.get(answer, answer) for answer in answers]
 
@@ -278,7 +278,7 @@ class ReferenceDecoder:
     ) -> None:
         self._queues = queues
         self._columns = tuple(columns)
-        self._include = include_properties
+        self._include_properties = include_properties
         self._topic_filter = topic_filter
         self._tags = set(topic_filter.expression.split(" || ")) if topic_filter and topic_filter.kind == "TAG" else None
         self._bad_messages = bad_messages or BadMessages()
@@ -295,7 +295,7 @@ class ReferenceDecoder:
         size, has_yielded = 0, False
         for row in self._rows(fetched):
             rows.append(row)
-            size += _size(row[1])
+            size += _approximate_bytes(row[1])
             if portion_bytes and size >= portion_bytes:
                 yield self._batch(rows)
                 rows, size, has_yielded = [], 0, True
@@ -309,7 +309,7 @@ class ReferenceDecoder:
             window = OffsetWindow(answer.start, answer.next_offset)
             messages = map(
                 self._without_error_of_unselected_body,
-                self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)),
+                self._decoded_messages(bytes(data), DecodeSettings(queue.broker_name, window=window)),
             )
             for message in messages_in_range(messages, answer, is_dense=not self._topic_filter):
                 if message.decode_error is not None:
@@ -319,7 +319,7 @@ class ReferenceDecoder:
                 if self._tags is None or _is_unreadable(message) or message.properties.get(Property.TAGS) in self._tags:
                     yield queue, message
 
-    def _decoded(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
+    def _decoded_messages(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
         """All messages, one by one. The body of a message stays compressed if column ``body`` is not selected; only inner batches
         are always decompressed.
         """
@@ -350,9 +350,16 @@ class ReferenceDecoder:
         if column.property is not None:
             texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
             return property_columns.cast(texts, column.arrow_type)
-        value_of_message, is_of_queue, include = column.from_message, column.is_of_queue, self._include
+        value_of_message, is_of_queue, include_properties = (
+            column.from_message,
+            column.is_of_queue,
+            self._include_properties,
+        )
         assert value_of_message is not None
-        values = [value_of_message(q, m, include) if is_of_queue or not _is_unreadable(m) else None for q, m in rows]
+        values = [
+            value_of_message(q, m, include_properties) if is_of_queue or not _is_unreadable(m) else None
+            for q, m in rows
+        ]
         if is_time(column):
             for (queue, message), time in zip(rows, values, strict=True):
                 if time is None and not _is_unreadable(message):
@@ -360,7 +367,7 @@ class ReferenceDecoder:
         return pa.array(values, column.arrow_type)
 
 
-def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:
+def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC_COLUMNS) -> pa.RecordBatch:
     """Received messages as rows. The topic of a retried message is the topic to which the message was sent first, as in the
     ``ReceivedMessage``. A message that cannot be decoded has no body.
     """
@@ -368,7 +375,7 @@ def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Col
     return ReferenceDecoder((), columns, "user")._batch(rows)
 
 
-def _size(message: ReceivedMessage) -> int:
+def _approximate_bytes(message: ReceivedMessage) -> int:
     """The approximate size of one message as a row; a message of an inner batch counts without the other messages of
     the batch.
     """

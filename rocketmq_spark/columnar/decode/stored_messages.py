@@ -77,11 +77,11 @@ _FIXED_FIELDS = np.dtype(
 
 
 class Malformed(Exception):
-    """The bytes at ``at`` are not a stored message. Callers that know the queue convert this error to a ``DecodeError``."""
+    """The bytes at ``position`` are not a stored message. Callers that know the queue convert this error to a ``DecodeError``."""
 
-    def __init__(self, at: int, why: str) -> None:
-        super().__init__(at, why)
-        self.at = at
+    def __init__(self, position: int, why: str) -> None:
+        super().__init__(position, why)
+        self.position = position
         self.why = why
 
 
@@ -292,14 +292,14 @@ def read_numbers(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
 
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Starts of all messages in the answers, answer by answer, and the number in each answer. Raises ``Malformed``."""
-    chain_begins, chain_ends, first = _chains(buffer, begins, ends)
+    chain_begins, chain_ends, first_chains = _chains(buffer, begins, ends)
     if len(chain_begins) < _MIN_LOCK_STEP_CHAINS:
-        return _one_by_one(buffer, begins, ends)
+        return _boundaries_one_by_one(buffer, begins, ends)
     try:
-        starts, counts = _in_lock_step(buffer, chain_begins, chain_ends)
+        starts, counts = _boundaries_in_lock_step(buffer, chain_begins, chain_ends)
     except Malformed:  # damaged, or a body contains bytes that look like the beginning of a message
-        return _one_by_one(buffer, begins, ends)
-    return starts, np.add.reduceat(counts, first)
+        return _boundaries_one_by_one(buffer, begins, ends)
+    return starts, np.add.reduceat(counts, first_chains)
 
 
 def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
@@ -308,17 +308,19 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
 
     A cut is right if the messages before it end exactly at the cut.
     """
-    steps = _CHAIN_MESSAGES * np.maximum(read_numbers(buffer, begins, ">i4").astype(np.int64), MIN_MESSAGE_BYTES)
-    if not (ends - begins >= 2 * steps).any():
+    min_part_sizes = _CHAIN_MESSAGES * np.maximum(
+        read_numbers(buffer, begins, ">i4").astype(np.int64), MIN_MESSAGE_BYTES
+    )
+    if not (ends - begins >= 2 * min_part_sizes).any():
         return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search
     begins_of_parts: list[int] = []
     first = []
-    for begin, end, step in zip(begins.tolist(), ends.tolist(), steps.tolist(), strict=True):
+    for begin, end, min_part_size in zip(begins.tolist(), ends.tolist(), min_part_sizes.tolist(), strict=True):
         first.append(len(begins_of_parts))
         begins_of_parts.append(begin)
         # Search from the last part, so that no byte is read twice, even if messages are large.
-        while match := search(view, begins_of_parts[-1] + step, end):
+        while match := search(view, begins_of_parts[-1] + min_part_size, end):
             begins_of_parts.append(match.start() - 4)
     chain_begins = np.array(begins_of_parts, np.int64)
     chain_ends = np.append(chain_begins[1:], ends[-1])
@@ -326,7 +328,7 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     return chain_begins, chain_ends, np.array(first)
 
 
-def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
+def _boundaries_one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     view = buffer.data
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []
@@ -346,16 +348,16 @@ def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDAr
     return np.array(starts, np.int64), np.array(counts, np.intp)
 
 
-def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
+def _boundaries_in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Finds messages by their sizes. Answers are independent, so each has a cursor, and all cursors advance together."""
     size_at_position = np.ndarray((len(buffer) - 3,), ">i4", buffer, strides=(1,))
-    steps: list[Ints] = []
+    cursors_by_step: list[Ints] = []
     active_answers = np.flatnonzero(begins < ends)
     cursors, stops = begins[active_answers], ends[active_answers]
-    rows_of: list[npt.NDArray[np.intp]] = []
+    rows_by_step: list[npt.NDArray[np.intp]] = []
     while len(active_answers):
-        steps.append(cursors)
-        rows_of.append(active_answers)
+        cursors_by_step.append(cursors)
+        rows_by_step.append(active_answers)
         sizes = size_at_position[cursors]
         if sizes.min() < MIN_MESSAGE_BYTES:
             raise Malformed(int(cursors[sizes.argmin()]), f"a message of {sizes.min()} bytes")
@@ -372,9 +374,9 @@ def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.ND
             active_answers[is_unfinished],
             stops[is_unfinished],
         )
-    if not steps:
+    if not cursors_by_step:
         return np.empty(0, np.int64), np.zeros(len(begins), np.intp)
-    rows = np.concatenate(rows_of)
+    rows = np.concatenate(rows_by_step)
     # A stable sort of 16-bit numbers takes only linear time.
     order = np.argsort(rows.astype(np.uint16) if len(begins) <= 1 << 16 else rows, kind="stable")
-    return np.concatenate(steps)[order], np.bincount(rows, minlength=len(begins))
+    return np.concatenate(cursors_by_step)[order], np.bincount(rows, minlength=len(begins))

@@ -26,12 +26,12 @@ def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.N
     if "keys" not in columns:
         return np.ones(len(batch), bool)
     has_key = arrow.non_empty_mask(
-        arrow.as_bytes(pc.utf8_trim_whitespace(_as_java_reads(keys_of(batch.column(columns["keys"])))))
+        arrow.as_bytes(pc.utf8_trim_whitespace(_java_texts(keys_of(batch.column(columns["keys"])))))
     )
     return np.zeros(len(batch), bool) if has_key is None else ~has_key
 
 
-def _as_java_reads(texts: pa.Array) -> pa.Array:
+def _java_texts(texts: pa.Array) -> pa.Array:
     """Texts that may not be UTF-8 (Spark does not check ``cast(binary as string)``), as Java reads them."""
     return arrow.to_strings(
         arrow.as_bytes(texts), arrow.valid_mask(texts) if texts.null_count else None, ascii_only=False
@@ -51,18 +51,18 @@ class BatchTagKeys:
 
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._keys = _Keys(keys_of(batch.column(columns["keys"]))) if "keys" in columns else None
+        self._keys = _BatchKeys(keys_of(batch.column(columns["keys"]))) if "keys" in columns else None
         self._names: list[str] = []
         self._codes: npt.NDArray[np.int32] | None = None
         if "tags" in columns:
-            self._encode(arrow.combined(batch.column(columns["tags"])))
+            self._encode(arrow.one_array(batch.column(columns["tags"])))
 
     @property
-    def tags(self) -> int:
+    def tag_count(self) -> int:
         """The number of different tags."""
         return len(self._names)
 
-    def by_tag(self, rows: Rows) -> list[Rows]:
+    def rows_by_tag(self, rows: Rows) -> list[Rows]:
         """The rows of each tag, in their order. Rows without a tag are one group."""
         if self._codes is None:
             return [rows]
@@ -86,7 +86,7 @@ class BatchTagKeys:
 
     def _encode(self, tags: Any) -> None:
         encoded_tags = pc.dictionary_encode(tags)
-        names = _as_java_reads(encoded_tags.dictionary).to_pylist()
+        names = _java_texts(encoded_tags.dictionary).to_pylist()
         self._codes = pc.fill_null(encoded_tags.indices, -1).to_numpy().astype(np.int32)
         if "" in names:  # an empty tag means no tag
             empty_code = names.index("")
@@ -102,12 +102,12 @@ class BatchTagKeys:
         return self._names[row_codes[0]] if row_codes[0] >= 0 and bool((row_codes == row_codes[0]).all()) else ""
 
 
-class _Keys:
+class _BatchKeys:
     """The keys of the rows of an Arrow batch, with each different text once."""
 
     def __init__(self, keys: pa.Array) -> None:
         encoded_keys = pc.dictionary_encode(keys)
-        self._distinct = encoded_keys.dictionary
+        self._distinct_keys = encoded_keys.dictionary
         is_empty = arrow.lengths(encoded_keys.dictionary) == 0
         self._codes = pc.fill_null(encoded_keys.indices, -1).to_numpy().astype(np.int32)
         self._codes[np.append(is_empty, False)[self._codes]] = -1  # an empty text of keys means no key
@@ -116,12 +116,12 @@ class _Keys:
     def words(self, rows: Rows, max_bytes: int) -> str:
         """The different words of the rows' keys, in the order of the Arrow batch; empty if there are too many."""
         row_codes = self._codes[rows]
-        is_used = np.zeros(len(self._distinct), np.bool_)
+        is_used = np.zeros(len(self._distinct_keys), np.bool_)
         is_used[row_codes[row_codes >= 0]] = True
         used_codes = np.flatnonzero(is_used)
         if not len(used_codes) or (self._are_single_words and len(used_codes) > MAX_BATCH_KEYS):
             return ""
-        keys = self._distinct.take(pa.array(used_codes))
+        keys = self._distinct_keys.take(pa.array(used_codes))
         joined_keys = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
         text: str = joined_keys.decode("utf-8", "replace")
         if not self._are_single_words:  # several texts may contain the same word

@@ -56,7 +56,7 @@ class RowTopics(NamedTuple):
     """The topics of an Arrow batch, and if there are several, the topic of each row."""
 
     names: Sequence[str]
-    codes: Ints | None = None
+    topic_codes: Ints | None = None
 
 
 class Encoded:
@@ -147,10 +147,10 @@ class ItemParts:
         if self._items is not None:
             complete_items(self._items, 0)
 
-    def _joined(self, columns: Sequence[pa.Array | bytes], first: int) -> pa.Array:
+    def _joined(self, columns: Sequence[pa.Array | bytes], first_row: int) -> pa.Array:
         items = buffers.joined(*columns)
         if self._complete is not None:
-            self._complete(items, first)
+            self._complete(items, first_row)
         return items
 
     def slice(self, start: int, end: int) -> memoryview:
@@ -162,7 +162,7 @@ class ItemParts:
             return arrow.data_and_offsets(self._joined(columns, start))[0]
         data, ends = arrow.data_and_offsets(self.items)
         body = data[int(ends[start]) : int(ends[end])]
-        return body if 2 * len(body) >= len(data) else buffers.copied(body)
+        return body if 2 * len(body) >= len(data) else buffers.arrow_copy(body)
 
     def take(self, rows: npt.NDArray[np.intp]) -> memoryview:
         """Some items, in the order of ``rows``, as one buffer."""
@@ -174,45 +174,51 @@ class ItemParts:
 
 @dataclass(frozen=True, slots=True)
 class EncodedItems(Encoded):
-    """Items in the format of brokers: the items of ``rows``, or, if ``rows`` is None, the items from ``first`` to ``last``."""
+    """Items in the format of brokers: the items of ``rows``, or, if ``rows`` is None, the items from ``first_row`` on, before
+    ``end_row``.
+    """
 
     parts: ItemParts
-    first: int
-    last: int
+    first_row: int
+    end_row: int
     rows: npt.NDArray[np.intp] | None = None
 
     def joined(self) -> pa.Array:
         items = self.parts.items
-        return items.slice(self.first, self.last - self.first) if self.rows is None else items.take(pa.array(self.rows))
+        return (
+            items.slice(self.first_row, self.end_row - self.first_row)
+            if self.rows is None
+            else items.take(pa.array(self.rows))
+        )
 
     def take(self, rows: npt.NDArray[np.intp]) -> EncodedItems:
-        taken_rows = rows + self.first if self.rows is None else self.rows[rows]
+        taken_rows = rows + self.first_row if self.rows is None else self.rows[rows]
         return EncodedItems(self.parts, 0, len(taken_rows), taken_rows)
 
     def slice(self, start: int, end: int) -> EncodedItems:
         if self.rows is not None:
             return EncodedItems(self.parts, 0, end - start, self.rows[start:end])
-        return EncodedItems(self.parts, self.first + start, self.first + end)
+        return EncodedItems(self.parts, self.first_row + start, self.first_row + end)
 
     def _ends(self) -> Ints:
         if self.rows is None:
-            return self.parts.ends[self.first : self.last + 1]
+            return self.parts.ends[self.first_row : self.end_row + 1]
         return np.concatenate(([0], np.cumsum(self.parts.sizes[self.rows])))
 
     def _body(self, start: int, end: int) -> memoryview:
         if self.rows is None:
-            return self.parts.slice(self.first + start, self.first + end)
+            return self.parts.slice(self.first_row + start, self.first_row + end)
         return self.parts.take(self.rows[start:end])
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
-    """The checked parts of every row; ``delayed`` are the rows that must not be sent in a batch."""
+    """The checked parts of every row; ``is_delayed`` are the rows that must not be sent in a batch."""
 
     body: pa.Array
     pieces: PropertyPieces
     flags: Ints | None
-    delayed: Mask | None
+    is_delayed: Mask | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +255,7 @@ class Encoder:
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
-            flags = pc.fill_null(arrow.combined(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
+            flags = pc.fill_null(arrow.one_array(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
             bad_rows.add(flags != flags.astype(np.int32), f"{self.columns['flag']} takes more than 32 bits")
         return CheckedRows(body, pieces, flags, delayed)
 
@@ -257,8 +263,8 @@ class Encoder:
         return TextPieces(len(batch))
 
     def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
-        """The items of a batch without bad rows. Content ids are added later (``identify``). The encoder of a Proxy needs the
-        ``topics``.
+        """The items of a batch without bad rows. Content ids are added later (``add_content_ids``). The encoder of a Proxy needs
+        the ``topics``.
         """
         assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
@@ -270,9 +276,9 @@ class Encoder:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         first_constant, pieces = checked.pieces.split()
-        middle_part = buffers.fixed_width(self._middle(lengths, first_constant))
+        middle_part = buffers.fixed_width_column(self._middle(lengths, first_constant))
         columns = (
-            buffers.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)),
+            buffers.fixed_width_column(head.view(np.uint8).reshape(rows, _HEAD_BYTES)),
             checked.body,
             middle_part,
             *pieces,
@@ -302,7 +308,9 @@ class Encoder:
         else:
             self.ids.fill(target)
 
-    def identify(self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
+    def add_content_ids(
+        self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]
+    ) -> None:
         """Add content ids to the items that ``join`` has made of ``checked``. Call this method before the items are used.
         ``hashes`` gets consecutive items and the number of the first one, and returns the hash of each item.
         """

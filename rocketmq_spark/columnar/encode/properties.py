@@ -39,8 +39,8 @@ class BadRows:
     for the unsent rows.
     """
 
-    noun, of_what, counted = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
-    of_sink = True  # whether an error may advise to set an option of the sink
+    noun, unsent_text, numbering_text = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
+    is_of_sink = True  # whether an error may advise to set an option of the sink
 
     def __init__(self, first_row: int = 0) -> None:
         self._first_row = first_row
@@ -49,7 +49,7 @@ class BadRows:
 
     def add_remedy(self, remedy: str) -> None:
         """Add an option of the sink that would accept bad rows. The error names this option once, after the reasons."""
-        if self.of_sink:
+        if self.is_of_sink:
             self._remedies[remedy] = None
 
     def add(self, is_bad: npt.NDArray[np.bool_], reason: Reason) -> None:
@@ -63,21 +63,22 @@ class BadRows:
             if i not in self._reasons:
                 self._reasons[i] = reason if isinstance(reason, str) else reason(i)
 
-    def found(self) -> list[tuple[int, str]]:
+    def reasons_by_row(self) -> list[tuple[int, str]]:
         return sorted(self._reasons.items())
 
     def raise_if_any(self, partition: int | None = None) -> None:
         """Raises ``MessageRefused`` if there was a bad row; rows are counted from the start of the partition."""
         if not self._reasons:
             return
-        faults = self.found()
+        faults = self.reasons_by_row()
         noun = self.noun
-        shown = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:MAX_SHOWN])
+        shown_text = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:MAX_SHOWN])
         more_text = f"; and {len(faults) - MAX_SHOWN} more" if len(faults) > MAX_SHOWN else ""
         partition_text = "" if partition is None else f" of partition {partition}"
         raise MessageRefused(
-            f"{len(faults)} {noun}s{partition_text} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more_text}",
-            remedy=". ".join([self.counted, *self._remedies]),
+            f"{len(faults)} {noun}s{partition_text} cannot be sent, and nothing of {self.unsent_text} was sent: "
+            f"{shown_text}{more_text}",
+            remedy=". ".join([self.numbering_text, *self._remedies]),
         )
 
 
@@ -134,7 +135,7 @@ class TextPieces(Pieces):
             self.add_column(pc.if_else(pa.array(is_filled), buffers.joined(start, values, _VALUE_END), EMPTY_BYTES))
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        self.add_column(buffers.regrouped(buffers.joined(names, _NAME_END, values, _VALUE_END), bounds))
+        self.add_column(buffers.merged_parts(buffers.joined(names, _NAME_END, values, _VALUE_END), bounds))
 
 
 def add_map(
@@ -143,7 +144,7 @@ def add_map(
     """Add the entries of each row's map of properties. With ``is_sorted``, the entries of a row are sorted by name. Null values
     are omitted, as in Java.
     """
-    column = arrow.combined(column)
+    column = arrow.one_array(column)
     if column.null_count:  # a null map may have hidden entries
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
     entry_offsets = arrow.offsets(column)
@@ -274,7 +275,7 @@ def add_properties(
         _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
     if "properties" in columns:
         added_names = (ROW_ID,) if MESSAGE_ID in columns else ()
-        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(added_names), is_sorted)
+        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved_names(added_names), is_sorted)
 
 
 def add_delays(
@@ -319,7 +320,7 @@ def any_delay(batch: pa.RecordBatch, columns: Mapping[str, str]) -> bool:
 
 def _numbers(column: Any, name: str) -> Ints:
     """The values as levels or milliseconds; 0 for null."""
-    values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0).to_numpy()
+    values = pc.fill_null(arrow.one_array(column).cast(pa.int64()), 0).to_numpy()
     if name == "deliverat":  # microseconds, rounded up so that no message is early
         values = -(-values // 1000)
     numbers: Ints = values
@@ -336,14 +337,14 @@ def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name
     """Add a priority to every row, because a priority topic accepts only messages with a priority. Rows without a value get
     priority 0.
     """
-    values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0)
+    values = pc.fill_null(arrow.one_array(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")
     _add_filled(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
 
 
 def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    ids = arrow.combined(column)
+    ids = arrow.one_array(column)
     values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
     is_filled = arrow.non_empty_mask(values)
     if is_filled is not None:
@@ -357,7 +358,7 @@ def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
     """Reject keys with blanks: brokers, tools and readers split the stored text at blanks, so a key with a blank would become
     several keys.
     """
-    column = arrow.combined(column)
+    column = arrow.one_array(column)
     if not pa.types.is_list(column.type):
         return
     keys = arrow.as_bytes(column.flatten())
@@ -373,7 +374,7 @@ def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
 
 def keys_of(column: Any) -> pa.Array:
     """Keys as RocketMQ stores them: one text with blanks between them."""
-    column = arrow.combined(column)
+    column = arrow.one_array(column)
     if not pa.types.is_list(column.type):
         return arrow.as_bytes(column)
     keys = arrow.as_bytes(column.flatten())
@@ -388,5 +389,5 @@ def keys_of(column: Any) -> pa.Array:
 
 
 @functools.cache
-def _reserved(added_names: tuple[str, ...]) -> pa.Array:
+def _reserved_names(added_names: tuple[str, ...]) -> pa.Array:
     return pa.array(sorted(name.encode() for name in (*codes.RESERVED_PROPERTIES, *added_names)), pa.binary())

@@ -45,25 +45,25 @@ REQUEST_OVERHEAD_BYTES = 1 << 10
 class BadRowsOfCall(BadRows):
     """The bad rows of a call. No row of the call was sent."""
 
-    of_what, counted = "this call", "Rows are counted from 0 within the call"
-    of_sink = False
+    unsent_text, numbering_text = "this call", "Rows are counted from 0 within the call"
+    is_of_sink = False
 
 
 class BadMessagesOfCall(BadRowsOfCall):
-    noun, counted = "message", "Messages are counted from 0 within the call"
+    noun, numbering_text = "message", "Messages are counted from 0 within the call"
 
 
 class BadRowsOfReader(BadRows):
     """The bad rows of one batch of a reader. Earlier batches may have been sent."""
 
-    counted = "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
-    of_sink = False
+    numbering_text = "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
+    is_of_sink = False
 
 
 class BadMessagesOfIterator(BadRows):
-    noun, of_what = "message", "their portion"
-    counted = "Messages are counted from 0 within the call. The portions before theirs were sent"
-    of_sink = False
+    noun, unsent_text = "message", "their portion"
+    numbering_text = "Messages are counted from 0 within the call. The portions before theirs were sent"
+    is_of_sink = False
 
 
 class Portion(NamedTuple):
@@ -183,7 +183,7 @@ class RowCall:
             else:
                 sender, first_row = self._sender_of(portion), self._outcomes.row_count
                 encoded = sender.join(portion.batch, *parts)
-                self._outcomes.add_rows(self._ids.last)
+                self._outcomes.add_rows(self._ids.last_ids)
                 sender.send(portion.batch, *parts, encoded, first_row)
 
     def _sender_of(self, portion: Portion) -> RowSender:
@@ -236,7 +236,7 @@ class RowCall:
         error = ClosedError("the producer was closed before the row was sent")
         self._ids.fill(np.empty((row_count, RecordingIds.width), np.uint8))
         self._outcomes.add_outcome(np.arange(self._outcomes.row_count, self._outcomes.row_count + row_count), error)
-        self._outcomes.add_rows(self._ids.last)
+        self._outcomes.add_rows(self._ids.last_ids)
 
 
 def _window_settings(settings: ProducerSettings, options: Options) -> ProducerSettings:

@@ -59,7 +59,7 @@ class TopicRows(NamedTuple):
         return np.arange(len(self.batch)) if self.row_indices is None else self.row_indices
 
     def column(self, name: str) -> pa.Array:
-        column = arrow.combined(self.batch.column(name))
+        column = arrow.one_array(self.batch.column(name))
         return column if self.row_indices is None else column.take(pa.array(self.row_indices))
 
 
@@ -83,7 +83,7 @@ def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, 
     if names.rule == EXACT:
         return batch
     encoded = utf8_texts(
-        arrow.combined(batch.column(column)), column, np.arange(len(batch)), bad_rows
+        arrow.one_array(batch.column(column)), column, np.arange(len(batch)), bad_rows
     ).dictionary_encode()
     topic_names: list[str] = encoded.dictionary.to_pylist()
     for code, name in enumerate(topic_names):
@@ -482,7 +482,7 @@ class Router:
         if self._topic is not None:
             return [TopicRows(batch, self._topic, None, first_row)]
         assert self._column is not None
-        column = utf8_texts(arrow.combined(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
+        column = utf8_texts(arrow.one_array(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
         named_mask = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
         bad_rows.add(~arrow.to_mask(named_mask), f"{self._column} is null or empty; expected the name of a topic")
         topics_with_rows = []
@@ -556,7 +556,7 @@ class Router:
         newest_queues = self._newest_queues.get(rows.topic, first_queues)
         trial_bad_rows = BadRows()
         named_indexes = self._selector(rows, newest_queues, trial_bad_rows)
-        if trial_bad_rows.found():
+        if trial_bad_rows.reasons_by_row():
             # A refreshed route may have more queues.
             newest_queues = self._newest_queues[rows.topic] = self._refreshed_queues(rows)
             if is_new:  # no key has a queue yet, so keys can use all queues, too

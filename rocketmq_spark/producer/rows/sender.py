@@ -139,15 +139,15 @@ def group_by_tag(
     """
     if (
         batch_by_tag == "false"
-        or not batch_properties.tags
-        or (batch_by_tag == "auto" and batch_properties.tags > MAX_TAGS)
+        or not batch_properties.tag_count
+        or (batch_by_tag == "auto" and batch_properties.tag_count > MAX_TAGS)
     ):
         return plan
     orders, ranges, start = [], [], 0
     for row_range in plan.ranges:
         rows = plan.rows(row_range)
         may_group = is_stored_whole(row_range.topic) and (row_range.queue is None or batch_by_tag == "true")
-        for part in batch_properties.by_tag(rows) if may_group else [rows]:
+        for part in batch_properties.rows_by_tag(rows) if may_group else [rows]:
             orders.append(part)
             ranges.append(RowRange(row_range.topic, row_range.queue, start, start + len(part)))
             start += len(part)
@@ -278,13 +278,15 @@ class RowSender:
         self._filter_queues = routing.queue_filter(options)
 
     def join(self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan) -> Encoded:
-        """The encoded rows. Ids that depend on the content are missing until ``identify`` writes them."""
+        """The encoded rows. Ids that depend on the content are missing until ``add_content_ids`` writes them."""
         return self._encoder.join(checked, plan.topics(len(batch)))
 
-    def identify(self, encoded: Encoded, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
-        """Write the ids that depend on the content into the rows that ``join`` has encoded (``Encoder.identify``)."""
+    def add_content_ids(
+        self, encoded: Encoded, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]
+    ) -> None:
+        """Write the ids that depend on the content into the rows that ``join`` has encoded (``Encoder.add_content_ids``)."""
         assert isinstance(encoded, EncodedItems)
-        self._encoder.identify(encoded, checked, hashes)
+        self._encoder.add_content_ids(encoded, checked, hashes)
 
     def send(
         self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan, encoded: Encoded, first_row: int = 0
@@ -292,7 +294,7 @@ class RowSender:
         """Submit the rows in requests. The owner gets completions with row numbers, of which ``first_row`` is the first."""
         self._first_row = first_row
         plan = self._storage.split_by_tag(batch, plan)
-        delayed_mask = checked.delayed
+        delayed_mask = checked.is_delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
             delayed_mask = delayed_mask[plan.order] if delayed_mask is not None else None
@@ -329,7 +331,7 @@ class RowSender:
                     ordered=not is_delayed,
                     filter_queues=self._filter_queues if topic == row_range.topic else None,
                     done=functools.partial(self._owner.on_completion, chunk_rows + self._first_row),
-                    msg_ids=RowIds(self._ids.last, chunk_rows) if isinstance(self._ids, RecordingIds) else (),
+                    msg_ids=RowIds(self._ids.last_ids, chunk_rows) if isinstance(self._ids, RecordingIds) else (),
                     failed_queues=self._failed_queues,
                 )
             )

@@ -169,7 +169,9 @@ class SentRows(Sequence[SendResult | RocketMQError]):
             "brokerName": self._texts([None if queue is None else queue.broker_name for queue in queues]),
             "queueId": self._numbers([_queue_id(queue) for queue in queues], np.int32, pa.int32()),
             "queueOffset": self._offsets(),
-            "msgId": buffers.fixed_width(self._ids).view(pa.string()) if len(self._ids) else pa.nulls(0, pa.string()),
+            "msgId": buffers.fixed_width_column(self._ids).view(pa.string())
+            if len(self._ids)
+            else pa.nulls(0, pa.string()),
             "error": self._texts([None if part.result is not None else str(part.outcome) for part in self._parts]),
         }
         return pa.table(columns)

@@ -45,7 +45,7 @@ class LoggedBatch(NamedTuple):
         """The identity of each source (``checkpoint_identity``)."""
         return [offsets.source_identity for offsets in self.sources.values()]
 
-    def of_clusters(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
+    def batch_of_clusters(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
         """Return the batch without the sources of other clusters, and the names of the other clusters. Queues of another cluster
         may have the same names.
 
@@ -127,8 +127,8 @@ def uncommitted_batch(folder: Folder) -> BatchRead | None:
     # With asynchronous progress tracking, the previous batch may be missing in the log. If so, Spark repeats all batches since
     # the last logged batch.
     previous_number = max((n for n in batches if n < number), default=None)
-    previous = None if previous_number is None else read_batch(folder, previous_number)
-    return BatchRead(batch, *_ranges_after(previous, batch), None)
+    previous_batch = None if previous_number is None else read_batch(folder, previous_number)
+    return BatchRead(batch, *_ranges_after(previous_batch, batch), None)
 
 
 def read_batch(folder: Folder, number: int) -> LoggedBatch:
@@ -175,12 +175,12 @@ def history(folder: Folder) -> list[BatchRead]:
     committed_ms = logged_times_ms(folder, "commits")
     batches = list(_existing_batches(folder))
     batch_reads = []
-    previous: LoggedBatch | None = None
+    previous_batch: LoggedBatch | None = None
     for batch in batches:
-        is_next = previous is not None and previous.number == batch.number - 1
-        ranges, queues_without_start = _ranges_after(previous if is_next else None, batch)
+        is_next = previous_batch is not None and previous_batch.number == batch.number - 1
+        ranges, queues_without_start = _ranges_after(previous_batch if is_next else None, batch)
         batch_reads.append(BatchRead(batch, ranges, queues_without_start, committed_ms.get(batch.number)))
-        previous = batch
+        previous_batch = batch
     return batch_reads
 
 
@@ -194,10 +194,12 @@ def _existing_batches(folder: Folder) -> Iterator[LoggedBatch]:
                 raise
 
 
-def _ranges_after(previous: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+def _ranges_after(
+    previous_batch: LoggedBatch | None, batch: LoggedBatch
+) -> tuple[list[OffsetRange], list[MessageQueue]]:
     starts: dict[SourceId, Positions] = {}
     for source, offsets in batch.sources.items():
-        previous_offsets = None if previous is None else previous.sources.get(source)
+        previous_offsets = None if previous_batch is None else previous_batch.sources.get(source)
         if previous_offsets == offsets:
             # The batch has no new messages, and its entry repeats the starts of an earlier batch.
             starts[source] = offsets.positions
@@ -210,7 +212,7 @@ def _ranges_after(previous: LoggedBatch | None, batch: LoggedBatch) -> tuple[lis
 
 
 def batch_ranges(
-    starts: Mapping[SourceId, Positions], end: LoggedBatch
+    starts: Mapping[SourceId, Positions], end_batch: LoggedBatch
 ) -> tuple[list[OffsetRange], list[MessageQueue]]:
     """Return the ranges that the sources of a batch read from ``starts`` to the batch's end, and the queues without a start.
 
@@ -218,7 +220,7 @@ def batch_ranges(
     """
     ranges: dict[OffsetRange, None] = {}
     queues_without_start: dict[MessageQueue, None] = {}
-    for source, offsets in end.sources.items():
+    for source, offsets in end_batch.sources.items():
         source_starts = starts.get(source, {})
         for queue, end_offset in sorted(offsets.positions.items()):
             if queue not in source_starts:

@@ -128,7 +128,9 @@ def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: in
     """Return the batch to rewind to: the batch ``number``, or the last batch that began by ``before_ms``, so that all messages
     stored after that time are read again. Raises ``OffsetError`` if the batch is not in the checkpoint or not finished.
     """
-    finished_batches = {read.batch.number: read.batch for read in history if read.done_ms is not None}
+    finished_batches = {
+        batch_read.batch.number: batch_read.batch for batch_read in history if batch_read.done_ms is not None
+    }
     if not finished_batches:
         raise OffsetError(
             "no batch of this query is finished", remedy="There is nothing to go back to: delete the folder"
@@ -223,7 +225,7 @@ def _ranges_to_repeat(history: Sequence[BatchRead], batch: LoggedBatch) -> list[
     """Return the ranges from the end of ``batch`` to the end of the last batch. For a queue that was added after ``batch``, the
     range begins where the query first read the queue.
     """
-    later_batches = [read.batch for read in history if read.batch.number > batch.number]
+    later_batches = [batch_read.batch for batch_read in history if batch_read.batch.number > batch.number]
     starts: dict[SourceId, Positions] = {}
     for source in history[-1].batch.sources:
         added_starts = lowest_positions(

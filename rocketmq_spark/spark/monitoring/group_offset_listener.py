@@ -50,12 +50,12 @@ class GroupOffsetListener(StreamingQueryListener):
         # Imported when a listener is created, because this import loads the client.
         from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 
-        parsed = options_table.parse(options).for_role("stream source")
-        if "group" not in parsed.given:
+        parsed_options = options_table.parse(options).for_role("stream source")
+        if "group" not in parsed_options.given:
             raise OptionError("option 'group' is required: name the group whose offsets are committed")
-        self._options = parsed
-        self._topics = set(parsed.subscribe)
-        self._group_offsets = GroupOffsets(parsed)
+        self._options = parsed_options
+        self._topics = set(parsed_options.subscribe)
+        self._group_offsets = GroupOffsets(parsed_options)
         self._finished_offsets: dict[UUID, list[Offsets]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:

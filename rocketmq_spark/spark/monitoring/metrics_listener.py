@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 # How many ended queries are still exported, so that a scrape shows a query that failed. If more queries have ended, the oldest of
 # them are dropped.
-_ENDED_QUERIES = 100
+_MAX_ENDED_QUERIES = 100
 
 
 class Metric(NamedTuple):
@@ -111,7 +111,7 @@ class QueryMetrics:
 
     def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
         self.query = query
-        self.active = True
+        self.is_active = True
         self._writer = writer
         self._rows = self._batches = self._sink_rows = 0
         self._last_batch: int | None = None
@@ -123,9 +123,9 @@ class QueryMetrics:
         """Note that Spark reported the query as idle."""
         self._idle_at_s = now_s
 
-    def progress(self, raw: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+    def progress(self, raw_progress: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         """Add a progress to the metrics. Returns the object for the JSON line."""
-        self._last_progress, self._progress_at_s = figures_of_progress(raw), now_s
+        self._last_progress, self._progress_at_s = figures_of_progress(raw_progress), now_s
         self._rows += self._last_progress["rows"] or 0
         if self._last_progress["batchId"] != self._last_batch:
             self._last_batch = self._last_progress["batchId"]
@@ -136,7 +136,7 @@ class QueryMetrics:
     def samples(self) -> Iterator[Sample]:
         """Yield the name, the labels except ``query``, and the value of each metric whose value is known."""
         last_progress, metric_name = self._last_progress, "rocketmq_spark_{}".format
-        yield metric_name("query_active"), {}, float(self.active)
+        yield metric_name("query_active"), {}, float(self.is_active)
         if self._idle_at_s is not None:
             yield metric_name("idle_timestamp_seconds"), {}, self._idle_at_s
         if not last_progress:
@@ -237,7 +237,7 @@ class MetricsListener(StreamingQueryListener):
         # The keys are run ids. Spark reports a start immediately, but queues other events, so events of the previous run may come
         # after the start of the next run.
         self._metrics_by_run: dict[str, QueryMetrics] = {}
-        self._replaced_runs: deque[str] = deque(maxlen=_ENDED_QUERIES)
+        self._replaced_runs: deque[str] = deque(maxlen=_MAX_ENDED_QUERIES)
         self._lock = threading.Lock()
         self._server = contextlib.ExitStack()
         if port is not None:
@@ -296,11 +296,11 @@ class MetricsListener(StreamingQueryListener):
         """
         with self._lock:
             if (metrics := self._metrics_by_run.get(str(event.runId))) is not None:
-                metrics.active = False
+                metrics.is_active = False
             ended_runs = [
-                run_id for run_id, metrics_of_run in self._metrics_by_run.items() if not metrics_of_run.active
+                run_id for run_id, metrics_of_run in self._metrics_by_run.items() if not metrics_of_run.is_active
             ]
-            for run_id in ended_runs[:-_ENDED_QUERIES]:
+            for run_id in ended_runs[:-_MAX_ENDED_QUERIES]:
                 del self._metrics_by_run[run_id]
         self._write()
 
@@ -323,7 +323,7 @@ class MetricsListener(StreamingQueryListener):
     def _write(self, line: str = "") -> None:
         try:
             if self._prometheus is not None:
-                _replace(self._prometheus, exposition.text(self._families()).encode())
+                replace_readable_file(self._prometheus, exposition.text(self._families()).encode())
             if self._json_lines is not None and line:
                 with open(folders.open_to_append(self._json_lines), "a", encoding="utf-8") as file:
                     file.write(line)
@@ -331,7 +331,7 @@ class MetricsListener(StreamingQueryListener):
             logger.exception("the metrics of queries cannot be written")
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_readable_file(path: Path, data: bytes) -> None:
     """Replace a file atomically, readable for all users, through a temporary file with a unique name."""
     descriptor, temporary_path = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

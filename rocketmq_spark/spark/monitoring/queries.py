@@ -87,16 +87,16 @@ def end_offsets(progress: StreamingQueryProgress) -> list[Any]:
     return [source.get("endOffset") for source in json.loads(progress.json)["sources"]]
 
 
-def figures_of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
+def figures_of_progress(raw_progress: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of ``progress`` from Spark's JSON of a progress."""
-    sources = [figures_of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
+    sources = [figures_of_source(source.get("latestOffset")) for source in raw_progress.get("sources", ())]
     own_sources = [source for source in sources if source is not None]
-    rows = raw.get("sink", {}).get("numOutputRows", -1)
+    rows = raw_progress.get("sink", {}).get("numOutputRows", -1)
     return {
-        "batchId": raw.get("batchId"),
-        "timestamp": raw.get("timestamp"),
-        "rows": raw.get("numInputRows"),
-        "batchMs": raw.get("durationMs", {}).get("triggerExecution"),
+        "batchId": raw_progress.get("batchId"),
+        "timestamp": raw_progress.get("timestamp"),
+        "rows": raw_progress.get("numInputRows"),
+        "batchMs": raw_progress.get("durationMs", {}).get("triggerExecution"),
         "sinkRows": rows if rows >= 0 else None,
         **{name: _sum(source[name] for source in own_sources) for name in _SUMMED_FIGURES},
         "behindMs": _largest([source["behindMs"] for source in own_sources]),

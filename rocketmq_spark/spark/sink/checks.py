@@ -302,10 +302,10 @@ def _keeps_numbers(counts: _QueueCounts, earlier_counts: _QueueCounts) -> bool:
     return counts[:last_index] == earlier_counts[:last_index] and name == name_before and count >= count_before
 
 
-def _numbers_text(numbers: _QueueCounts) -> str:
+def _numbers_text(counts: _QueueCounts) -> str:
     """Return the partition numbers of each broker as text: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
-    ends = itertools.accumulate(count for _, count in numbers)
-    parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(numbers, ends, strict=True)]
+    ends = itertools.accumulate(count for _, count in counts)
+    parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(counts, ends, strict=True)]
     return ", ".join(parts[:_MAX_SHOWN_BROKERS] + ["…"] * (len(parts) > _MAX_SHOWN_BROKERS))
 
 

@@ -61,7 +61,7 @@ _REMEDY_OF_OTHER_TOPICS = (
     "Finish the batch with these topics (further ones may be added to option 'allowedTopics'), namespace and environment. Or go "
     "back with: rocketmq-spark checkpoint rewind, which sends again what the batch has stored"
 )
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_QUERY_PROPERTY, _BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 _CHECKED_TOPICS = "topics checked for exactly-once"
 
 
@@ -239,12 +239,12 @@ class ExactlyOnceTask:
     def count_stored(self, counts: TaskCounts) -> None:
         """Add to ``counts`` the number of stored messages, and the number of stored messages that match no row."""
         if self._stored_rows is not None:
-            counts.unmatched = self._stored_rows.left
+            counts.unmatched = self._stored_rows.unmatched_count
         counts.found, counts.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
 
-    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first: int = 0) -> Hashes:
-        """Return the hashes of the rows of ``batch`` from ``first`` on. ``items`` are these rows, encoded without ids."""
-        return self._row_hash(items, batch.slice(first, len(items)), columns, self._topic)
+    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first_row: int = 0) -> Hashes:
+        """Return the hashes of the rows of ``batch`` from ``first_row`` on. ``items`` are these rows, encoded without ids."""
+        return self._row_hash(items, batch.slice(first_row, len(items)), columns, self._topic)
 
     def rows_to_send(
         self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
@@ -255,8 +255,8 @@ class ExactlyOnceTask:
         """
         if self._stored_rows is None:
             return None
-        is_missing = self._stored_rows.missing(self.hashes(batch, columns, items()))
-        if MESSAGE_ID in columns and self._stored_rows.exceeded:
+        is_missing = self._stored_rows.missing_mask(self.hashes(batch, columns, items()))
+        if MESSAGE_ID in columns and self._stored_rows.has_surplus_rows:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored, but it "
                 "cannot be determined which",
@@ -310,8 +310,10 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
     exactly_once_checks.check_settings(get, plan.streaming, "the Spark context of this task")
     exactly_once_checks.check_settle(get, settle_s)
     if plan.streaming:
-        exactly_once_checks.check_batch(get, plan.name.query, plan.name.number, {"query": _QUERY, "batch": _BATCH})
-    elif get(_QUERY) is not None:
+        exactly_once_checks.check_batch(
+            get, plan.name.query, plan.name.number, {"query": _QUERY_PROPERTY, "batch": _BATCH_PROPERTY}
+        )
+    elif get(_QUERY_PROPERTY) is not None:
         raise OptionError(
             "df.write with 'deliveryGuarantee' exactly-once cannot see, inside a streaming query, that a batch is repeated",
             remedy="Write with foreach_batch_writer(..., checkpoint_location=...)",

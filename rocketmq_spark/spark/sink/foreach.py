@@ -32,7 +32,7 @@ from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_omitted_headers, warn_of_unmatched
+from rocketmq_spark.spark.sink.report import BrokerCounts, Written, warn_of_omitted_headers, warn_of_unmatched
 from rocketmq_spark.spark.sink.task import write_task
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ def write_rocketmq(
         OptionError: An option or a column is unknown or has a wrong value or type. Nothing was sent.
         PySparkException: A task failed; ``explain(error)`` returns the line that says why. Rows may have been sent.
     """
-    parsed = _options(name_server, options)
+    parsed_options = _options(name_server, options)
     if checkpoint_location is None:
-        return _write(df, parsed, "written", is_micro_batch=False)
+        return _write(df, parsed_options, "written", is_micro_batch=False)
     check_owner(checkpoint_location)
-    batch = QueryBatch(checkpoint_location, _write_name(write_name, parsed))
-    return _write(df, parsed, "written", is_micro_batch=True, batch=batch)
+    batch = QueryBatch(checkpoint_location, _write_name(write_name, parsed_options))
+    return _write(df, parsed_options, "written", is_micro_batch=True, batch=batch)
 
 
 def _options(name_server: str | None, options: Mapping[str, object]) -> Options:
@@ -166,19 +166,19 @@ def foreach_batch_writer(
         OptionError: An option is unknown, has a wrong value or does not belong to a sink; the error lists all problems. With
             exactly-once, this error is also raised if the Spark context was started without ``exactly_once_conf()``.
     """
-    parsed = _options(name_server, options)
+    parsed_options = _options(name_server, options)
     if checkpoint_location is not None:
         check_owner(checkpoint_location)
-    if not exactly_once_checks.is_exactly_once(parsed):
-        return ForeachBatchWriter(parsed)
+    if not exactly_once_checks.is_exactly_once(parsed_options):
+        return ForeachBatchWriter(parsed_options)
     if checkpoint_location is None:
         raise OptionError(
             "argument 'checkpoint_location' is missing, and 'delivery_guarantee' is exactly-once: the ends of the queues before "
             "each batch are noted there",
             remedy="Give the checkpointLocation of the query",
         )
-    _check_context(SparkContext._active_spark_context, parsed, True)
-    return ForeachBatchWriter(parsed, QueryBatch(checkpoint_location, _write_name(write_name, parsed)))
+    _check_context(SparkContext._active_spark_context, parsed_options, True)
+    return ForeachBatchWriter(parsed_options, QueryBatch(checkpoint_location, _write_name(write_name, parsed_options)))
 
 
 def _write(
@@ -206,7 +206,7 @@ def _run_write(
     write_partition = functools.partial(_write_partition, options, columns, environment_queues, partition_queues, plan)
     written, topic_names = Written(), list[str]()
     for row in map_in_arrow(df, write_partition, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
-        brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
+        brokers = {name: BrokerCounts(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
         topic_names += row["topic_names"]
     written = written.of_all_tasks()
@@ -233,7 +233,7 @@ class _QueryRun(NamedTuple):
     group: str = ""
 
     @classmethod
-    def of(cls, df: DataFrame) -> _QueryRun:
+    def of_dataframe(cls, df: DataFrame) -> _QueryRun:
         context = getattr(df.sparkSession, "_sc", None)
         if context is None:  # Spark Connect has a process for each run
             return cls()
@@ -251,7 +251,7 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
     """
     folder = checkpoint_folder(batch.checkpoint)
     name = batch_notes.batch_name(folder, batch.write_name, batch.number)
-    key, run = (name.query, name.write_name), _QueryRun.of(df)
+    key, run = (name.query, name.write_name), _QueryRun.of_dataframe(df)
     registration = name, run
     _check_unfinished(folder, name)
     _check_topics(folder, name, topics, run)

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class AtBroker:
+class BrokerCounts:
     """The counts of one broker. ``failures`` counts attempts that the broker did not acknowledge."""
 
     rows: int = 0
@@ -20,8 +20,8 @@ class AtBroker:
     batches: int = 0
     failures: int = 0
 
-    def __add__(self, other: AtBroker) -> AtBroker:
-        return AtBroker(
+    def __add__(self, other: BrokerCounts) -> BrokerCounts:
+        return BrokerCounts(
             self.rows + other.rows,
             self.bytes + other.bytes,
             self.batches + other.batches,
@@ -50,7 +50,7 @@ class Written:
     bytes: int = 0
     batches: int = 0
     retries: int = 0
-    brokers: Mapping[str, AtBroker] = field(default_factory=dict)
+    brokers: Mapping[str, BrokerCounts] = field(default_factory=dict)
     spooled: int = 0
     already_stored: int = 0
     confirmed: int = 0
@@ -65,7 +65,7 @@ class Written:
         return self.rows - self.confirmed
 
     def __add__(self, other: Written) -> Written:
-        no_counts = AtBroker()
+        no_counts = BrokerCounts()
         names = sorted({*self.brokers, *other.brokers})
         return Written(
             self.rows + other.rows,
@@ -197,10 +197,10 @@ class TaskCounts:
         self._confirmed += rows
 
     def written(self) -> Written:
-        brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
+        brokers = {name: BrokerCounts(*counts) for name, counts in sorted(self._brokers.items())}
         counts = self._rows, self._bytes, self._batches, self._retries
-        exactly_once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
-        return Written(*counts, brokers, self._spooled, *exactly_once, self.left_out)
+        exactly_once_counts = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
+        return Written(*counts, brokers, self._spooled, *exactly_once_counts, self.left_out)
 
     def _counts_of(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

@@ -123,7 +123,7 @@ class TaskWriter:
         self._pending_outcomes = 0
         self._first_row = 0
         self._checked_topics: set[str] = set()
-        self._routes_fresh_until = Deadline.after(ROUTE_REFRESH_S)
+        self._route_refresh_deadline = Deadline.after(ROUTE_REFRESH_S)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
         """Call ``write``, and return the counts for the driver."""
@@ -160,9 +160,9 @@ class TaskWriter:
         if not len(batch):
             return
         batch = self._with_sink_columns(batch)
-        if self._routes_fresh_until.expired:
+        if self._route_refresh_deadline.expired:
             self._routes.refresh(Deadline.after(self._options.request_timeout))
-            self._routes_fresh_until = Deadline.after(ROUTE_REFRESH_S)
+            self._route_refresh_deadline = Deadline.after(ROUTE_REFRESH_S)
             for topic in self._checked_topics:  # a topic may have moved to other brokers
                 self._check_timers(topic)
         checked, plan = self._check_rows(batch)
@@ -175,7 +175,7 @@ class TaskWriter:
                     return
                 checked, plan = self._check_rows(batch)
                 encoded = self._row_sender.join(batch, checked, plan)
-            self._row_sender.identify(
+            self._row_sender.add_content_ids(
                 encoded, checked, functools.partial(self._exactly_once.hashes, batch, self._columns)
             )
         self._row_sender.send(batch, checked, plan, encoded)
@@ -187,7 +187,7 @@ class TaskWriter:
             self._counts.left_out = self._kafka_rows.left_out
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._first_row)
-            batch = empty_bodies.with_stand_ins(batch, self._columns, bad_rows)
+            batch = empty_bodies.batch_with_stand_ins(batch, self._columns, bad_rows)
             bad_rows.raise_if_any(self._partition_id)
         if self._options.topic is None:
             bad_rows = BadRows(self._first_row)

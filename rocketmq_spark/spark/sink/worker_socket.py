@@ -84,6 +84,8 @@ def _factory_socket(environment: Mapping[str, str]) -> int | None:
 
 def _module_of_frame(frame: FrameType) -> str:
     """Return the module of a frame. Without Spark's daemon, the worker is the main program, whose module is ``__main__``."""
-    names = frame.f_globals
-    run_as = getattr(names.get("__spec__"), "name", None) if names.get("__name__") == "__main__" else None
-    return str(run_as or names.get("__name__"))
+    global_names = frame.f_globals
+    main_module = (
+        getattr(global_names.get("__spec__"), "name", None) if global_names.get("__name__") == "__main__" else None
+    )
+    return str(main_module or global_names.get("__name__"))

@@ -232,12 +232,12 @@ class OffsetCache:
         )
         if self.clock.now() - self._polled_at_s < max(same_batch_max_age_s, self._poll_interval_s):
             return self._view
-        polled_at_s, failures_before = self.clock.now(), self.retriable_failures.attempts
+        polled_at_s, failures_before = self.clock.now(), self.retriable_failures.attempt_count
         routes, deleted_topics = self._fetch_routes(self.topics_or_last_known())
         queue_count = sum(len(route.queues) for route in routes.values())
         deadline = with_client_overhead(Deadline.after(self._options.request_timeout), queue_count)
         view = self._fetch_bounds(routes, deadline, skip_missing=True, grace_s=None if wait_for_all else _GRACE_S)
-        no_failures = self.retriable_failures.attempts == failures_before
+        no_failures = self.retriable_failures.attempt_count == failures_before
         if no_failures:
             self.retriable_failures.clear()
             self._logged_errors.clear()

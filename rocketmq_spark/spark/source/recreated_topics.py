@@ -165,7 +165,7 @@ def fully_expired(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
 
 def with_client_overhead(deadline: Deadline, questions: int) -> Deadline:
     """Return ``deadline`` plus the time that the client itself needs for ``questions`` requests."""
-    return Deadline(deadline.at + questions * CLIENT_OVERHEAD_S)
+    return Deadline(deadline.end_s + questions * CLIENT_OVERHEAD_S)
 
 
 def topic_broker(queue: MessageQueue) -> TopicBroker:

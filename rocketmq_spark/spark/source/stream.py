@@ -270,7 +270,7 @@ class Stream:
                 self._log_unavailable_queues(start, polled, view)
                 return view
             if deadline.expired:
-                cause, first_queue = self._catalog.retriable_failures.first, pending[0]
+                cause, first_queue = self._catalog.retriable_failures.first_error, pending[0]
                 reason = subscription.unavailable_reason(self._catalog.known_routes.get(first_queue.topic), first_queue)
                 raise BrokerNotFound(
                     f"no broker answers for {queues_text(pending)}, which this run must read to its end",
