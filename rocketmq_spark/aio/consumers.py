@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.aio.loop import YIELD_AFTER_S, AsyncClient, CoroutineListener, EventLoop
 from rocketmq_spark.consumer.listener import Listener, check_listener
-from rocketmq_spark.consumer.pull import POLL_S, checked_timeout, next_answer, take_messages
+from rocketmq_spark.consumer.pull import DEFAULT_POLL_TIMEOUT_S, checked_timeout, next_answer, take_messages
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.consumer.simple import check_max_messages
 from rocketmq_spark.errors import ClosedError
@@ -201,7 +201,7 @@ class PullConsumer(AsyncClient):
         """Return the committed offset of ``queue``; None if no offset was committed."""
         return await self._run_on_thread(self._consumer.committed, queue)
 
-    async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
+    async def poll(self, timeout_s: float = DEFAULT_POLL_TIMEOUT_S) -> list[ReceivedMessage]:
         """Return messages of one queue, in the order of the queue, as soon as there are any. After ``timeout_s`` seconds without
         messages, return an empty list. The list ends after 500 messages, or with the message that brings the decompressed bodies
         to 64 MiB.
@@ -212,7 +212,7 @@ class PullConsumer(AsyncClient):
             if messages := self._take_messages():
                 return messages
             remaining = ends_at - time.monotonic()
-            await self._fetch(max(0.0, min(remaining, POLL_S)))
+            await self._fetch(max(0.0, min(remaining, DEFAULT_POLL_TIMEOUT_S)))
             if remaining <= 0:
                 return self._take_messages()
 
@@ -232,7 +232,7 @@ class PullConsumer(AsyncClient):
                     await asyncio.sleep(0)
                     pause_at = time.monotonic() + YIELD_AFTER_S
             try:
-                await self._fetch(POLL_S)
+                await self._fetch(DEFAULT_POLL_TIMEOUT_S)
             except ClosedError:
                 if not self._is_closed:
                     raise

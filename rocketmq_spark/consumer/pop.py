@@ -786,8 +786,8 @@ class RunningPopConsumer:
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
-        self._check_timer, self._renew_timer = tools.timer(f"{name}-check"), tools.timer(f"{name}-renew")
-        self._workers = tools.workers(f"{name}-listener", settings.threads)
+        self._check_timer, self._renew_timer = tools.make_timer(f"{name}-check"), tools.make_timer(f"{name}-renew")
+        self._workers = tools.make_workers(f"{name}-listener", settings.threads)
         self._unacked_messages = UnackedMessages(ordering_key_of) if settings.ordered else UnackedMessages()
         self._acknowledger = Acknowledger(port, settings, self._unacked_messages, self._renew_timer)
         self._consume_service = self._new_consume_service(listener)

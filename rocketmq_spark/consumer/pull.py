@@ -32,7 +32,7 @@ from rocketmq_spark.wire.messages import PORTION_BYTES, first_portion
 # function decodes the first messages, and returns the offset of the next message. (This package does not import Arrow.)
 ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
 MAX_ARROW_PARTS = 1024
-POLL_S, MAX_POLL_S = 5.0, 1e9
+DEFAULT_POLL_TIMEOUT_S, MAX_POLL_TIMEOUT_S = 5.0, 1e9
 
 
 class BasePullConsumer(ClosedWhenDropped):
@@ -266,7 +266,7 @@ class BasePullConsumer(ClosedWhenDropped):
 
     # --- messages
 
-    def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
+    def poll(self, timeout_s: float = DEFAULT_POLL_TIMEOUT_S) -> list[ReceivedMessage]:
         """Return messages of one queue in its order, as soon as there are any.
 
         Args:
@@ -301,7 +301,7 @@ class BasePullConsumer(ClosedWhenDropped):
             self._polls.has_returned_all = True
         return [], None
 
-    def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
+    def poll_arrow(self, timeout_s: float = DEFAULT_POLL_TIMEOUT_S) -> Any:
         """Return all messages that have arrived, of any queue, as one record batch.
 
         Args:
@@ -386,7 +386,7 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
 
 
 @signal_safe
-def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
+def next_answer(consumer: BasePullConsumer, timeout_s: float = DEFAULT_POLL_TIMEOUT_S) -> Iterator[ReceivedMessage]:
     """Wait up to ``timeout_s`` seconds for messages of one queue, and return an iterator over them, which does not block.
 
     A yielded message is finished by the next poll, the next call of this function, or ``commit``. The next poll begins with the
@@ -447,7 +447,7 @@ class PolledMessages:
 
 def checked_timeout(timeout_s: object) -> float:
     """Return the timeout of a poll. Raises ``OptionError`` if the timeout is not a number, or longer than locks support."""
-    return check_seconds("timeout_s", timeout_s, MAX_POLL_S)
+    return check_seconds("timeout_s", timeout_s, MAX_POLL_TIMEOUT_S)
 
 
 def _check_queue(queue: object) -> MessageQueue:

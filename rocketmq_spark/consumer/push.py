@@ -72,7 +72,7 @@ class BaseConsumer(Closeable):
         self._port: Any = port  # a ``PopMember`` if ``settings.uses_pop``, otherwise a ``GroupMember``
         self._owner = OwnerProcess("consumer")
         self._tools = tools or ConsumerTools()
-        clock = self._tools.timer(f"rocketmq-{settings.group}-clock")
+        clock = self._tools.make_timer(f"rocketmq-{settings.group}-clock")
         self._subscriptions = Subscriptions(settings.group, settings.uses_retry_topic, clock.wall_ms, clock.lease_ms)
         # ``start`` and ``stop`` hold this lock. The lock is reentrant, because a signal handler that interrupts ``start`` or
         # ``stop`` may call ``stop``.
@@ -308,14 +308,14 @@ class RunningConsumer:
         listener: Listener,
         tools: ConsumerTools,
     ) -> None:
-        make_timer = tools.timer
+        make_timer = tools.make_timer
         name = f"rocketmq-{settings.group}-{next(_consumer_numbers)}"
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
         self._pull_timer, self._upkeep_timer = make_timer(f"{name}-pull"), make_timer(f"{name}-upkeep")
         self._lock_timer = make_timer(f"{name}-lock")
-        self._workers = tools.workers(f"{name}-listener", settings.threads)
+        self._workers = tools.make_workers(f"{name}-listener", settings.threads)
         self.state = MemberState(settings.thresholds)
         self._store = self._new_offset_store()
         self._pulling = Pulling(port, settings, self.state, self._pull_timer, subscriptions.get, self._correct_offset)
@@ -326,7 +326,7 @@ class RunningConsumer:
         if tools.rows_decoder is not None:
             self._pulling.decode, listener = tools.rows_decoder, batch_listener(listener, tools.rows_decoder.to_batch)
             self._ownership.make_queue = partial(RowsQueue, tools.rows_decoder.to_batch)
-        self._traces = tools.traces()
+        self._traces = tools.make_traces()
         if self._traces is not None:
             listener = self._traces.wrap(listener, settings)
         self._consume_service = self._new_consume_service(listener, tools)
@@ -454,7 +454,7 @@ class RunningConsumer:
             send_back = SendBack(self._port, settings.group, settings.max_reconsume_times, state)
         if not settings.ordered:
             return ConcurrentConsumeService(
-                listener, settings, state, self._workers, self._pull_timer, send_back, tools.per_queue_threads()
+                listener, settings, state, self._workers, self._pull_timer, send_back, tools.make_per_queue_threads()
             )
         service = OrderedConsumeService(listener, settings, state, self._workers, self._pull_timer, send_back)
         service.on_queue_free = self.rebalancing.schedule

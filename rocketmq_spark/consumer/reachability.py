@@ -45,13 +45,13 @@ class Reachability:
         self._last_failure: tuple[Hashable, RocketMQError] | None = None
         self._warning_limit = RateLimit(_WARNING_INTERVAL_S)
 
-    def on_answer(self, target: Hashable, by_broker: bool = True) -> None:
+    def on_answer(self, target: Hashable, is_broker_answer: bool = True) -> None:
         """Record an answer to a request about ``target``, a broker or topic.
 
-        ``by_broker`` is False if a Proxy answered without a request to a broker.
+        ``is_broker_answer`` is False if a Proxy answered without a request to a broker.
         """
         self._clear_failure(target)
-        if by_broker:
+        if is_broker_answer:
             self._broker_answered = True
         elif self._last_failure is None:
             # A member without queues gets only answers of the Proxy. Without this statement, its polls would fail as if no
@@ -68,9 +68,9 @@ class Reachability:
         self._queue_was_read = True
         self.on_answer(broker_name)
 
-    def on_failure(self, target: Hashable, error: RocketMQError, by_broker: bool = True) -> None:
+    def on_failure(self, target: Hashable, error: RocketMQError, is_broker_answer: bool = True) -> None:
         """Record a failed request about ``target``. A broker's refusal counts as an answer, and a missing topic is no failure."""
-        if by_broker and isinstance(error, BrokerError):
+        if is_broker_answer and isinstance(error, BrokerError):
             self._broker_answered = True
         if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
             self._clear_failure(target)

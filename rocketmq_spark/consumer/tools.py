@@ -21,11 +21,11 @@ CLOSE_TIMEOUT_S = 1.0  # how long ``stop`` waits for pulls and timers, before th
 class ConsumerTools:
     """The tools with which a consumer is built. Sessions and tests pass different tools."""
 
-    timer: Callable[[str], Timer] = Timer  # creates a timer with this name
-    workers: Callable[[str, int], ListenerPool] = ListenerPool  # creates the threads of the listener
+    make_timer: Callable[[str], Timer] = Timer  # creates a timer with this name
+    make_workers: Callable[[str, int], ListenerPool] = ListenerPool  # creates the threads of the listener
     # Creates the threads that send back late messages, with one thread for each queue.
-    per_queue_threads: Callable[[], KeyedExecutor] = KeyedExecutor
+    make_per_queue_threads: Callable[[], KeyedExecutor] = KeyedExecutor
     backlog_reader: BacklogReader | None = None  # None if no queue is read ahead
     replier: Replier | None = None  # sends replies to requests (request-reply)
-    traces: Callable[[], ListenerTraces | None] = lambda: None  # creates the traces of listener calls
+    make_traces: Callable[[], ListenerTraces | None] = lambda: None  # creates the traces of listener calls
     rows_decoder: RowsDecoder | None = None  # decodes answers to rows, for a listener of record batches

@@ -63,7 +63,7 @@ class Consumer(group_consumer.BaseConsumer):
             tools = ConsumerTools(
                 backlog_reader=_backlog_reader(parsed, group),
                 replier=_replier(parsed, group),
-                traces=partial(_listener_traces, parsed, group),
+                make_traces=partial(_listener_traces, parsed, group),
                 rows_decoder=_rows_decoder(settings) if settings.arrow else None,
             )
             super().__init__(member(parsed), settings, tools)

@@ -31,7 +31,7 @@ class Member:
         self.time = Time()
         self.proxy = FakeProxy(self.time.monotonic, t=1)
         self.consumer = BaseConsumer(
-            self.proxy, replace(SETTINGS, **settings), ConsumerTools(timer=lambda _: ManualTimer(self.time))
+            self.proxy, replace(SETTINGS, **settings), ConsumerTools(make_timer=lambda _: ManualTimer(self.time))
         )
         self.got: list[str] = []
         self.does: Callable[[Any], object] = lambda message: None
@@ -428,7 +428,7 @@ def test_a_retry_in_order_does_not_wait_for_routes() -> None:
         return ManualTimer(times.setdefault(name.rpartition("-")[2], Time()))
 
     proxy = FakeProxy(Time().monotonic, t=1)
-    consumer = BaseConsumer(proxy, replace(SETTINGS, ordered=True), ConsumerTools(timer=timer))
+    consumer = BaseConsumer(proxy, replace(SETTINGS, ordered=True), ConsumerTools(make_timer=timer))
     attempts: list[int] = []
 
     def listener(messages: Any, context: Any) -> object:
