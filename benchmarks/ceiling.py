@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 )
 
 from rocketmq_spark import LocalBroker
-from rocketmq_spark.columnar.decode.schema import BASIC, ddl
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, ddl
 from rocketmq_spark.options import parse
 from rocketmq_spark.spark.source.batch_reader import RocketMQReader
 
@@ -39,7 +39,7 @@ class Share(InputPartition):
 def prepare(broker: LocalBroker, topic: str, path: Path) -> None:
     """One batch of ``topic`` as our source decodes it, written to ``path``."""
     options = parse({"nameServer": broker.name_server, "subscribe": topic}).for_role("batch source")
-    reader = RocketMQReader(options, BASIC)
+    reader = RocketMQReader(options, BASIC_COLUMNS)
     batch: pa.RecordBatch = max(reader.read(reader.partitions()[0]), key=len)
     if not len(batch):  # its reader would hand it over for ever
         raise SystemExit(f"{topic} has too few messages: its first task has none")
@@ -81,7 +81,7 @@ class Ceiling(DataSource):
         return "ceiling"
 
     def schema(self) -> str:
-        return ddl(BASIC)
+        return ddl(BASIC_COLUMNS)
 
     def reader(self, schema: Any) -> DataSourceReader:
         return Reader(self.options["path"], int(self.options["rows"]))

@@ -8,7 +8,7 @@ from benchmarks import harness, workload
 from benchmarks.harness import Case, Cpu, Found, Result
 from benchmarks.raw import range_reader, ranges_of
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.columnar.encode.ids import UniqueIds
 from rocketmq_spark.localbroker import LocalBroker
@@ -37,9 +37,9 @@ def _decodes(broker: LocalBroker, topic: str) -> list[Case]:
     # The buffer is valid until more is fetched.
     copies = [FetchedAnswers(fetched.buffer.copy(), list(fetched.answers)) for fetched in reader.fetch()]
     queues = [r.queue for r in ranges]
-    plain = tuple(column for column in BASIC if column.name in PLAIN)
+    plain = tuple(column for column in BASIC_COLUMNS if column.name in PLAIN)
     return [
-        Case("decode, all columns", lambda: _decode(Decoder(queues, BASIC), copies)),
+        Case("decode, all columns", lambda: _decode(Decoder(queues, BASIC_COLUMNS), copies)),
         Case("decode, without properties", lambda: _decode(Decoder(queues, plain), copies)),
     ]
 

@@ -25,7 +25,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.pending import migrate
+from rocketmq_spark.spool.pending import migrate_keys
 from rocketmq_spark.spool.records import IDENTITY, PENDING, TOTALS, VERSION, PendingKey, Record, area_end
 from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, Redelivery
 from rocketmq_spark.spool.store import Store
@@ -138,7 +138,7 @@ def upgrade(folder: Path, count: int, marks: bool) -> None:
         db.write([*puts, (TOTALS, bytes((VERSION,)) + (db.get(TOTALS) or b"")[1:])], deletes)
     before, began = resident_mib(), time.perf_counter()
     with contextlib.closing(Database(folder / "store")) as db:
-        migrate(db)
+        migrate_keys(db)
         took = time.perf_counter() - began
     print(
         f"  {count:,} records get the index in {took:.1f} s; resident {before:.0f} MiB before, {resident_mib():.0f} after"

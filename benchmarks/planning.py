@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks import harness, workload
 from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker, session
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.options import parse
 from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
@@ -58,7 +58,7 @@ def _seconds(figure: dict[str, float]) -> float:
 
 def _reader(broker: LocalBroker, names: list[str]) -> RocketMQStreamReader:
     options = {"nameServer": broker.name_server, "subscribe": ",".join(names), "startingOffsets": "earliest"}
-    return RocketMQStreamReader(parse(options).for_role("stream source"), BASIC)
+    return RocketMQStreamReader(parse(options).for_role("stream source"), BASIC_COLUMNS)
 
 
 def _cold(broker: LocalBroker, names: list[str]) -> dict[str, float]:

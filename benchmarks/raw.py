@@ -11,7 +11,7 @@ from benchmarks import harness, workload
 from benchmarks.harness import Result
 from rocketmq_spark import LocalBroker
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, parse
 from rocketmq_spark.pull.range_reader import RangeReader
@@ -96,7 +96,9 @@ def range_reader(broker: LocalBroker, topic: str, ranges: list[OffsetRange]) -> 
 
 def batch_reader(name_server: str, topic: str) -> RocketMQReader:
     """The source's reader of a whole topic, all columns."""
-    return RocketMQReader(parse({"nameServer": name_server, "subscribe": topic}).for_role("batch source"), BASIC)
+    return RocketMQReader(
+        parse({"nameServer": name_server, "subscribe": topic}).for_role("batch source"), BASIC_COLUMNS
+    )
 
 
 def decoded(broker: LocalBroker, topic: str, count: int) -> Result:

@@ -30,7 +30,7 @@ from benchmarks.harness import Found
 from benchmarks.scripted import Layout, Scripted
 from rocketmq_spark import session
 from rocketmq_spark.base import process
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.options import parse
 from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
@@ -70,7 +70,7 @@ class Driver:
             "nameServer": cluster.name_server, "subscribe": ",".join(cluster.layout.names()), "startingOffsets": "latest",
             "requestTimeout": f"{REQUEST_TIMEOUT_S:g}s", "minPartitions": "2", **options,
         }  # fmt: skip
-        self._reader = RocketMQStreamReader(parse(given).for_role("stream source"), BASIC)
+        self._reader = RocketMQStreamReader(parse(given).for_role("stream source"), BASIC_COLUMNS)
         self._limit: ReadLimit = self._reader.getDefaultReadLimit()
         self.tasks: list[bytes] = []
         self.rows = 0

@@ -36,7 +36,7 @@ import rocketmq_spark
 from benchmarks import harness, workload
 from benchmarks.harness import Found
 from rocketmq_spark import Consumer, LocalBroker, Message, Producer
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.options import parse
 from rocketmq_spark.spark.sink.task import TaskWriter
@@ -186,7 +186,7 @@ class Trips:
 
     def _reads(self) -> Generator[dict[str, Count]]:
         options = {"nameServer": self._name_server, "subscribe": self._read, "startingOffsets": "earliest"}
-        reader = RocketMQStreamReader(parse(options).for_role("stream source"), BASIC)
+        reader = RocketMQStreamReader(parse(options).for_role("stream source"), BASIC_COLUMNS)
         limit, start = reader.getDefaultReadLimit(), reader.initialOffset()
         while True:
             _ask(send=self._read, count=MESSAGES)

@@ -6,7 +6,7 @@ import inspect
 import textwrap
 
 from rocketmq_spark import errors
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, DECODE_ERROR, FULL_COLUMNS
 from rocketmq_spark.options import ROLES, SOURCE_ROLES, TABLE, Option
 from rocketmq_spark.spark.sink import checks
 
@@ -69,8 +69,8 @@ def markdown() -> str:
 
 def _source_columns() -> str:
     lines = ["## Columns of the source", "", "In this order.", "", "| column | type | meaning |", "| --- | --- | --- |"]
-    for column in (*BASIC, *FULL, DECODE_ERROR):
-        where = "" if column in BASIC else " *(`metadata=full`)*"
+    for column in (*BASIC_COLUMNS, *FULL_COLUMNS, DECODE_ERROR):
+        where = "" if column in BASIC_COLUMNS else " *(`metadata=full`)*"
         lines.append(f"| `{column.name}` | {column.ddl} | {SOURCE_COLUMNS[column.name]}{where} |")
     return "\n".join(lines) + "\n"
 

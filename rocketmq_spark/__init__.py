@@ -1,6 +1,6 @@
 """A PySpark connector for Apache RocketMQ, and the pure-Python client under it.
 
-A name is imported when it is first used, so that a Spark worker that only sends does not load the rest.
+A name is imported when it is first used. So a Spark worker that only sends imports only the modules for sending.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.spark import conf
+from rocketmq_spark.spark import workers
 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.listener import Context, Listener, OrderedContext
@@ -104,8 +104,8 @@ __all__ = [
     "write_rocketmq",
 ]
 
-# The packages that modules of ``_HOMES`` need; the other modules need none. ``__all__`` omits names whose packages are not
-# installed, so that ``import *``, ``help`` and ``inspect.getmembers`` work without extras.
+# The packages that modules of ``_HOMES`` need; a module that is not listed needs none. ``__all__`` omits names whose packages are
+# not installed, so that ``import *``, ``help`` and ``inspect.getmembers`` work without extras.
 _ARROW = ("pyarrow", "numpy", "xxhash")
 _PACKAGES = {
     "producer.rows.sent": ("numpy",),
@@ -118,7 +118,7 @@ _PACKAGES = {
 
 
 def _missing_packages(name: str) -> list[str]:
-    return [package for package in _PACKAGES.get(_HOMES[name], ()) if not extras.installed(package)]
+    return [package for package in _PACKAGES.get(_HOMES[name], ()) if not extras.is_installed(package)]
 
 
 if not TYPE_CHECKING:  # type checkers read the literal list
@@ -136,8 +136,8 @@ def __getattr__(name: str) -> Any:
             f"{__name__}.{name} needs packages that are not installed: {', '.join(missing_packages)}. Install them: "
             f"{extras.install_command(extra)}"
         )
-        # ``hasattr`` needs an AttributeError. An import statement would replace an AttributeError by its own error, which does
-        # not name the missing package.
+        # ``hasattr`` needs an AttributeError. An import statement would replace an AttributeError by an error that does not name
+        # the missing package.
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
             raise ModuleNotFoundError(problem, name=missing_packages[0])
         raise AttributeError(problem)
@@ -148,4 +148,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "aio"})
 
 
-conf.check_workers_with_pyspark()
+workers.check_workers_with_pyspark()

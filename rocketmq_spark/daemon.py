@@ -1,14 +1,15 @@
 """A Python daemon for Spark that imports PySpark's worker and this package before it forks workers.
 
-Set ``spark.python.daemon.module`` to the name of this module. With Spark's own daemon, each new worker imports both; here the
-daemon imports them once. Workers still import numpy (OpenBLAS), pyarrow (jemalloc) and pandas: these start threads, which a fork
-loses, or draw random numbers, which would then be the same in all workers.
+Set ``spark.python.daemon.module`` to the name of this module. With Spark's own daemon, each new worker imports PySpark's worker
+and this package; here the daemon imports them once. Workers still import numpy (OpenBLAS), pyarrow (jemalloc) and pandas. These
+packages start threads, which do not exist after a fork, or draw random numbers, which would be the same in all workers.
 
 The package must be installed where executors run, because files of ``--py-files`` do not exist yet when a daemon starts. For
 planning and commits Spark always uses its own daemons (docs/upstream.md).
 
-Spark's Python processes import PySpark from a zip without bytecode, so each process compiles the modules, which takes longer
-than all other imports. This daemon imports PySpark from the folder beside that zip, where Python keeps the bytecode.
+Spark's Python processes import PySpark from a zip without bytecode, so each process compiles the modules of PySpark. Compiling
+them takes longer than all other imports. This daemon imports PySpark from the folder beside that zip, where Python keeps the
+bytecode.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-PRELOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session.spools")
+PRELOADED_MODULES = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.session.spools")
 
 
 def unzipped_folder(path: Iterable[str]) -> Path | None:
@@ -48,14 +49,14 @@ def import_unzipped() -> None:
     folder = unzipped_folder(sys.path)
     if folder is not None:
         sys.path.insert(0, str(folder))
-        load("pyspark")  # later, the modules of the package come from the same folder
+        load("pyspark")  # Python imports its other modules from the same folder
         sys.path.remove(str(folder))
 
 
 if __name__ == "__main__":
     import_unzipped()
-    load(*PRELOADED)
-    gc.freeze()  # so that garbage collections of workers do not copy the daemon's memory
+    load(*PRELOADED_MODULES)
+    gc.freeze()  # garbage collections of workers then do not copy the daemon's memory
     from pyspark import daemon
 
     daemon.manager()

@@ -1,4 +1,4 @@
-"""The errors of this package. All derive from ``RocketMQError``.
+"""The errors of this package. All errors are subclasses of ``RocketMQError``.
 
 ``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent. All
 constructor arguments may be given by position, because Python rebuilds exceptions from ``args``: when Spark sends an exception
@@ -177,7 +177,7 @@ class NotSupported(BrokerError):
 
 
 class GoAway(BrokerError):
-    """The server is shutting down and rejects all requests on this connection; the next request uses a new one."""
+    """The server is shutting down and rejects all requests on this connection; the next request opens a new connection."""
 
     code = "ROCKETMQ_GO_AWAY"
     retriable = True
@@ -209,7 +209,9 @@ class ConnectionLost(RocketMQError):
 
 
 class CertificateRefused(ConnectionLost):
-    """The server's certificate is not trusted or has another name. Never retried, like Kafka's ``SslAuthenticationException``."""
+    """The server's certificate is not trusted or has another name. This error is never retried, like Kafka's
+    ``SslAuthenticationException``.
+    """
 
     code = "ROCKETMQ_CERTIFICATE_REFUSED"
     retriable = False
@@ -221,11 +223,11 @@ class CallTimeout(RocketMQError):
 
     code = "ROCKETMQ_TIMEOUT"
     retriable = True
-    refresh_route = True  # the server may return with another address
+    refresh_route = True  # the server may come back with another address
 
 
 class ReplyTimeout(CallTimeout):
-    """A request was stored, but no reply arrived in time. A consumer may have processed the request, or may still do so."""
+    """A request was stored, but no reply arrived in time. A consumer may have processed the request, or may process it later."""
 
     code = "ROCKETMQ_REPLY_TIMEOUT"
     retriable = False
@@ -248,22 +250,22 @@ class OptionError(RocketMQError, ValueError):
     """One or more options are wrong. The message lists all problems."""
 
     code = "ROCKETMQ_OPTION"
-    problems: Sequence[str] = ()  # empty for a single problem, which is the message
+    problems: Sequence[str] = ()  # empty if there is one problem: the message describes it
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> OptionError:
         """One error for all ``problems``, each a full sentence without its full stop."""
         if len(problems) == 1:
             return cls(problems[0])
-        error = cls(_bulleted(problems))
+        error = cls(_bulleted_list(problems))
         error.problems = tuple(problems)
         return error
 
     def _shown_message(self) -> str:
-        return _bulleted(map(escaped, self.problems)) if self.problems else super()._shown_message()
+        return _bulleted_list(map(escaped, self.problems)) if self.problems else super()._shown_message()
 
 
-def _bulleted(problems: Iterable[str]) -> str:
+def _bulleted_list(problems: Iterable[str]) -> str:
     return "".join(f"\n  - {problem}" for problem in problems)
 
 
@@ -274,13 +276,15 @@ class CheckpointMismatch(OptionError):
 
 
 class MessageRefused(RocketMQError, ValueError):
-    """Rows or messages that every broker would reject. They were not sent; others of the same call or write may have been."""
+    """Every broker would reject these rows or messages, so they were not sent. Other messages of the same call or write may be
+    sent.
+    """
 
     code = "ROCKETMQ_MESSAGE_REFUSED"
 
 
 class SelectorError(RocketMQError, ValueError):
-    """A queue selector failed, or chose no queue. The message was not sent; others of the same call or write may have been."""
+    """A queue selector failed, or chose no queue. The message was not sent. Other messages of the same call may be sent."""
 
     code = "ROCKETMQ_SELECTOR"
 
@@ -295,7 +299,7 @@ class SendFailed(RocketMQError):
 
 
 class SpoolError(RocketMQError):
-    """The spool cannot be opened, read or written: in use, damaged, or its disk fails."""
+    """The spool cannot be opened, read or written: it is in use or damaged, or its disk fails."""
 
     code = "ROCKETMQ_SPOOL"
 
@@ -331,7 +335,7 @@ class DataLossError(RocketMQError):
 class UnprovedError(RocketMQError):
     """It cannot be proved whether rows or messages are already stored, so none is sent again.
 
-    Only with ``deliveryGuarantee`` exactly-once, or ``confirmAmbiguous``.
+    This error occurs only with ``deliveryGuarantee`` exactly-once, or with ``confirmAmbiguous``.
     """
 
     code = "ROCKETMQ_UNPROVED"
@@ -350,7 +354,7 @@ class LocalBrokerError(RocketMQError):
     _is_remark_multiline = True  # the end of a server's log
 
 
-_BY_CODE: dict[int, type[BrokerError]] = {
+_CLASSES_BY_CODE: dict[int, type[BrokerError]] = {
     codes.Response.SYSTEM_ERROR: ServerFault,
     codes.Response.SYSTEM_BUSY: BrokerBusy,
     codes.Response.REQUEST_CODE_NOT_SUPPORTED: NotSupported,
@@ -375,5 +379,5 @@ _DENIED_REMARK = re.compile(
 
 def error_for(broker_code: int, remark: str = "") -> type[BrokerError]:
     """Return the class for a broker's response code and text; ``BrokerError`` for codes without a class."""
-    error_class = _BY_CODE.get(broker_code, BrokerError)
+    error_class = _CLASSES_BY_CODE.get(broker_code, BrokerError)
     return AccessDenied if error_class is ServerFault and _DENIED_REMARK.match(remark) else error_class

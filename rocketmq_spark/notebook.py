@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SIZE = (8.0, 4.5)
+_FIGURE_SIZE = (8.0, 4.5)
 _BLUE, _ORANGE = "#1f77b4", "#d95f02"
 
 
@@ -30,7 +30,7 @@ class Point(NamedTuple):
     """A micro-batch: when it began (epoch s), its rows, its duration, and the lag after it."""
 
     batch: int
-    at_s: float
+    begun_s: float
     rows: int
     batch_ms: int
     lag: int | None
@@ -40,8 +40,8 @@ class Point(NamedTuple):
 class LagChart:
     """Draws the lag and the batch durations of ``query`` until the query ends or ``stop`` is called.
 
-    In a notebook the chart appears below the cell and is updated while other cells run. Elsewhere use ``figure``, a matplotlib
-    figure. ``summary`` returns the values as numbers.
+    In a notebook, the chart appears below the cell and is updated while other cells run. Outside a notebook, use the attribute
+    ``figure``, a matplotlib figure. ``summary`` returns the values as numbers.
 
     Args:
         query: A running query with a rocketmq source.
@@ -51,7 +51,7 @@ class LagChart:
     def __init__(self, query: StreamingQuery, every_s: float = 1.0) -> None:
         from matplotlib.figure import Figure
 
-        self.figure: Figure = Figure(figsize=_SIZE, facecolor="white", layout="constrained")
+        self.figure: Figure = Figure(figsize=_FIGURE_SIZE, facecolor="white", layout="constrained")
         self._query = query
         self._every_s = every_s
         self._points: dict[int, Point] = {}
@@ -99,21 +99,21 @@ class LagChart:
             self._read_progress()
             if is_last or len(self._points) != drawn_count:
                 drawn_count = len(self._points)
-                self._draw()
+                self._draw_chart()
             if is_last:
                 return
 
     def _is_active(self) -> bool:
         try:
             return bool(self._query.isActive)
-        except Exception:  # no caller in this thread handles errors; the chart ends, because the session may have ended
+        except Exception:  # no caller would handle it; Spark's session may have ended
             logger.info("the chart ends: the query no longer answers", exc_info=True)
             return False
 
     def _read_progress(self) -> None:
         try:
             reports = [json.loads(report.json) for report in self._query.recentProgress]
-        except Exception:  # as in ``_is_active``; the earlier points are kept
+        except Exception:  # no caller would handle it; the points so far are kept
             logger.info("cannot read the progress of the query", exc_info=True)
             return
         with self._lock:
@@ -125,7 +125,7 @@ class LagChart:
                 ):  # an idle query reports the same batch without rows
                     self._points[point.batch] = point
 
-    def _draw(self) -> None:
+    def _draw_chart(self) -> None:
         with self._lock:
             points = sorted(self._points.values())
         self.figure.clear()
@@ -137,10 +137,10 @@ class LagChart:
 def draw(figure: Figure, points: list[Point]) -> None:
     """Draw lag and durations as two charts, one above the other, over the seconds since the first batch."""
     lag_axes, duration_axes = figure.subplots(2, 1, sharex=True)
-    first_s = points[0].at_s if points else 0.0
-    times_s = [point.at_s - first_s for point in points]
+    first_s = points[0].begun_s if points else 0.0
+    times_s = [point.begun_s - first_s for point in points]
     known_lags = [(time_s, point.lag) for time_s, point in zip(times_s, points, strict=True) if point.lag is not None]
-    # Not clipped, because half of a point at 0 would be cut off, and a query that keeps up has only such points.
+    # The line is not clipped. Otherwise half of each point at 0 would be cut off, and a query that keeps up has only such points.
     lag_axes.step(
         [time_s for time_s, _ in known_lags],
         [lag for _, lag in known_lags],

@@ -1,6 +1,6 @@
-"""The methods of a transport that other rooms may call, as small Protocols about sends and pulls, not about frames.
+"""Small Protocols with the methods of a transport that other packages may call. They are about sends and pulls, not about frames.
 
-Other rooms call no other methods of a client. A transport implements the Protocols that it supports. Every method raises only
+Other packages call no other methods of a client. A transport implements the Protocols that it supports. Every method raises only
 ``RocketMQError``s.
 """
 
@@ -47,8 +47,8 @@ class Sender(Protocol):
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """Return the queues that accept sends, in Java's publish order. Returns the same object while the route is unchanged.
 
-        Raises ``RouteNotFound``, without a code if the topic exists, but is not writable. Raises ``BrokerNotFound`` if no broker
-        of the topic has a master.
+        Raises ``RouteNotFound`` if the topic has no route or no writable queue. The error has no ``code`` if the topic exists.
+        Raises ``BrokerNotFound`` if no broker of the topic has a master.
         """
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
@@ -65,7 +65,7 @@ class Sender(Protocol):
         """Return the error with the names of similar topics added, if the transport can list topics."""
 
     def has_broker(self) -> bool:
-        """Whether any broker is registered. If so, a topic without a route does not exist."""
+        """Whether any broker is registered. If a broker is registered, a topic without a route does not exist."""
 
     def has_master(self) -> bool:
         """Whether any master is registered. While no master is registered, it is unknown which topics exist."""
@@ -77,7 +77,7 @@ class Sender(Protocol):
         """Whether any consumer group has a member that subscribes to the topic. Raises ``RouteNotFound``."""
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
-        """Return how brokers store the batches of a topic; None while this is unknown. A Proxy does not report it."""
+        """Return how brokers store the batches of a topic. Returns None if unknown: a Proxy does not report the storage."""
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """Send to one queue, without retries. ``SendResult.msg_id`` stays empty: the producer sets it."""
@@ -95,7 +95,9 @@ class Sender(Protocol):
         """Commit or roll back a half message; returns whether its broker confirmed. Two commits deliver the message twice."""
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
-        """Whether the master of ``broker_name`` answers GET_MAX_OFFSET of queue 0. False if no address is known."""
+        """Whether the master of ``broker_name`` answers GET_MAX_OFFSET of queue 0. Returns False if no address of the broker is
+        known.
+        """
 
     @property
     def client_id(self) -> str:
@@ -118,7 +120,7 @@ class Replies(Protocol):
     """The methods for requests and replies, which a Proxy does not support."""
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        """Join a group. Heartbeats then go to all brokers, because any broker may forward a reply.
+        """Join a group. Its heartbeats go to all brokers, because any broker may forward a reply.
 
         Returns a function that leaves the group.
         """
@@ -127,9 +129,9 @@ class Replies(Protocol):
         """Send the heartbeat to all brokers now. Logs failures of single brokers. Raises ``NotSupported`` if a Proxy answers."""
 
     def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
-        """Call ``done`` at most once, with the reply to the request of this id. ``done`` may block.
+        """Call ``done`` at most once, with the reply to the request that has this correlation id. ``done`` may block.
 
-        Returns a function that prevents the call.
+        Returns a function after which ``done`` is not called.
         """
 
     def reply(self, request: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
@@ -142,7 +144,9 @@ class Resender(Protocol):
     """Sends the records of a spool."""
 
     def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
-        """Return a function that accepts sends of the queue of ``first_send``, in their order, while they fit into its batch."""
+        """Return a function that decides about sends, in their order: it accepts a send if the batch of ``first_send`` has the
+        same destination and room for the send.
+        """
 
     def join_sends(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         """Return one batch of sends that ``batch_predicate`` accepted, in their order. A broker stores the whole batch or
@@ -167,7 +171,9 @@ class Spool(Protocol):
         """Whether a stored record must be sent before ``send``."""
 
     def keep(self, sends: Sequence[SpooledSend]) -> None:
-        """Store ``sends`` durably. Raises ``SpoolFull``, or ``SpoolError`` if they cannot be written."""
+        """Store ``sends`` durably. Raises ``SpoolFull`` if the spool has no room for the sends, and ``SpoolError`` if the spool
+        cannot write.
+        """
 
     def note_accepted_send(self, queue: MessageQueue) -> None:
         """Note that the broker of ``queue`` accepted a send. Records that wait for this broker become due."""
@@ -191,15 +197,17 @@ class RouteReader(Protocol):
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
         """Refresh the routes that are older than ``max_age_s`` seconds, in parallel, and return their topics.
 
-        A single old route is not refreshed here, and failures are not reported: ``get`` does both.
+        If only one route is old, nothing is refreshed, because ``get`` refreshes a single route. Failures are not reported,
+        because ``get`` reports them.
         """
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Return the route from the name server, and do not cache it. Raises ``RouteNotFound``."""
 
     def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """Return the sorted queues of brokers that have not left, although only earlier routes contain them. After a restart of a
-        name server, brokers register one by one. A broker counts as present if it gives no clear answer before ``deadline``.
+        """Return, sorted, the queues that only earlier routes contain, of brokers that have not left. After a restart of a name
+        server, brokers register one by one, so routes lack the brokers that follow. A broker counts as present if it gives no
+        clear answer before ``deadline``.
         """
 
     def address(self, broker_name: str, read_from: str = "master") -> str:
@@ -223,8 +231,8 @@ class OffsetReader(Protocol):
         """Brokers that have not yet answered an earlier ``bounds`` or ``commit_each``, which returned without their answers."""
 
     def connection(self, broker_name: str) -> object:
-        """Return a token. Equal tokens mean that the connection to the broker's master was not interrupted in between. None: this
-        client has not connected to it yet, or no route has a master of the broker.
+        """Return a token of the connection to the broker's master. If two calls return equal tokens, the connection was not
+        interrupted between the calls. None: this client has not connected to the master yet, or no route has a master.
         """
 
     def bounds(
@@ -241,7 +249,9 @@ class OffsetReader(Protocol):
     def first_kept_offsets(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, on_error: OnError
     ) -> dict[MessageQueue, int]:
-        """Return the first offset that can be pulled from each queue of compaction topics, which may be below the minimum."""
+        """Return the first offset that can be pulled from each queue of a compaction topic. This offset may be below the minimum
+        offset.
+        """
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the end offset of each queue, including queues that are no longer readable."""
@@ -256,7 +266,8 @@ class OffsetReader(Protocol):
         """Return, for each queue, the first offset stored at or after its time. An offset may be below the minimum; callers
         clamp it.
 
-        ``on_error`` is as in ``bounds``. With ``group``, pulls of this group correct wrong answers of brokers.
+        ``on_error`` is as in ``bounds``. Some brokers answer with a wrong offset. With ``group``, such an offset is corrected:
+        messages are pulled as this group to find the right offset.
         """
 
     def committed(
@@ -271,7 +282,9 @@ class OffsetReader(Protocol):
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, read_from: str = "master",
         on_error: OnError | None = None,
     ) -> dict[MessageQueue, int]:  # fmt: skip
-        """As ``store_time_ms`` for many queues. Omits queues without a message there. ``on_error`` is as in ``bounds``."""
+        """Like ``store_time_ms``, for many queues. Omits queues without a message at their offset. ``on_error`` is as in
+        ``bounds``.
+        """
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
         """Pull a few messages at ``offset``; returns their bytes and how many offsets they span, (0, 0) for none."""
@@ -279,8 +292,8 @@ class OffsetReader(Protocol):
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
         """Return the state of the commit log of each broker's master, or the broker's error. The requests run in parallel."""
 
-    def indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
-        """Whether a broker indexes messages only after its replicas have confirmed them. True if unknown."""
+    def broker_indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
+        """Whether a broker indexes messages only after its replicas have confirmed them. Returns True if unknown."""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
         """Whether a Proxy answers for the broker."""
@@ -314,7 +327,7 @@ class OffsetCommitter(Protocol):
         """Whether ``members`` returns all members. A Proxy does not see the members that are connected to its broker."""
 
     def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Create the group on the brokers of these queues. If it exists, its settings are replaced by the brokers' defaults.
+        """Create the group on the brokers of these queues. If the group exists, the brokers' defaults replace its settings.
 
         A Proxy does not forward the request. Behind a Proxy, a pull at these offsets makes the brokers create the group. Raises
         ``GroupNotFound`` with a remedy if this user may not create the group, or if brokers behind a Proxy do not create it.
@@ -340,7 +353,9 @@ class PullSource(Protocol):
         """Whether the topic is a compaction topic, in which offsets without a message are normal."""
 
     def stores_batches(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
-        """Whether brokers cannot filter single messages of the topic, as in a batch or compaction topic. True if unknown."""
+        """Whether brokers cannot filter single messages of the topic, as in a batch or compaction topic. Returns True if the type
+        of the topic is unknown.
+        """
 
 
 class GroupMember(Protocol):
@@ -381,16 +396,18 @@ class GroupMember(Protocol):
         """
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> Mapping[tuple[str, str], str]:
-        """Return the consume mode of the group, ``PULL`` or ``POP``, for each topic and broker. Operators set this mode.
+        """Return the consume mode that operators have set for the group, ``PULL`` or ``POP``, for each topic and broker.
 
-        The result omits pairs whose mode is unknown: brokers before 5.0 and Proxies do not report the mode.
+        The result omits a topic and broker if the mode is unknown: brokers before 5.0 and Proxies do not report the mode.
         """
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
-        """Return the committed offset; None only if the master reports that there is none. A slave may lack recent offsets.
+        """Return the committed offset. Returns None only if the master reports that the queue has no committed offset, because a
+        slave may lack recent offsets.
 
-        With ``zero_if_new`` the broker returns 0 for a queue without an offset whose first message is still in memory.
-        Java's members ask in this way, so that no member skips the messages of a new topic (``ConsumerManageProcessor``).
+        With ``zero_if_new``, the broker returns 0 for a queue without a committed offset if the queue's first message is still in
+        memory (``ConsumerManageProcessor``). Java's members also set this flag, so that no member skips the messages of a new
+        topic.
         """
 
     def connection(self, broker_name: str) -> object:
@@ -419,7 +436,9 @@ class GroupMember(Protocol):
     def send_back(
         self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
     ) -> None:
-        """Return the message to the broker for a later delivery (request 36). Level 0: the broker decides; -1: dead letter."""
+        """Return the message to the broker for a later delivery (request 36). With ``delay_level`` 0, the broker chooses the
+        delay. With -1, the message becomes a dead letter.
+        """
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
         """Send a copy to the retry topic, with delay level 3 + ``reconsume_times``. Raises ``MessageRefused`` if no broker stores
@@ -434,7 +453,8 @@ class GroupMember(Protocol):
 
 
 class PopMember(Protocol):
-    """The methods that a consumer calls to pop messages (POP). Such a member has no queues; a Proxy delivers messages one by one.
+    """The methods that a consumer calls to pop messages (POP). A member that pops has no queues: a Proxy delivers messages one by
+    one.
 
     A message that is not acknowledged within its invisible time is delivered again, to any member of the group.
     """
@@ -447,7 +467,8 @@ class PopMember(Protocol):
         """Report the subscriptions, now and on each new connection. The first call, and the first call after ``close``, joins the
         group.
 
-        Returns when a Proxy has confirmed the subscriptions. Raises ``RocketMQError`` if no Proxy confirms them in time.
+        Returns when a Proxy has confirmed the subscriptions. Raises ``RocketMQError`` if no Proxy confirms the subscriptions in
+        time.
         """
 
     def policy(self) -> GroupPolicy:
@@ -465,7 +486,7 @@ class PopMember(Protocol):
         """
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
-        """Acknowledge a message. Raises ``NotFound`` if its invisible time is over."""
+        """Acknowledge a message. Raises ``NotFound`` if the message's invisible time is over."""
 
     def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
         """Let the invisible time of a message end ``invisible_s`` from now. Replaces the ``receipt`` of the message."""

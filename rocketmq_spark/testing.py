@@ -1,8 +1,8 @@
-"""pytest plug-in with fixtures for a real RocketMQ. It is active once the package is installed.
+"""pytest plug-in with fixtures for a real RocketMQ. The plug-in is active when this package is installed.
 
-``rocketmq`` is one ``LocalBroker`` for the whole session. ``rocketmq_topic`` is a new topic on it for one test, and
-``make_rocketmq_topic`` creates more. Nothing is downloaded, started or imported before the first test uses a fixture. If a test
-with a ``LocalBroker`` from a fixture fails, its report has the last 40 relevant lines of the log of each master: warnings,
+``rocketmq`` is one ``LocalBroker`` for the whole session. ``rocketmq_topic`` is a new topic on this broker for one test, and
+``make_rocketmq_topic`` creates more topics. Nothing is downloaded, started or imported before the first test uses a fixture. If a
+test with a ``LocalBroker`` from a fixture fails, its report has the last 40 relevant lines of the log of each master: warnings,
 errors, and lines that name the test's topics.
 """
 
@@ -37,7 +37,7 @@ def rocketmq() -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def make_rocketmq_topic(rocketmq: LocalBroker, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """A function that creates a topic with a new name and returns the name. It takes the arguments of
+    """A function that creates a topic with a new name, and returns the name. The function takes the arguments of
     ``LocalBroker.create_topic`` except ``name``.
     """
 
@@ -87,13 +87,13 @@ def _log_sections(item: pytest.Item) -> list[tuple[str, str]]:
         *(value for value in fixtures.values() if type(value) is str and len(value) > 3),
     ]
     for cluster in clusters.values():
-        # A closed cluster has no logs any more, as after the teardown of the last test.
+        # After the last test, the cluster may be closed. A closed cluster has no logs.
         for name in cluster.brokers if cluster.running else ():
-            lines = [line for line in cluster.logs(name).splitlines() if _is_relevant(line, topics)][-_LOG_LINES:]
+            lines = [line for line in cluster.logs(name).splitlines() if _is_relevant_line(line, topics)][-_LOG_LINES:]
             sections.append((f"RocketMQ log of {name}", "\n".join(lines)))
     return sections
 
 
-def _is_relevant(line: str, topics: Collection[str]) -> bool:
+def _is_relevant_line(line: str, topics: Collection[str]) -> bool:
     """Whether a line of a broker's log is a warning or an error, or names a topic."""
     return _PROBLEM_LINE.search(line) is not None or any(topic in line for topic in topics)

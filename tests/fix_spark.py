@@ -86,7 +86,7 @@ spark.stop()
 
 
 # Spark before 4.2 runs a query with availableNow or once as one batch.
-ONE_BATCH = not compat.has("SupportsTriggerAvailableNow")
+ONE_BATCH = not compat.has_class("SupportsTriggerAvailableNow")
 
 
 def pytest_configure(config: pytest.Config) -> None:

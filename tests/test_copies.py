@@ -16,11 +16,11 @@ from tests.mockbroker import eventually
 class Bench:
     """What is said about copies, each time done for certain or not; functions are asked on threads."""
 
-    def __init__(self, proves: bool = True, shared_as: Hashable = None) -> None:
+    def __init__(self, proves: bool = True, sharing_key: Hashable = None) -> None:
         self.proves = proves
         self.said: list[tuple[str, str]] = []
         self.copies = CheckCoalescer[str, str](
-            self._answer, lambda place: "broker", "take", "drop", "unknown", shared_as
+            self._answer, lambda place: "broker", "take", "drop", "unknown", sharing_key
         )
         self.asked: list[str] = []
         self.may_end, self.called = threading.Event(), threading.Event()
@@ -167,7 +167,7 @@ def test_what_comes_after_its_producer_has_left_is_not_asked() -> None:
 def test_a_copy_is_answered_by_the_one_whose_broker_asked() -> None:
     """The one whose function is called may be closed meanwhile, and with it its connection."""
     group = object()
-    benches = one, two = Bench(shared_as=group), Bench(shared_as=group)
+    benches = one, two = Bench(sharing_key=group), Bench(sharing_key=group)
     one.copies.request_decision("a", "a1", one.slow("a"))
     assert one.called.wait(60)
     two.copies.request_decision("a", "a2", two.slow("a"))

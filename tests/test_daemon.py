@@ -19,8 +19,8 @@ from rocketmq_spark import daemon
 _LOAD = """
 import sys
 from rocketmq_spark import daemon
-daemon.load("no.such.module", *daemon.PRELOADED)
-print(*[name for name in daemon.PRELOADED if name not in sys.modules])
+daemon.load("no.such.module", *daemon.PRELOADED_MODULES)
+print(*[name for name in daemon.PRELOADED_MODULES if name not in sys.modules])
 """
 
 
@@ -106,7 +106,7 @@ def test_workers_are_those_of_sparks_own_daemon(tmp_path: Path) -> None:
 
 def test_preload_starts_no_thread_and_skips_threaded_libraries() -> None:
     look = (
-        "import os, sys; from rocketmq_spark import daemon; daemon.load(*daemon.PRELOADED); "
+        "import os, sys; from rocketmq_spark import daemon; daemon.load(*daemon.PRELOADED_MODULES); "
         "print(len(os.listdir('/proc/self/task')), {'numpy', 'pandas', 'pyarrow', 'grpc'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", look], capture_output=True, text=True, check=True)
@@ -153,7 +153,7 @@ def test_what_plans_and_commits_does_not_import_pandas() -> None:
 
 def test_workers_are_forked_from_it(spark) -> None:
     def look(_: int) -> tuple[str, list[str], list[str]]:
-        missing = [name for name in daemon.PRELOADED if name not in sys.modules]
+        missing = [name for name in daemon.PRELOADED_MODULES if name not in sys.modules]
         zipped = [name for name, module in sys.modules.items() if "pyspark.zip" in str(getattr(module, "__file__", ""))]
         return Path(f"/proc/{os.getppid()}/cmdline").read_text(), missing, zipped
 

@@ -30,14 +30,14 @@ def test_bounds(requirement: str, expected: object) -> None:
 
 
 def test_installed() -> None:
-    assert extras.installed("pytest")
-    assert not extras.installed("no_such_package")
-    assert not extras.installed("no_such_package.module")
+    assert extras.is_installed("pytest")
+    assert not extras.is_installed("no_such_package")
+    assert not extras.is_installed("no_such_package.module")
 
 
 def test_a_module_that_a_program_made_counts_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "made_by_a_program", types.ModuleType("made_by_a_program"))
-    assert extras.installed("made_by_a_program")
+    assert extras.is_installed("made_by_a_program")
 
 
 def _without(absent: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -94,6 +94,6 @@ def test_doctor_needs_no_more() -> None:
 
 
 def test_the_extra_of_a_module() -> None:
-    assert extras.extra_of("numpy.typing") == extras.ARROW
-    assert extras.extra_of("pandas") == extras.SPARK
-    assert extras.extra_of("no_such_package") is None
+    assert extras.extra_with_module("numpy.typing") == extras.ARROW
+    assert extras.extra_with_module("pandas") == extras.SPARK
+    assert extras.extra_with_module("no_such_package") is None

@@ -75,8 +75,10 @@ def test_an_expression_is_left_to_re2_where_code_is_forbidden(monkeypatch: pytes
 
 
 def test_an_id_of_another_client_does_not_spoil_other_traces() -> None:
-    hostile = traces.TracedMessage.of("orders", decode_properties("UNIQ_KEY\x01A\x01B\x02KEYS\x01k\x01l\x02"))
-    usual = traces.TracedMessage.of("orders", {"UNIQ_KEY": "id"})
+    hostile = traces.TracedMessage.from_properties(
+        "orders", decode_properties("UNIQ_KEY\x01A\x01B\x02KEYS\x01k\x01l\x02")
+    )
+    usual = traces.TracedMessage.from_properties("orders", {"UNIQ_KEY": "id"})
     ((body, keys, count),) = traces.trace_messages(
         [traces.consume_start_record(one, "g", "r", 1, 0) for one in (usual, hostile)]
     )

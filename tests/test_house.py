@@ -57,7 +57,7 @@ ORDER = {
     "pull": "outcomes fetched suspicions pending pacing replica progress_timeout recreated range_reader puller reading"
     " read_ahead",
     "delay": "release portions stream commits envelope_records queue_records service node",
-    "spark": "checkpoints monitoring sink source conf compat spark_options context_settings"
+    "spark": "checkpoints monitoring sink source conf workers compat spark_options context_settings"
     " source.kafka_partitions source.offsets source.starting_offsets source.partitioning source.data_loss"
     " source.planning source.progress source.subscription source.checkpoint_identity source.recreated_topics"
     " source.removed_queues source.poll_interval source.subscribed_topics source.owned_queues source.bounds_reader"
@@ -139,7 +139,7 @@ OUTSIDE = {
     "socket": "remoting.transport remoting.bulk localbroker.processes base.exposition spark.sink.worker_socket localbroker.maven",
     "ssl": "base.tls_files remoting.transport localbroker.maven",
     "select": "remoting.transport spool.copying spark.sink.worker_socket cli.demo.job",
-    "subprocess": "localbroker spool.copying cli.background cli.demo.process_session cli.demo.driver spark.conf",
+    "subprocess": "localbroker spool.copying cli.background cli.demo.process_session cli.demo.driver spark.workers",
     "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.metrics_listener"
     " remoting.transport"
     " remoting.connection remoting.pool client.rpc client.instance client.routes base.copies"
@@ -344,7 +344,7 @@ def test_what_spark_imports_is_light(package):
     assert {name for name in init.imports(top_level=True) if name.startswith("rocketmq_spark")} <= {
         "rocketmq_spark",
         "rocketmq_spark.base.extras",
-        "rocketmq_spark.spark.conf",
+        "rocketmq_spark.spark.workers",
     }
 
 
@@ -356,6 +356,7 @@ _FILES = [
     "spark.checkpoints",
     "spark.monitoring.metrics_listener.MetricsListener",
     "spark.conf",
+    "spark.workers",
 ]
 
 

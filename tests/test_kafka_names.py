@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from rocketmq_spark import Consumer, Producer
-from rocketmq_spark.columnar.decode.schema import BASIC, columns_of, columns_of_schema
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, columns_of, columns_of_schema
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import TABLE, names, parse
 from rocketmq_spark.spark.sink import checks
@@ -25,7 +25,7 @@ def test_an_option_of_kafka_names_options_that_there_are(name):
     assert f"option {name!r} is unknown: {names.KAFKA_OPTIONS[name]}" in str(caught.value)
     named = set(re.findall(r"'(\w+)'", names.KAFKA_OPTIONS[name]))
     assert named & OPTIONS
-    assert named - OPTIONS <= {column.name for column in BASIC} | checks.COLUMNS.keys()
+    assert named - OPTIONS <= {column.name for column in BASIC_COLUMNS} | checks.COLUMNS.keys()
 
 
 def test_other_settings_of_its_clients_lead_to_the_page():
@@ -121,14 +121,14 @@ def test_kafka_names_ignore_case_and_typos_get_nearest_option():
 
 @pytest.mark.parametrize("name", names.KAFKA_SOURCE_COLUMNS)
 def test_a_column_of_its_source(name):
-    there = {column.name for column in BASIC}
+    there = {column.name for column in BASIC_COLUMNS}
     assert name not in {column.lower() for column in there}
     assert set(re.findall(r"'(\w+)'", names.KAFKA_SOURCE_COLUMNS[name])) <= there
     hint = re.escape(names.KAFKA_SOURCE_COLUMNS[name])
     with pytest.raises(OptionError, match=hint):
         columns_of(parse({"nameServer": "h:1", "subscribe": "t", "columns": name}))
     with pytest.raises(OptionError, match=hint):
-        columns_of_schema(BASIC, StructType().add(name, "string"))
+        columns_of_schema(BASIC_COLUMNS, StructType().add(name, "string"))
 
 
 @pytest.mark.parametrize("name", names.KAFKA_SINK_COLUMNS)
@@ -161,4 +161,4 @@ def test_kafka_page_names_existing_options_and_matches_hints():
 def test_the_page_has_every_column_of_kafka():
     source = rows("RocketMQ's own columns")
     assert {name.lower() for name, _ in source} == names.KAFKA_SOURCE_COLUMNS.keys() | {"topic"}
-    assert {here for _, here in source if here} <= {column.name for column in BASIC}
+    assert {here for _, here in source if here} <= {column.name for column in BASIC_COLUMNS}

@@ -24,12 +24,12 @@ from rocketmq_spark.spark.monitoring.metrics_listener import (
     metric_families,
     metrics_table,
 )
-from rocketmq_spark.spark.sink.report import AtBroker, Written
+from rocketmq_spark.spark.sink.report import BrokerCounts, Written
 from tests.test_exposition import get
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = json.loads((ROOT / "conf" / "grafana-dashboard.json").read_text("utf-8"))
-WRITER = SimpleNamespace(total=Written(7, 700, 2, 1, {"broker-a": AtBroker(7, 700, 2, 1)}, 3, 11, 2, 4))
+WRITER = SimpleNamespace(total=Written(7, 700, 2, 1, {"broker-a": BrokerCounts(7, 700, 2, 1)}, 3, 11, 2, 4))
 
 
 def told(batch=0, rows=5, sink_rows=-1, **more):
@@ -370,5 +370,5 @@ def test_the_mode_of_a_file_that_is_exchanged_stays(tmp_path, monkeypatch):
         return number, part
 
     monkeypatch.setattr(tempfile, "mkstemp", exchanged)
-    metrics_listener._replace(tmp_path / "q.prom", b"1")
+    metrics_listener.replace_readable_file(tmp_path / "q.prom", b"1")
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600

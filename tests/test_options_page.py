@@ -5,7 +5,7 @@ import pytest
 from docs import options_page
 from docs.options_page import markdown
 from rocketmq_spark import errors
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, DECODE_ERROR, FULL_COLUMNS
 from rocketmq_spark.options import TABLE, Option
 from rocketmq_spark.spark.sink import checks
 from tests.test_house import ROOT
@@ -26,10 +26,10 @@ def table(heading: str) -> list[list[str]]:
 
 
 def test_page_lists_all_source_columns_in_order_with_types() -> None:
-    every = (*BASIC, *FULL, DECODE_ERROR)
+    every = (*BASIC_COLUMNS, *FULL_COLUMNS, DECODE_ERROR)
     assert [(name, kind) for name, kind, _ in table("Columns of the source")] == [(f"`{c.name}`", c.ddl) for c in every]
     full = [name for name, _, meaning in table("Columns of the source") if "`metadata=full`" in meaning]
-    assert full == [f"`{c.name}`" for c in every[len(BASIC) :]]
+    assert full == [f"`{c.name}`" for c in every[len(BASIC_COLUMNS) :]]
     assert options_page.SOURCE_COLUMNS.keys() == {c.name for c in every}
 
 

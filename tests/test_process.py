@@ -135,7 +135,7 @@ def test_forked_process_makes_new_objects_even_if_lock_was_held(kind: str) -> No
     child = os.fork()
     if child == 0:
         theirs = process.get_or_create(kind, "a", object)
-        os._exit(0 if theirs is not mine and process._registry.inherited is not None else 1)
+        os._exit(0 if theirs is not mine and process._registry.inherited_registry is not None else 1)
     may_go.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -56,12 +56,14 @@ def test_after_a_success_it_begins_anew():
     trouble.clear()
     assert trouble.final_error(LAST, 300.0) is LAST
     trouble.record(LAST, 400.0)
-    assert trouble.first is LAST
-    assert trouble.since == 400.0
+    assert trouble.first_error is LAST
+    assert trouble.first_failure_s == 400.0
 
 
 class TestRetry:
-    def attempts(self, errors: list[RocketMQError], times: int = 3, deadline: Deadline | None = None) -> list[object]:
+    def attempt_count(
+        self, errors: list[RocketMQError], times: int = 3, deadline: Deadline | None = None
+    ) -> list[object]:
         """What each try ended with."""
         seen: list[object] = []
 
@@ -78,17 +80,17 @@ class TestRetry:
 
     def test_until_it_succeeds_or_tries_are_over(self) -> None:
         lost = [ConnectionLost("lost") for _ in range(9)]
-        assert self.attempts(lost[:2]) == [lost[0], lost[1], "answer"]
-        assert self.attempts(lost[:9]) == lost[:4]
-        assert self.attempts(lost[:1], times=0) == lost[:1]
+        assert self.attempt_count(lost[:2]) == [lost[0], lost[1], "answer"]
+        assert self.attempt_count(lost[:9]) == lost[:4]
+        assert self.attempt_count(lost[:1], times=0) == lost[:1]
 
     def test_what_will_not_pass_is_not_repeated(self) -> None:
         error = NotFound("no")
-        assert self.attempts([error]) == [error]
+        assert self.attempt_count([error]) == [error]
 
     def test_not_beyond_the_deadline(self) -> None:
         late = CallTimeout("late")
-        assert self.attempts([late], deadline=Deadline.after(0.0)) == [late]
+        assert self.attempt_count([late], deadline=Deadline.after(0.0)) == [late]
 
     def test_a_deadline_that_expires_does_not_hide_the_first_cause(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nor does the question that it cut short take the place of the last answer."""

@@ -127,7 +127,7 @@ class MemoryRowEncoder(Encoder):
         return MemoryPieces(len(batch))
 
     def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> MemoryEncoded:
-        codes = itertools.repeat(0) if topics.codes is None else topics.codes
+        codes = itertools.repeat(0) if topics.topic_codes is None else topics.topic_codes
         messages = [
             SentMessage(body, {**row, "of": topics.names[code]})
             for body, row, code in zip(checked.body.to_pylist(), checked.pieces.rows, codes, strict=False)

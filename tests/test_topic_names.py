@@ -107,7 +107,7 @@ def test_the_column_has_rocketmqs_names() -> None:
     found = with_rocketmq_topics(rows("a.b", None, "c", "a.b", ""), "t", names, bad_rows)
     assert found["t"].to_pylist() == ["a_b", None, "c", "a_b", ""]
     assert found["body"].to_pylist() == ["0", "1", "2", "3", "4"]
-    assert not bad_rows.found()
+    assert not bad_rows.reasons_by_row()
     batch = rows("a.b", "a_b")
     assert with_rocketmq_topics(batch, "t", TopicNames("exact"), bad_rows) is batch
 
@@ -118,8 +118,8 @@ def test_rows_that_name_a_topic_in_two_ways_are_bad() -> None:
     for batch, bad in ((rows("a.b", "x.y"), set()), (rows("x.y", "a_b", None, "a_b"), {1, 3}), (rows("x_y"), {0})):
         bad_rows = BadRows(0)
         with_rocketmq_topics(batch, "t", names, bad_rows)
-        assert {number for number, _ in bad_rows.found()} == bad
-        assert all(reason.endswith("; rename one of them") for _, reason in bad_rows.found())
+        assert {number for number, _ in bad_rows.reasons_by_row()} == bad
+        assert all(reason.endswith("; rename one of them") for _, reason in bad_rows.reasons_by_row())
 
 
 @given(st.lists(st.text("ab._-", min_size=1, max_size=4)))

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.spark import conf
+from rocketmq_spark.spark import workers
 from tests.fix_spark import ROOT, environment
 
 
 @pytest.fixture(autouse=True)
 def warns_again():
-    conf.warn_if_workers_differ.cache_clear()
+    workers.warn_if_workers_differ.cache_clear()
     yield
-    conf.warn_if_workers_differ.cache_clear()
+    workers.warn_if_workers_differ.cache_clear()
 
 
 def program(tmp_path: Path, code: int) -> str:
@@ -34,8 +34,8 @@ def program(tmp_path: Path, code: int) -> str:
 def said(name: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        conf.warn_if_workers_differ(name)
-        conf.warn_if_workers_differ(name)
+        workers.warn_if_workers_differ(name)
+        workers.warn_if_workers_differ(name)
     return [str(warning.message) for warning in caught]
 
 
@@ -63,14 +63,14 @@ def test_the_probe_imports_nothing_from_the_current_folder(tmp_path, monkeypatch
     Path("python-1").write_text("#!/bin/sh")
     Path("python-1").chmod(0o755)
     monkeypatch.setenv("PATH", ".")
-    assert conf.can_import("python-1")
+    assert workers.can_import("python-1")
     assert (called[0]["cwd"], called[0]["args"][0]) == ("/", str(tmp_path / "python-1"))
     assert "PYTHONPATH" not in called[0]["env"]
 
 
 def test_the_probe_finds_what_is_missing():
     """A Python without site packages lacks pyarrow; it finds the package itself in the folder of the clone."""
-    probe = [sys.executable, "-c", conf._IMPORT_PROBE]
+    probe = [sys.executable, "-c", workers._IMPORT_PROBE]
     assert subprocess.run(probe, env=environment()).returncode == 0
     assert subprocess.run([probe[0], "-S", *probe[1:]], env=environment()).returncode == 1
 

@@ -104,7 +104,9 @@ def _parse_items(body: Bytes, key: str) -> list[dict[str, Any]]:
 
 
 def user_body(name: str, password: str | None, is_super: bool | None, enabled: bool | None) -> bytes:
-    """Return the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. None means the current value, or the broker's default."""
+    """Return the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. A property that is None keeps its value, or gets the broker's
+    default.
+    """
     values = {
         "username": name,
         "password": password,
@@ -197,7 +199,7 @@ def _broker_state(broker: BrokerState, answer: Command | RocketMQError) -> Broke
         version=runtime_info.get("brokerVersionDesc"),
         started_ms=int(boot_time) if boot_time.isdecimal() and len(boot_time) <= _MAX_TIME_DIGITS else None,
         put_per_s=_first_number(runtime_info.get("putTps")),
-        # RocketMQ 4.9 uses the second spelling.
+        # RocketMQ 4.9 reports this rate as ``getTransferedTps``.
         get_per_s=_first_number(runtime_info.get("getTransferredTps") or runtime_info.get("getTransferedTps")),
         disk_used=_first_number(runtime_info.get("commitLogDiskRatio")),
         facts=runtime_info,
@@ -207,7 +209,8 @@ def _broker_state(broker: BrokerState, answer: Command | RocketMQError) -> Broke
 def _first_number(text: str | None) -> float | None:
     """Return the first number of a text; None if it is negative or no number.
 
-    A rate has three numbers: of the last 10 s, minute and 10 minutes. An unknown ratio is -1.
+    The text of a rate has three numbers: for the last 10 s, for the last minute, and for the last 10 minutes. A broker reports -1
+    for an unknown ratio.
     """
     try:
         number = float((text or "").split()[0])
@@ -221,7 +224,7 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
 
     Raises ``OptionError`` for unknown names, which a broker silently accepts. Also raises ``OptionError`` for values that the
     broker cannot parse, because the broker would keep the old value. If others on the network could read the settings, this
-    function does not request the settings. In this case, it checks nothing, logs a warning, and returns an empty dict.
+    function changes the settings without a check, logs a warning, and returns an empty dict.
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.rpc_client.is_private(address):
@@ -266,7 +269,8 @@ def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
 
 def _accounts(stored_users: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
     return [
-        UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _with_brokers(stored_users)
+        UserAccount(user.name, user.is_super, user.enabled, brokers)
+        for user, brokers in _items_with_brokers(stored_users)
     ]
 
 
@@ -280,13 +284,14 @@ def _private_masters(tools: AdminTools) -> dict[str, str]:
     return masters
 
 
-_NO_USER_REMARK = "user is not exist"  # text of a broker that does not have the user of an update
+_NO_USER_REMARK = "user is not exist"  # the remark of a broker that does not have the user
 
 
 def _versions_of_masters_with_user(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, int]:
     """Return the RocketMQ versions of the ``masters`` that have the user, by broker name.
 
-    The request is an update without values, which changes nothing. A request that reads users would return their passwords.
+    Sends an update without values, which changes nothing. The function reads no users, because the answer would contain their
+    passwords.
     """
     body = user_body(name, None, None, None)
     answers = _request_masters(
@@ -307,8 +312,8 @@ def _versions_of_masters_with_user(tools: AdminTools, masters: Mapping[str, str]
 def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, StoredUser]:
     """Return the user as ``masters`` store it, by broker name.
 
-    An answer has the password of the user. So a master is omitted if the network could read its answer, or if it rejects the
-    request.
+    The answer of a master contains the password of the user. Omits a master if others on the network could read its answer, or if
+    the master rejects the request.
     """
     requests = {
         broker: (address, rpc.AUTH_GET_USER.request(username=name, bname=broker))
@@ -407,7 +412,7 @@ def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
     """Return all policies, or the policies of ``user``. A policy occurs more than once if brokers store it differently."""
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
-        for p, brokers in _with_brokers(_stored_policies(tools, user))
+        for p, brokers in _items_with_brokers(_stored_policies(tools, user))
     ]
 
 
@@ -502,8 +507,10 @@ def _request_masters(
     return answers
 
 
-def _with_brokers(stored_items: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
-    """Return each different user or policy once, with the brokers that store it. Sorted; None comes first."""
+def _items_with_brokers(stored_items: Iterable[tuple[str, Stored]]) -> list[tuple[Stored, tuple[str, ...]]]:
+    """Return each different user or policy once, with the brokers that store it. The result is sorted, with None before other
+    values.
+    """
     brokers_of_item: dict[Stored, list[str]] = {}
     for broker, item in stored_items:
         brokers_of_item.setdefault(item, []).append(broker)

@@ -51,7 +51,8 @@ def committed_offsets(tools: AdminTools, group: str, topics: Sequence[str]) -> P
     """
     positions: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
-        queues = tools.routes.get_existing(topic, 0.0).stored_queues()  # not cached: the number of queues may change
+        # The route is not taken from the cache, because the number of queues may change.
+        queues = tools.routes.get_existing(topic, 0.0).stored_queues()
         positions |= tools.offset_reader.committed(group, queues, deadline(tools))
     if all(position is None for position in positions.values()):
         require_masters(tools)
@@ -117,7 +118,7 @@ def queue_lags(
             try:
                 stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, request_deadline)
                 row = row._replace(next_stored_ms=stored_ms)
-            except NotReadable:  # the topic lacks read permission now; the result has all but the store time
+            except NotReadable:  # the topic has lost its read permission, so only the store time is missing
                 pass
             except RocketMQError as e:
                 errors.append(e)
@@ -150,7 +151,8 @@ def bounds_of(
     return with_kept_minimums(tools, bounds, positions, on_error), errors
 
 
-# ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or an offset for each queue (-2 means the first, -1 the end).
+# A target is ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or an offset for each queue. Among the offsets, -2
+# means the first offset, and -1 means the end.
 OffsetTarget = str | int | Mapping[MessageQueue, int]
 
 
@@ -251,7 +253,7 @@ def _target_offsets(
 
 
 def members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> list[str]:
-    """Return the ids of the group's members that the brokers of these queues know."""
+    """Return the ids of the members of the group, as the brokers of these queues report them."""
     member_ids: set[str] = set()
     for broker in sorted({queue.broker_name for queue in queues}):
         member_ids.update(tools.committer.members(group, broker, deadline(tools)))

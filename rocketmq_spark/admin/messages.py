@@ -25,11 +25,11 @@ from rocketmq_spark.wire.messages import DecodeBudget, UnwrapBudget, decode_leni
 from rocketmq_spark.wire.names import Scope
 
 # A broker returns at most 64 messages for one request, by default 32 (maxMsgsNumBatch).
-MAX_BY_KEY = 64
-_MAX_MS = (1 << 63) - 1
+MAX_MESSAGES_BY_KEY = 64
+_MAX_STORE_TIME_MS = (1 << 63) - 1
 # An index stores times as whole seconds after its begin timestamp.
 _INDEX_RESOLUTION_MS = 1000
-_MAX_RESULT_BYTES = 256 << 20  # for the messages of one search; messages beyond this limit stay compressed
+_MAX_RESULT_BYTES = 256 << 20  # memory for the messages of one search; further messages stay compressed
 
 
 class IndexSearch(NamedTuple):
@@ -45,8 +45,9 @@ class IndexSearch(NamedTuple):
 def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) -> ReceivedMessage:
     """Return the message with an offset message id or, with ``topic``, with an id that its producer assigned.
 
-    Both ids have the same form. An offset message id contains a broker's address. If no broker of this cluster has the address in
-    the id, a producer assigned the id. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
+    Offset message ids and ids of producers have the same form. An offset message id contains a broker's address. If no broker of
+    this cluster has the address in the id, a producer assigned the id. Raises ``NotFound``. Mirrors
+    ``DefaultMQAdminExtImpl.queryMessage``.
     """
     offset_id = _parse_offset_id(message_id)
     broker = None if offset_id is None else _broker_at(tools, offset_id.host)
@@ -56,15 +57,15 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
             return message
     if topic is None:
         if broker is not None:
-            raise _not_found(message_id)
+            raise _not_found_error(message_id)
         raise NotFound(
             f"id {message_id} does not belong to a message of these brokers",
             remedy="For an id that a producer assigned, give the topic, too; an offset message id contains a broker's address",
         )
-    search = IndexSearch(message_id, 0, _MAX_MS, MAX_BY_KEY, True)
+    search = IndexSearch(message_id, 0, _MAX_STORE_TIME_MS, MAX_MESSAGES_BY_KEY, True)
     matching_messages = [m for m in _search_indexes(tools, topic, search) if m.msg_id == message_id]
     if not matching_messages:
-        raise _not_found(message_id, topic)
+        raise _not_found_error(message_id, topic)
     return min(matching_messages, key=lambda message: message.store_timestamp)
 
 
@@ -74,14 +75,16 @@ def messages_by_key(
     """Return the messages of a topic with this key, or with this id that the producer assigned, oldest first. Returns at most
     ``limit`` messages of each broker: the newest messages that were stored from ``begin_ms`` to ``end_ms``.
     """
-    if not 0 < limit <= MAX_BY_KEY:
+    if not 0 < limit <= MAX_MESSAGES_BY_KEY:
         raise OptionError(
-            f"limit is {limit}; expected 1 to {MAX_BY_KEY}, the most that a broker returns for one request"
+            f"limit is {limit}; expected 1 to {MAX_MESSAGES_BY_KEY}, the most that a broker returns for one request"
         )
     first_ms, last_ms = _period(begin_ms, end_ms)
-    # Times in an index are up to a second too early. So a broker may return messages that were stored after the end. Therefore
-    # request the maximum number of messages, and filter these messages below.
-    search = IndexSearch(key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_BY_KEY)
+    # Times in an index are up to a second too early, so a broker may return messages that were stored after the end. Because such
+    # messages are dropped below, the search asks for the maximum number of messages.
+    search = IndexSearch(
+        key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_MESSAGES_BY_KEY
+    )
     # An index compares hashes of keys, so compare the keys here.
     matching_messages = [
         m
@@ -97,7 +100,7 @@ def messages_by_key(
 
 
 def _period(begin_ms: int | None, end_ms: int | None) -> tuple[int, int]:
-    first_ms, last_ms = begin_ms or 0, _MAX_MS if end_ms is None else end_ms
+    first_ms, last_ms = begin_ms or 0, _MAX_STORE_TIME_MS if end_ms is None else end_ms
     if first_ms > last_ms:
         raise OptionError(f"the time ends at {last_ms}, before it begins at {first_ms}")
     return first_ms, last_ms
@@ -127,8 +130,8 @@ def _message_at(
     answer = tools.rpc_client.request(offset_id.host, command, accepted_codes=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
-    # If the offset is not the start of a message, the broker returns arbitrary bytes. The message may also be of a topic outside
-    # the namespace.
+    # If the offset is not the start of a message, the broker returns arbitrary bytes. The broker may also return a message of a
+    # topic outside the namespace.
     scope, decoded_messages = (
         tools.rpc_client.scope,
         decode_leniently(answer.body, broker, budget=DecodeBudget(_MAX_RESULT_BYTES)),
@@ -191,7 +194,7 @@ def _store_order(stored_ms: int, message: ReceivedMessage) -> tuple[int, str, in
     return stored_ms, message.broker_name, message.commit_log_offset
 
 
-def _not_found(message_id: str, topic: str | None = None) -> NotFound:
+def _not_found_error(message_id: str, topic: str | None = None) -> NotFound:
     remedy = (
         "Brokers do not index the ids of batches in batch topics: search by key or by time"
         if topic is not None
@@ -200,9 +203,9 @@ def _not_found(message_id: str, topic: str | None = None) -> NotFound:
     return NotFound(f"there is no message with id {message_id}", topic=topic, remedy=remedy)
 
 
-# The most messages of one search by time, and the memory for messages that are read ahead.
-MAX_BY_TIME, _MAX_READ_AHEAD_BYTES = 10_000, 64 << 20
-_PULL_MESSAGES = 32
+# The maximum number of messages of one search by time, and the memory in bytes for messages that are read ahead.
+MAX_MESSAGES_BY_TIME, _MAX_READ_AHEAD_BYTES = 10_000, 64 << 20
+_MESSAGES_PER_PULL = 32
 
 
 class _QueueReader:
@@ -210,8 +213,8 @@ class _QueueReader:
     time.
 
     Like brokers, this class assumes that the store times in a queue never decrease. A message that cannot be decoded is returned
-    if its store time is in the period. If the store time of such a message is after the period, the reading continues, because
-    the time may be damaged.
+    if its store time is in the period. If the store time of a message that cannot be decoded is after the period, the reading
+    continues, because this time may be damaged.
     """
 
     def __init__(
@@ -230,7 +233,7 @@ class _QueueReader:
         return self.head is None and self._next_offset < self._end
 
     def request(self, max_bytes: int) -> PullRequest:
-        count = min(_PULL_MESSAGES, self._end - self._next_offset)
+        count = min(_MESSAGES_PER_PULL, self._end - self._next_offset)
         return PullRequest(
             GROUP,
             self.queue,
@@ -244,7 +247,7 @@ class _QueueReader:
 
     def add_answer(self, request: PullRequest, answer: PullAnswer, scope: Scope) -> None:
         self._next_offset = self._end if answer.next_offset <= self._next_offset else answer.next_offset
-        self._decoded_messages = self._in_period(
+        self._decoded_messages = self._messages_in_period(
             requested_messages(request, answer.stored, scope, answer.next_offset, self._decode_budget)
         )
         self.advance()
@@ -252,7 +255,7 @@ class _QueueReader:
     def advance(self) -> None:
         self.head = next(self._decoded_messages, None)
 
-    def _in_period(self, messages: Iterable[ReceivedMessage]) -> Iterator[tuple[int, ReceivedMessage]]:
+    def _messages_in_period(self, messages: Iterable[ReceivedMessage]) -> Iterator[tuple[int, ReceivedMessage]]:
         for message in messages:
             stored_ms = message.store_timestamp
             if message.queue_offset >= self._end or (
@@ -276,8 +279,8 @@ def messages_of_time(
 
     Reads all queues of the topic (those of the ``environment``) from masters, as the group ``rocketmq-spark-cli``.
     """
-    if not 0 < limit <= MAX_BY_TIME:
-        raise OptionError(f"limit is {limit}; expected 1 to {MAX_BY_TIME}, or a key")
+    if not 0 < limit <= MAX_MESSAGES_BY_TIME:
+        raise OptionError(f"limit is {limit}; expected 1 to {MAX_MESSAGES_BY_TIME}, or a key")
     first_ms, last_ms = _period(begin_ms, end_ms)
     queues = EnvironmentQueues(environment)(tools.routes.get_existing(topic, 0.0).stored_queues())
     bounds = with_kept_minimums(tools, tools.offset_reader.bounds(queues, deadline(tools)))

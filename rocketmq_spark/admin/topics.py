@@ -44,20 +44,20 @@ def _settings_by_broker(tools: AdminTools, route: TopicRoute) -> dict[str, Topic
     brokers: dict[str, TopicOnBroker] = {}
     for name, answer in request_each(tools, requests, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED)):
         if answer.code == Response.SUCCESS:
-            brokers[name] = _from_config(bodies.topic_config(answer.body))
+            brokers[name] = _settings_from_config(bodies.topic_config(answer.body))
         elif name in data_by_broker:  # the broker is older than 5.0, or a Proxy answers
-            brokers[name] = _from_route(data_by_broker[name], bool(route.order_conf))
+            brokers[name] = _settings_from_route(data_by_broker[name], bool(route.order_conf))
     return brokers
 
 
-def _from_config(config: bodies.TopicConfig) -> TopicOnBroker:
+def _settings_from_config(config: bodies.TopicConfig) -> TopicOnBroker:
     message_type = config.attributes.get(MESSAGE_TYPE, TopicType.NORMAL)
     return TopicOnBroker(
         config.read_queues, config.write_queues, permission(config.perm), message_type, config.order, config.attributes
     )
 
 
-def _from_route(data: QueueData, order: bool) -> TopicOnBroker:
+def _settings_from_route(data: QueueData, order: bool) -> TopicOnBroker:
     return TopicOnBroker(data.read_queues, data.write_queues, permission(data.perm), None, order, {})
 
 
@@ -107,7 +107,7 @@ def shrink(
     """
     existing_queues = _existing_queues(tools, topic, brokers)
     if any(min(data.read_queues, data.write_queues) < queues for data in existing_queues.values()):
-        raise _wrong_direction(argument_name, topic, queues, existing_queues, "widen")
+        raise _wrong_direction_error(argument_name, topic, queues, existing_queues, "widen")
     bounds = tools.admin.describe_topic(topic)
     removed_bounds = [
         queue_bounds
@@ -261,10 +261,10 @@ def _require_no_fewer_queues(
     if queues is not None and any(
         max(data.read_queues, data.write_queues) > queues for data in existing_queues.values()
     ):
-        raise _wrong_direction(argument_name, topic, queues, existing_queues, "shrink")
+        raise _wrong_direction_error(argument_name, topic, queues, existing_queues, "shrink")
 
 
-def _wrong_direction(
+def _wrong_direction_error(
     argument_name: str, topic: str, queues: int, existing_queues: Mapping[str, QueueData], command: str
 ) -> OptionError:
     comparison = "fewer than" if command == "shrink" else "more than"

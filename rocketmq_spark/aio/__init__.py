@@ -1,14 +1,14 @@
 """Producers and consumers for asyncio: ``from rocketmq_spark import aio``.
 
-Methods and arguments are the same as those of the classes for threads, with these exceptions: ``Consumer.close(timeout_s)``
-replaces ``stop``; ``send`` and ``request`` also replace ``send_async`` and ``request_async``; ``poll_arrow``, ``add_hook``,
-``faults`` and ``spool_metrics`` are missing.
+Methods and arguments are the same as those of the classes of ``rocketmq_spark``, except that ``Consumer.close(timeout_s)``
+replaces ``stop``, ``send`` also replaces ``send_async``, and ``request`` also replaces ``request_async``. The methods
+``poll_arrow``, ``add_hook``, ``faults`` and ``spool_metrics`` are missing.
 
-Each class wraps its counterpart for threads: blocking calls run on threads, and their outcomes are passed to the event loop,
-many outcomes per wake-up. An object belongs to the event loop in which it was first used.
+Each class wraps the blocking class of the same name. Blocking calls run on threads. One wake-up of the event loop may deliver the
+outcomes of many calls. An object belongs to the event loop in which it was first used.
 
-A call that is cancelled before it begins has no effect. If a send is cancelled later, its message may be stored. The next poll
-returns the messages of a cancelled poll.
+A call that is cancelled before it begins has no effect. If a send is cancelled after it has begun, its message may be stored. If
+a poll is cancelled, the next poll returns its messages.
 """
 
 from rocketmq_spark.aio.consumers import Consumer, PullConsumer, SimpleConsumer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.aio.loop import YIELD_AFTER_S, AsyncClient, CoroutineListener, EventLoop
 from rocketmq_spark.consumer.listener import Listener, check_listener
-from rocketmq_spark.consumer.pull import POLL_S, checked_timeout, next_answer, take_messages
+from rocketmq_spark.consumer.pull import DEFAULT_POLL_TIMEOUT_S, checked_timeout, next_answer, take_messages
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.consumer.simple import check_max_messages
 from rocketmq_spark.errors import ClosedError
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The most messages that are decoded in the event loop without a pause. Decoding them takes some milliseconds.
-_MAX_DECODED = 500
+# The maximum number of messages that are decoded in the event loop without a pause. Decoding so many messages takes some
+# milliseconds.
+_MAX_DECODED_MESSAGES = 500
 
 
 class Consumer(AsyncClient):
@@ -47,7 +48,9 @@ class Consumer(AsyncClient):
         self._consumer = consumers.Consumer(name_server, group, **options)
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Consume all messages of ``topic``, or the messages that match; see ``rocketmq_spark.Consumer.subscribe``."""
+        """Consume all messages of ``topic``, or only the messages that match ``tags`` or ``sql``; see
+        ``rocketmq_spark.Consumer.subscribe``.
+        """
         await self._run_on_thread(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
@@ -62,7 +65,7 @@ class Consumer(AsyncClient):
         ``asyncio.to_thread(context.reply, body)``. A listener that is not a coroutine function runs on threads.
 
         Args:
-            listener: A coroutine function or a function. Its arguments are those of ``rocketmq_spark.Listener``.
+            listener: A coroutine function or a function. It has the arguments of a ``rocketmq_spark.Listener``.
 
         Raises:
             OptionError, LocalProtocolError, RocketMQError: As ``rocketmq_spark.Consumer.start``.
@@ -73,12 +76,12 @@ class Consumer(AsyncClient):
         thread_listener: Listener = functools.partial(self._loop.run, listener)
         if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.uses_pop:
             thread_listener = CoroutineListener(self._loop, listener, settings.threads)
-        self._loop.on_loop_closed = self._leave
+        self._loop.on_loop_closed = self._leave_group
         await self._loop.call(self._consumer.start, thread_listener)
 
-    def _leave(self) -> None:
-        """Leave the group after the event loop was closed, because every call of the listener would fail. Other members can
-        consume the messages.
+    def _leave_group(self) -> None:
+        """Leave the group after the event loop was closed, because every call of the listener would fail. The other members of
+        the group then get the messages.
         """
         logger.warning(
             "the event loop of a consumer was closed before the consumer, which now leaves group %s; close the consumer first",
@@ -93,7 +96,7 @@ class Consumer(AsyncClient):
         """
         try:
             await self.start(listener)
-        except asyncio.CancelledError:  # the start continues on its thread
+        except asyncio.CancelledError:  # the call of ``start`` continues on a thread
             await self.close()
             raise
         try:
@@ -108,7 +111,8 @@ class Consumer(AsyncClient):
     async def close(self, timeout_s: float = 30.0) -> Sequence[ReceivedMessage | PoppedMessage]:
         """Leave the group. Listener calls that run longer than ``timeout_s`` are cancelled; their messages are redelivered.
 
-        Do not await this in a listener, which would wait for itself: set an event, and let another task close.
+        Do not await ``close`` in a listener, because ``close`` waits for the listener. Instead, set an event, and let another
+        task close.
 
         Args:
             timeout_s: Seconds to wait for listener calls.
@@ -116,19 +120,19 @@ class Consumer(AsyncClient):
         Returns:
             The messages of the cancelled calls.
         """
-        if self._closed:
+        if self._is_closed:
             return []
         self._check_open()
-        return await self._close_with(functools.partial(self._consumer.stop, timeout_s))
+        return await self._close_with_code(functools.partial(self._consumer.stop, timeout_s))
 
 
 class PullConsumer(AsyncClient):
-    """Returns messages when you poll it, of the queues that the group assigns to it or that you name; see
+    """Returns messages when you poll it, from the queues that the group assigns to it or that you name; see
     ``rocketmq_spark.PullConsumer``.
 
     ``async for message in consumer`` yields messages without end. A message is finished when ``commit`` is called, or when a
-    later poll or the loop fetches more messages. A new loop continues after the last message that an earlier loop yielded. Only
-    one task at a time may use a consumer.
+    later poll or the ``async for`` loop fetches more messages. A new ``async for`` loop continues after the last message that an
+    earlier loop yielded. Only one task at a time may use a consumer.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.
@@ -141,7 +145,7 @@ class PullConsumer(AsyncClient):
     ) -> None:
         super().__init__(threads=1)  # a PullConsumer serves one thread at a time
         self._consumer = consumers.PullConsumer(name_server, group, **options)
-        # The next answer, perhaps to a cancelled poll.
+        # The future of a poll that is running, perhaps one whose caller was cancelled.
         self._answer_future: asyncio.Future[Iterator[ReceivedMessage]] | None = None
         self._remaining_messages: Iterator[ReceivedMessage] = iter(())  # messages that were not returned or yielded yet
 
@@ -197,9 +201,10 @@ class PullConsumer(AsyncClient):
         """Return the committed offset of ``queue``; None if no offset was committed."""
         return await self._run_on_thread(self._consumer.committed, queue)
 
-    async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
-        """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds. The
-        list ends after 500 messages, or with the message that brings the decompressed bodies to 64 MiB.
+    async def poll(self, timeout_s: float = DEFAULT_POLL_TIMEOUT_S) -> list[ReceivedMessage]:
+        """Return messages of one queue, in the order of the queue, as soon as there are any. After ``timeout_s`` seconds without
+        messages, return an empty list. The list ends after 500 messages, or with the message that brings the decompressed bodies
+        to 64 MiB.
         """
         ends_at = time.monotonic() + checked_timeout(timeout_s)
         while True:
@@ -207,19 +212,19 @@ class PullConsumer(AsyncClient):
             if messages := self._take_messages():
                 return messages
             remaining = ends_at - time.monotonic()
-            await self._fetch(max(0.0, min(remaining, POLL_S)))
+            await self._fetch(max(0.0, min(remaining, DEFAULT_POLL_TIMEOUT_S)))
             if remaining <= 0:
                 return self._take_messages()
 
     def _take_messages(self) -> list[ReceivedMessage]:
         # If ``take_messages`` raises, the next answer begins with the same messages.
         remaining_messages, self._remaining_messages = self._remaining_messages, iter(())
-        messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED)
+        messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED_MESSAGES)
         self._remaining_messages = remaining_messages
         return messages
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        while not self._closed:
+        while not self._is_closed:
             pause_at = time.monotonic() + YIELD_AFTER_S
             for message in self._remaining_messages:
                 yield message
@@ -227,14 +232,14 @@ class PullConsumer(AsyncClient):
                     await asyncio.sleep(0)
                     pause_at = time.monotonic() + YIELD_AFTER_S
             try:
-                await self._fetch(POLL_S)
+                await self._fetch(DEFAULT_POLL_TIMEOUT_S)
             except ClosedError:
-                if not self._closed:
+                if not self._is_closed:
                     raise
 
     async def _fetch(self, wait_s: float) -> None:
-        """Wait for the next answer. The answer to a cancelled poll comes first, because no caller got its messages. That poll
-        may have a longer timeout than ``wait_s``, so this method waits for at most ``wait_s``.
+        """Wait for an answer. If an earlier poll was cancelled, wait for the answer to that poll, because no caller got its
+        messages. The earlier poll may have a longer timeout than ``wait_s``, so this method waits for at most ``wait_s``.
         """
         earlier_future = self._answer_future
         future = earlier_future or self._loop.start(next_answer, self._consumer, wait_s)
@@ -246,17 +251,17 @@ class PullConsumer(AsyncClient):
 
     async def close(self) -> None:
         """Stop, and leave the group; see ``rocketmq_spark.PullConsumer.close``."""
-        if self._closed:
+        if self._is_closed:
             return
         self._check_open()
-        await self._close_with(self._consumer.close)  # ``close`` also ends a poll
+        await self._close_with_code(self._consumer.close)  # ``close`` also ends a poll
 
 
 class SimpleConsumer(AsyncClient):
     """Receives messages from a Proxy. Await ``ack`` for each message that is done; see ``rocketmq_spark.SimpleConsumer``.
 
     Args:
-        name_server: Not used. Give ``group`` and ``proxy_endpoint`` by keyword.
+        name_server: Not used. Pass ``group`` and ``proxy_endpoint`` by keyword.
         group: Consumer group. Required.
         options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
     """
@@ -286,8 +291,8 @@ class SimpleConsumer(AsyncClient):
     ) -> Sequence[PoppedMessage]:
         """Return up to ``max_messages`` messages; an empty list if no message came within ``wait``.
 
-        Other members do not get the messages for the time ``invisible``. The next call returns the messages of a cancelled
-        call, and waits for them if they have not arrived. The invisible time of these messages has begun already.
+        Other members of the group do not get these messages during the time ``invisible``. If a call is cancelled, the next call
+        returns its messages, and waits for them if they have not arrived. Their invisible time began with the cancelled call.
         """
         self._check_open()
         check_max_messages(max_messages)
@@ -336,10 +341,10 @@ class SimpleConsumer(AsyncClient):
 
     async def close(self) -> None:
         """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
-        if self._closed:
+        if self._is_closed:
             return
         self._check_open()
-        await self._close_with(self._stop)
+        await self._close_with_code(self._stop)
 
     def _stop(self) -> None:
         try:

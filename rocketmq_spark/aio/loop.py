@@ -28,13 +28,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WAITING_THREADS = 8
-RETRY_S = 1.0  # time until an outcome is applied again if no thread could start
+RETRY_S = 1.0  # pause before the next attempt to apply an outcome, if no thread could start
 YIELD_AFTER_S = 0.005  # code that runs in the event loop without awaiting yields after this time
-_LOOP_CHECK_S = 1.0  # interval at which a thread that waits for a coroutine checks whether the event loop was closed
+_CLOSED_LOOP_CHECK_S = (
+    1.0  # interval at which a thread that waits for a coroutine checks whether the event loop was closed
+)
 
 
 _EXIT_TIMEOUT_S = 30.0  # at its exit, the process waits this long for all running calls together
-# Empty in a forked child, because the threads do not exist there.
+# A forked child begins with an empty collection, because these threads do not exist in the child.
 _all_threads: LiveObjects[DaemonThreadPool] = LiveObjects()
 
 
@@ -50,15 +52,15 @@ class EventLoop:
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # the event loop of the first use
-        self._creation_loop: asyncio.AbstractEventLoop | None = None  # for calls from threads before the first use
+        self._creation_loop: asyncio.AbstractEventLoop | None = None  # used by ``schedule`` before the first use
         with contextlib.suppress(RuntimeError):
             self._creation_loop = asyncio.get_running_loop()
         self._threads: Executor = _all_threads.add(DaemonThreadPool(threads, "rocketmq-aio"))
         self._ready_calls: deque[Callable[[], object]] = deque()  # calls to run in the event loop
         self._is_drain_scheduled = False
-        self._tasks: set[asyncio.Task[Any]] = set()  # of ``run_task``
-        self.closed = False
-        # Called once if the event loop is closed before this object.
+        self._tasks: set[asyncio.Task[Any]] = set()  # the tasks that ``run_task`` started
+        self.is_shut_down = False
+        # Called once if the event loop is closed before this object is closed.
         self.on_loop_closed: Callable[[], None] | None = None
 
     def running_loop(self) -> asyncio.AbstractEventLoop:
@@ -74,15 +76,15 @@ class EventLoop:
 
     def start(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run ``code`` on a thread, even if its caller is cancelled. Raises ``ClosedError`` after ``close``."""
-        if self.closed:
+        if self.is_shut_down:
             raise ClosedError("the object is closed")
         future = self.running_loop().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
         future.add_done_callback(_mark_retrieved)
         return future
 
     async def call(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``code`` on a thread in the caller's context, and return its result. If the caller is cancelled after ``code``
-        has begun, ``code`` runs to its end. If the caller is cancelled before, ``code`` does not begin.
+        """Run ``code`` on a thread in the caller's context, and return its result. If the caller is cancelled after ``code`` has
+        begun, ``code`` runs to its end. If the caller is cancelled before ``code`` has begun, ``code`` does not run.
         """
         work = [functools.partial(copy_context().run, functools.partial(code, *args, **kwargs))]
         try:
@@ -111,7 +113,7 @@ class EventLoop:
 
     def start_after_close(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """As ``start``, but also allowed after ``close``, for operations that began before ``close``."""
-        if self.closed:
+        if self.is_shut_down:
             return self.start_on_new_thread(functools.partial(code, *args, **kwargs))
         return self.start(code, *args, **kwargs)
 
@@ -124,8 +126,8 @@ class EventLoop:
         )
 
     def start_on_new_thread(self, code: Callable[[], T]) -> asyncio.Future[T]:
-        """Run ``code`` on a new thread, for a close, which must not wait for busy threads, and must begin even if its caller is
-        cancelled. Raises ``RuntimeError`` if no thread can start; then ``code`` does not run.
+        """Run ``code``, which closes an object, on a new thread. So ``code`` does not wait for busy threads, and begins even if
+        its caller is cancelled. Raises ``RuntimeError`` if no thread can start; in this case, ``code`` does not run.
         """
         threads = _all_threads.add(DaemonThreadPool(1, "rocketmq-aio-close"))
         future = self.running_loop().run_in_executor(threads, code)
@@ -158,21 +160,21 @@ class EventLoop:
             self._is_drain_scheduled = False
             self._ready_calls.clear()
             on_loop_closed, self.on_loop_closed = self.on_loop_closed, None
-            if on_loop_closed is not None and self.loop_is_closed and not self.closed:
+            if on_loop_closed is not None and self.loop_is_closed and not self.is_shut_down:
                 start_thread("rocketmq-aio-close", on_loop_closed, restart=False)
             raise
 
     def _drain(self) -> None:
-        # Before the loop below, so that later calls of ``schedule`` schedule a new drain.
+        # The flag is cleared before the calls run, so that a later call of ``schedule`` schedules a new drain.
         self._is_drain_scheduled = False
         try:
             while self._ready_calls:
                 self._ready_calls.popleft()()
-        except BaseException:  # for example Ctrl-C, which is raised to the user; the other calls still run
+        except BaseException:  # an interrupt (Ctrl-C) is raised to the user, and the other calls still run
             self.running_loop().call_soon(self._drain)
             raise
 
-    def put(self, future: asyncio.Future[Any], outcome: object) -> None:
+    def set_outcome(self, future: asyncio.Future[Any], outcome: object) -> None:
         """Set the result or exception of ``future``. Does nothing if the event loop was closed."""
         with contextlib.suppress(RuntimeError):
             self.schedule(functools.partial(_set_outcome, future, outcome))
@@ -192,7 +194,7 @@ class EventLoop:
             raise
         while True:
             with contextlib.suppress(TimeoutError):
-                if future.exception(_LOOP_CHECK_S) is None:
+                if future.exception(_CLOSED_LOOP_CHECK_S) is None:
                     return future.result()
             if future.done():
                 return future.result()
@@ -205,7 +207,7 @@ class EventLoop:
             if not future.done():
                 future.set_exception(ClosedError("the coroutine was cancelled"))
 
-        if self.closed:
+        if self.is_shut_down:
             on_end(None)
         else:
             self.run_task(_run(coroutine, future), on_end)
@@ -221,7 +223,7 @@ class EventLoop:
 
     def close(self) -> None:
         """Cancel the tasks of ``run_task``, and end the threads after their current work."""
-        self.closed = True
+        self.is_shut_down = True
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False)
@@ -252,15 +254,16 @@ class CoroutineListener(DeferredListener):
             self._loop.run_task(self._run(), self._on_task_end)
 
     def _on_task_end(self, task: object) -> None:
-        """Count the end of a task, and start tasks for the waiting calls. This is also called if the task was cancelled before
-        it began.
+        """Count the end of a task, and start tasks for the waiting calls. This method is also called for a task that was
+        cancelled before it began.
         """
         self._running_count -= 1
-        if self._waiting_calls and not self._loop.closed:
+        if self._waiting_calls and not self._loop.is_shut_down:
             self._start_tasks()
 
     async def _run(self) -> None:
-        """Call the listener until no call waits. A task for each call would take more time than a quick listener.
+        """Call the listener for each waiting call. One task serves many calls, because starting a task can take longer than a
+        quick listener.
 
         A call that sets context variables is the last call of its task, so that other calls do not see these variables.
         """
@@ -268,22 +271,22 @@ class CoroutineListener(DeferredListener):
         while self._waiting_calls:
             if (call := self._waiting_calls.popleft()()) is None:
                 continue
-            context_before = copy_context()  # after the line above, because a call may set variables before it starts
+            context_before = copy_context()  # copied only now: the line above may set variables
             outcome: object
             try:
                 outcome = await self._code(call.messages, call.context)
             except BaseException as e:
-                outcome = Failure(e)  # includes the cancellation of an operation that the listener awaited
+                outcome = Failure(e)  # also for a cancelled operation that the listener awaited
                 if isinstance(e, asyncio.CancelledError) and _is_cancelled():
-                    # After ``close``, the consumer has stopped, and its messages are redelivered.
-                    if not self._loop.closed:
+                    # After ``close``, the consumer has stopped, and the messages of this call are redelivered.
+                    if not self._loop.is_shut_down:
                         self._apply_outcome(call, outcome)
                     raise
             if outcome is None and call.context.ack_index is None:
                 call(None)
             else:
                 self._apply_outcome(call, outcome)
-            # Captured, because comparing the user's values may raise an error.
+            # Errors are captured, because the comparison of the user's values may raise an error.
             if capture(copy_context().__eq__, context_before) is not True:
                 return
             if time.monotonic() > pause_at:
@@ -297,7 +300,7 @@ class CoroutineListener(DeferredListener):
         submission = capture(self._loop.start, call, outcome)
         if isinstance(submission, Failure):
             logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, submission)
-            if not self._loop.closed:
+            if not self._loop.is_shut_down:
                 asyncio.get_running_loop().call_later(RETRY_S, self._apply_outcome, call, outcome)
 
 
@@ -322,7 +325,7 @@ async def _run(coroutine: Coroutine[Any, Any, Any], future: Future[Any]) -> None
 def _set_outcome(future: asyncio.Future[Any], outcome: object) -> None:
     if future.done():  # cancelled
         return
-    if isinstance(outcome, StopIteration):  # futures do not accept it
+    if isinstance(outcome, StopIteration):  # a future does not accept StopIteration
         future.set_exception(RuntimeError("StopIteration was raised"))
     elif isinstance(outcome, BaseException):
         future.set_exception(outcome)
@@ -331,7 +334,9 @@ def _set_outcome(future: asyncio.Future[Any], outcome: object) -> None:
 
 
 def _mark_retrieved(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception. Otherwise asyncio would log it, for example after a cancelled call."""
+    """Retrieve the exception of a future, because asyncio logs exceptions that nobody retrieved, for example after a cancelled
+    call.
+    """
     if not future.cancelled():
         future.exception()
 
@@ -343,11 +348,11 @@ class AsyncClient:
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop = EventLoop(threads)
-        self._closed = False
+        self._is_closed = False
 
     def _check_open(self) -> asyncio.AbstractEventLoop:
         loop = self._loop.running_loop()
-        if self._closed:
+        if self._is_closed:
             raise ClosedError(f"the {type(self).__name__} is closed")
         return loop
 
@@ -356,15 +361,15 @@ class AsyncClient:
         self._check_open()
         return await self._loop.call(code, *args, **kwargs)
 
-    async def _close_with(self, code: Callable[[], T]) -> T:
+    async def _close_with_code(self, code: Callable[[], T]) -> T:
         """Close the object with ``code``, which runs to its end even if the caller is cancelled. If ``code`` fails or no thread
         can start, the object is open again, and ``close`` may be called again.
         """
-        self._closed = True
+        self._is_closed = True
         try:
             close_future = self._loop.start_on_new_thread(code)
         except BaseException:
-            self._closed = False
+            self._is_closed = False
             raise
         close_future.add_done_callback(self._on_closed)
         return await asyncio.shield(close_future)
@@ -373,7 +378,7 @@ class AsyncClient:
         if close_future.cancelled() or close_future.exception() is None:
             self._loop.close()
         else:
-            self._closed = False
+            self._is_closed = False
 
     async def close(self) -> object:
         """Release all resources. A second call does nothing."""

@@ -1,8 +1,8 @@
 """A producer for coroutines. It wraps ``session/producers.Producer``.
 
-Sends of one iteration of the event loop begin together, so that they need few writes. A send begins in the event loop if it
-does not block: its route is cached, and there is room for unacknowledged messages. Threads begin the other sends. Sends to a
-topic whose route is not cached request the route first. Sends that wait for room begin in their order.
+Sends of one iteration of the event loop begin together, so that they need few writes. A send begins in the event loop if it does
+not block: its route is cached, and there is room for unacknowledged messages. All other sends begin on threads. A send to a topic
+whose route is not cached requests the route first. Sends that wait for room begin in the order in which they were called.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 # Sends of larger bodies begin on threads, because compressing 256 KiB takes up to 50 ms.
 MAX_LOOP_BODY_BYTES = 64 * 1024
 # Cause and remedy for a send that was passed to a thread and did not begin within its timeout.
-_NO_ROOM = "too many messages are unacknowledged", "Send more slowly, or await earlier sends first"
-_NO_ROUTE = "too many sends wait for routes of topics", "Check that a name server answers"
+_NO_ROOM_CAUSE_AND_REMEDY = "too many messages are unacknowledged", "Send more slowly, or await earlier sends first"
+_NO_ROUTE_CAUSE_AND_REMEDY = "too many sends wait for routes of topics", "Check that a name server answers"
 
 
 class AsyncHalfMessage:
@@ -58,22 +58,22 @@ class AsyncHalfMessage:
     """
 
     def __init__(self, half: HalfMessage, call: Callable[..., Any]) -> None:
-        self._half = half
+        self._half_message = half
         self._call_on_thread = call
         self.message, self.result = half.message, half.result
 
     @property
     def state(self) -> HalfState:
         """The state as this process knows it; see ``rocketmq_spark.HalfMessage.state``."""
-        return self._half.state
+        return self._half_message.state
 
     async def commit(self, timeout_s: float | None = None) -> None:
         """Deliver the message. ``timeout_s`` and errors are as in ``rocketmq_spark.HalfMessage.commit``."""
-        await self._call_on_thread(self._half.commit, timeout_s)
+        await self._call_on_thread(self._half_message.commit, timeout_s)
 
     async def rollback(self, timeout_s: float | None = None) -> None:
         """Drop the message. ``timeout_s`` and errors are as in ``rocketmq_spark.HalfMessage.commit``."""
-        await self._call_on_thread(self._half.rollback, timeout_s)
+        await self._call_on_thread(self._half_message.rollback, timeout_s)
 
 
 class _UnstartedSend(NamedTuple):
@@ -83,7 +83,7 @@ class _UnstartedSend(NamedTuple):
     message: Message
     how: How
     queued_at_s: float  # time of the monotonic clock
-    context: Context  # of the coroutine that sends the message
+    context: Context  # the context of the coroutine that sends the message
 
 
 class _UnstartedSendCount:
@@ -141,7 +141,7 @@ class _SendThread:
 def _begin_each(sends: SimpleQueue[Callable[[], None] | None]) -> None:
     while (begin := sends.get()) is not None:
         begin()
-        del begin  # otherwise the waiting thread would keep the producer alive
+        del begin  # ``begin`` refers to the producer, which could not be collected while this thread waits
 
 
 class Producer(AsyncClient):
@@ -199,7 +199,7 @@ class Producer(AsyncClient):
         """
         loop = self._check_open()
         if timeout_s is not None:
-            # Checked here, because an error on a thread would leave the future without a result.
+            # An invalid timeout is an error here, because an error on a thread would leave the future without a result.
             check_seconds("timeout_s", timeout_s)
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
@@ -216,39 +216,43 @@ class Producer(AsyncClient):
         pause_at = time.monotonic() + YIELD_AFTER_S
         try:
             with without_blocking(), batch_writes():
-                while self._new_sends and (self._closed or time.monotonic() <= pause_at):
+                while self._new_sends and (self._is_closed or time.monotonic() <= pause_at):
                     send = self._new_sends.popleft()
                     self._begun_count += 1
                     try:
                         outcome = capture(self._begin_or_pass_to_thread, send)
-                    except BaseException:  # for example Ctrl-C, which is raised to the user
+                    except BaseException:  # an interrupt (Ctrl-C) is raised to the user
                         send.future.cancel()
                         raise
                     if isinstance(outcome, Failure):
-                        self._loop.put(send.future, _start_error(outcome.error, send))
-        finally:  # because after an interrupt, nothing else would begin the other sends
+                        self._loop.set_outcome(send.future, _start_error(outcome.error, send))
+        finally:  # after an interrupt, the remaining sends still begin
             if self._new_sends:
                 self._loop.running_loop().call_soon(self._begin_new_sends)
 
     def _begin_or_pass_to_thread(self, send: _UnstartedSend) -> None:
         message, how = send.message, send.how
-        if not _is_well_typed(message):  # the producer rejects the message at once
+        if not _is_well_typed(message):  # the producer rejects such a message at once
             self._begin(send)
         elif not has_cached_route(self._producer, message.topic, how.timeout_s is how.delay_level is None):
-            # Not on the send thread, because a slow route must not delay sends to other topics.
-            self._pass_to_thread(send, lambda: self._loop.start(self._begin_on_thread, send, _NO_ROUTE))
+            # The send thread does not begin this send, because a slow route must not delay sends to other topics.
+            self._pass_to_thread(
+                send, lambda: self._loop.start(self._begin_on_thread, send, _NO_ROUTE_CAUSE_AND_REMEDY)
+            )
         elif (
-            self._is_quick(message, how)
+            self._can_begin_in_loop(message, how)
             and self._send_thread.is_empty()
             and sends_without_waiting(self._producer, message)
         ):
             self._begin(send)
         else:
-            begin = functools.partial(self._begin_on_thread, send, _NO_ROOM)
+            begin = functools.partial(self._begin_on_thread, send, _NO_ROOM_CAUSE_AND_REMEDY)
             self._pass_to_thread(send, lambda: self._send_thread.put(begin))
 
-    def _is_quick(self, message: Message, how: How) -> bool:
-        """Whether a send needs neither the maximum timer delay of a broker nor the compression of a large body."""
+    def _can_begin_in_loop(self, message: Message, how: How) -> bool:
+        """Whether a send can begin in the event loop: it needs no maximum timer delay of a broker, and compresses no
+        large body.
+        """
         return how.delay is how.deliver_at is None and len(message.body) <= MAX_LOOP_BODY_BYTES
 
     def _pass_to_thread(self, send: _UnstartedSend, start: Callable[[], object]) -> None:
@@ -269,7 +273,7 @@ class Producer(AsyncClient):
                 return
             cause, remedy = cause_and_remedy
             text = f"{cause}, and this one has waited for the whole send timeout"
-            self._loop.put(send.future, SendFailed(text, topic=send.message.topic, remedy=remedy))
+            self._loop.set_outcome(send.future, SendFailed(text, topic=send.message.topic, remedy=remedy))
         finally:
             self._unstarted_sends.discard(send)
 
@@ -277,13 +281,13 @@ class Producer(AsyncClient):
         future, message, how, _, context = send
         if future.done():  # the send was cancelled or has failed
             return
-        on_outcome = NonblockingCallback(functools.partial(self._loop.put, future))
+        on_outcome = NonblockingCallback(functools.partial(self._loop.set_outcome, future))
         send_arguments = {} if how == DEFAULT_HOW else how._asdict()
         outcome = capture(
             context.run, functools.partial(self._producer.send_async, message, on_outcome, **send_arguments)
         )
         if isinstance(outcome, Failure):
-            self._loop.put(future, outcome.error)
+            self._loop.set_outcome(future, outcome.error)
 
     async def send_oneway(self, message: Message, **how: Any) -> None:
         """Send without waiting for an answer, so it stays unknown whether the message was stored.
@@ -303,15 +307,18 @@ class Producer(AsyncClient):
     async def send_arrow(self, rows: Any, topic: str | None = None, **how: Any) -> SentRows:
         """Send the ``rows`` of Arrow data to ``topic``, on a thread. See ``rocketmq_spark.Producer.send_arrow``.
 
-        ``how`` are the other keyword arguments of that method. Cancelling a call that has begun does not stop it.
+        ``how`` are the other keyword arguments of ``rocketmq_spark.Producer.send_arrow``. Cancelling a call that has begun does
+        not stop it.
         """
         self._check_open()
         return await self._bulk_loop.call(self._producer.send_arrow, rows, topic, **how)
 
     async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
-        """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
+        """Send ``messages`` in batches. A thread iterates over the messages and sends them. See
+        ``rocketmq_spark.Producer.send_many``.
 
-        ``how`` are the other keyword arguments of that method. Cancelling a call that has begun does not stop it.
+        ``how`` are the other keyword arguments of ``rocketmq_spark.Producer.send_many``. Cancelling a call that has begun does
+        not stop it.
         """
         self._check_open()
         return await self._bulk_loop.call(self._producer.send_many, messages, **how)
@@ -324,7 +331,9 @@ class Producer(AsyncClient):
         reply_future = await self._run_on_thread(self._producer.request_async, message, **how)
         future: asyncio.Future[Reply] = self._loop.running_loop().create_future()
         reply_future.add_done_callback(
-            lambda answered_future: self._loop.put(future, answered_future.exception() or answered_future.result())
+            lambda answered_future: self._loop.set_outcome(
+                future, answered_future.exception() or answered_future.result()
+            )
         )
         return await future
 
@@ -339,12 +348,12 @@ class Producer(AsyncClient):
         If the call is cancelled, the message is rolled back, so you may send another message.
         """
         self._check_open()
-        half = await self._store_half(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
+        half = await self._store_half_message(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
         return AsyncHalfMessage(half, self._loop.call_after_close)
 
-    async def _store_half(self, store: Callable[[], HalfMessage]) -> HalfMessage:
-        """Store a half message on a thread. If the caller is cancelled, roll back the half message, because nothing would
-        decide it. If the caller then tried again, the check of this half message would find the data of the second attempt.
+    async def _store_half_message(self, store: Callable[[], HalfMessage]) -> HalfMessage:
+        """Store a half message on a thread. If the caller is cancelled, roll back the half message: nothing else would decide it,
+        and if the caller tried again, the check of this half message would find the data of the second attempt.
         """
         roll_back = functools.partial(self._producer._decide_at_end, decision=TransactionState.ROLLBACK)
         return await self._loop.call_or_undo(roll_back, store)
@@ -357,17 +366,17 @@ class Producer(AsyncClient):
         """
         self._check_open()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        half = await self._store_half(transaction.__enter__)
+        half = await self._store_half_message(transaction.__enter__)
         try:
             yield AsyncHalfMessage(half, self._loop.call_after_close)
         except BaseException as e:
-            with contextlib.suppress(type(e)):  # ``__exit__`` may raise ``e`` again, which the ``raise`` below does
+            with contextlib.suppress(type(e)):  # ``__exit__`` may raise ``e``, which is raised below
                 await self._leave_block(half, transaction.__exit__, type(e), e, e.__traceback__)
             raise
         await self._leave_block(half, transaction.__exit__, None, None, None)
 
     async def _leave_block(self, half: HalfMessage, leave: Callable[..., object], *error: object) -> None:
-        """Commit or roll back at the end of a block, even if the producer was closed in it."""
+        """Commit or roll back at the end of a block, even if the block has closed the producer."""
         try:
             await self._loop.call_after_close(leave, *error)
         except RuntimeError as e:
@@ -386,9 +395,9 @@ class Producer(AsyncClient):
         Returns False if sends are still unanswered after ``timeout_s`` seconds (default: send timeout).
         """
         self._check_open()
-        deadline, last_count = self._deadline(timeout_s), self._begun_count + len(self._new_sends)
+        deadline, last_begun_count = self._deadline(timeout_s), self._begun_count + len(self._new_sends)
         self._begin_new_sends()
-        while self._begun_count < last_count:  # each iteration of the event loop begins some sends
+        while self._begun_count < last_begun_count:  # each iteration of the event loop begins some sends
             if deadline.expired:
                 return False
             await asyncio.sleep(0)
@@ -396,28 +405,30 @@ class Producer(AsyncClient):
 
     def _on_closed(self, close_future: asyncio.Future[Any]) -> None:
         super()._on_closed(close_future)
-        if self._loop.closed:
+        if self._loop.is_shut_down:
             self._bulk_loop.close()
 
     def _flush(self, deadline: Deadline) -> bool:
         return self._unstarted_sends.wait_until_empty(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Accept no more sends, wait up to ``timeout_s`` seconds (default: send timeout), and return sends without an answer."""
-        if self._closed:
+        """Accept no more sends, wait up to ``timeout_s`` seconds (default: send timeout), and return the sends that have no
+        answer.
+        """
+        if self._is_closed:
             return []
         self._check_open()
-        self._closed = True
+        self._is_closed = True
         try:
             self._begin_new_sends()
-        except BaseException:  # for example Ctrl-C: the user can call ``close`` again
-            self._closed = False
+        except BaseException:  # after an interrupt (Ctrl-C), the user can call ``close`` again
+            self._is_closed = False
             raise
-        return await self._close_with(functools.partial(self._close, timeout_s))
+        return await self._close_with_code(functools.partial(self._close, timeout_s))
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
-        self._unstarted_sends.wait_until_empty(deadline)  # send the messages that were passed to threads before
+        self._unstarted_sends.wait_until_empty(deadline)  # until threads have begun all earlier sends
         self._send_thread.end()
         return self._producer.close(deadline.remaining())
 

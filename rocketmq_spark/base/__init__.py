@@ -1,1 +1,1 @@
-"""What every part stands on: numbers of the protocol, clocks, threads, retries. Nothing here knows RocketMQ's objects."""
+"""The base of all other packages: numbers of the protocol, clocks, threads, retries. Nothing here knows RocketMQ's objects."""

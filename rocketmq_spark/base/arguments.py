@@ -38,13 +38,17 @@ def check_text(name: str, value: object, expected: str = "a str") -> None:
 
 
 def check_texts(name: str, value: object, expected: str) -> None:
-    """Raise ``OptionError`` unless ``value`` is a collection of str. A single str is rejected, although it has characters."""
+    """Raise ``OptionError`` unless ``value`` is a collection of str. A single str is rejected, although a str is itself a
+    collection of str.
+    """
     if not isinstance(value, Collection) or isinstance(value, str) or not all(isinstance(each, str) for each in value):
         raise argument_error(name, value, expected)
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer, of Python or of numpy. A bool does not count, although Python derives bool from int."""
+    """Whether a value is an integer, of Python or of numpy. A bool is not accepted as an integer, although Python derives bool
+    from int.
+    """
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -108,7 +112,8 @@ def check_synchronous(name: str, value: Any) -> None:
         raise OptionError(f"{name} is the {kind} {short_repr(value)}; expected a function that returns its result")
 
 
-_MAX_PAIRS = 4_000_000  # pairs of characters: 10,000 names of 20 characters, or 250 of 127
+# Limits the compared pairs of characters: to those of 10,000 names of 20 characters, or of 250 names of 127.
+_MAX_PAIRS = 4_000_000
 _MAX_COMPARED_CHARACTERS = 127  # longer names are not compared
 
 
@@ -116,8 +121,8 @@ def similar_names(name: str, names: Iterable[str], count: int, cutoff: float) ->
     """Return up to ``count`` names that are similar to ``name``, the most similar one first.
 
     A server may report any number of names, and the time to compare two names grows with the product of their lengths. So the
-    comparison ends after ``_MAX_PAIRS`` pairs of characters, about half a second. Names with the same first letter are compared
-    first, and longer names than ``_MAX_COMPARED_CHARACTERS`` are left out.
+    comparison ends after ``_MAX_PAIRS`` pairs of characters, which take about half a second. Names with the same first letter are
+    compared first, and longer names than ``_MAX_COMPARED_CHARACTERS`` are left out.
     """
     name, pairs_left = name[:_MAX_COMPARED_CHARACTERS], _MAX_PAIRS
     compared_names: list[str] = []

@@ -6,13 +6,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
 
-# Bytes of large frames that have not arrived completely, in one client: answers, requests of servers, and bulk reads.
+# The limit of the memory for incomplete large frames in one client: answers, requests of servers, and bulk reads.
 MAX_INCOMPLETE_BYTES = 512 << 20
-# Bytes of requests of servers that wait in a client, and of half messages that wait for a function of the user. If larger
-# messages are allowed, the limit of the requests is four times the largest request.
+# The limit of the memory for requests of servers that wait in a client, and the limit for half messages that wait for a function
+# of the user. If larger messages are allowed, the limit for the requests is four times the largest request.
 MAX_WAITING_BYTES = 64 << 20
 
-# Memory of a decoded message besides its texts, and memory for each byte of its properties, which may be many short texts.
+# Bytes of memory that a decoded message needs besides its texts, and that each byte of its properties needs: the properties may
+# be many short texts.
 OBJECT_BYTES, _BYTES_PER_PROPERTY_BYTE = 512, 8
 
 
@@ -24,7 +25,8 @@ def estimated_memory(body_bytes: int, property_bytes: int) -> int:
 class Budget:
     """Limits the bytes that holders, such as servers, have in memory together. Thread-safe.
 
-    After each claim, at least as many bytes are free as the holder has. If no holder has bytes, a claim of any size succeeds.
+    A claim succeeds only if at least as many bytes stay free as the holder then has. If no holder has bytes, a claim of any size
+    succeeds.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,7 +36,9 @@ class Budget:
         self._lock = threading.RLock()  # reentrant: garbage collection may call ``release`` in this block
 
     def claim(self, holder: Hashable, size: int) -> Callable[[], None] | None:
-        """Claim ``size`` bytes. Returns a function that releases them once; None if they exceed the limit."""
+        """Claim ``size`` bytes. Returns a function that releases the claimed bytes once; None if the claim would exceed the
+        limit.
+        """
         with self._lock:
             if self.used and self.used + self._bytes_by_holder[holder] + 2 * size > self.limit:
                 return None
@@ -65,7 +69,7 @@ class ReceiveBudget:
         self.used = 0
         self._bytes_by_holder: Counter[Hashable] = Counter()
         self._accounts: set[ReceiveAccount] = set()
-        self._lock = threading.RLock()  # reentrant for the same reason as in ``Budget``
+        self._lock = threading.RLock()  # reentrant: garbage collection may release bytes in a block with this lock
 
     def account(self, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> ReceiveAccount:
         """Return an empty account for frames of ``holder``: for one frame at a time, or for all frames that a call keeps.

@@ -21,7 +21,7 @@ class Deadline(NamedTuple):
     create, and each send creates a deadline.
     """
 
-    at: float
+    end_s: float
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
@@ -29,19 +29,19 @@ class Deadline(NamedTuple):
 
     def remaining(self) -> float:
         """Seconds left, never below zero."""
-        return max(0.0, self.at - time.monotonic())
+        return max(0.0, self.end_s - time.monotonic())
 
     @property
     def expired(self) -> bool:
-        return time.monotonic() >= self.at
+        return time.monotonic() >= self.end_s
 
     def pause(self, seconds: float) -> None:
         """Block the calling thread for ``seconds``, or until shortly after the deadline, so that a last attempt can follow."""
         time.sleep(max(_MIN_PAUSE_S, min(seconds, self.remaining())))
 
     def within(self, seconds: float) -> Deadline:
-        """The earlier of this deadline and ``seconds`` from now: the share of one attempt."""
-        return Deadline(min(self.at, time.monotonic() + seconds))
+        """Return the deadline of one attempt: ``seconds`` from now, but not after this deadline."""
+        return Deadline(min(self.end_s, time.monotonic() + seconds))
 
 
 class RateLimit:
@@ -66,7 +66,9 @@ def epoch_ms() -> int:
 
 
 def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
-    """Return text such as ``2026-01-31T12:00:00.000Z``; ``@`` and the number if the number, which messages choose, is no date."""
+    """Return text such as ``2026-01-31T12:00:00.000Z``. If no date has this number of milliseconds, as a message may contain any
+    number, return ``@`` and the number.
+    """
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -75,8 +77,8 @@ def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
 
 
 def wait_until(condition: Callable[[], object], deadline: Deadline, every_s: float) -> bool:
-    """Call ``condition`` every ``every_s`` seconds, at least once, until it returns a true value. Returns whether it did before
-    ``deadline``.
+    """Call ``condition`` every ``every_s`` seconds, at least once, until it returns a true value. Returns whether the condition
+    was true before ``deadline``.
     """
     while not condition():
         if deadline.expired:
@@ -86,8 +88,8 @@ def wait_until(condition: Callable[[], object], deadline: Deadline, every_s: flo
 
 
 def backoff(initial_s: float, max_s: float = 30.0, rng: random.Random | None = None) -> Iterator[float]:
-    """Yield pauses in seconds. The pauses double up to ``max_s``. A random part of each, up to half, is left out, so that clients
-    do not retry together.
+    """Yield pauses in seconds. The pauses double up to ``max_s``. Each pause is shortened by a random part, up to half of it, so
+    that clients do not retry together.
     """
     rng = rng or random.Random()
     pause_s = initial_s

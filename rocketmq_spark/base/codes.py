@@ -14,10 +14,12 @@ from collections.abc import Mapping
 VERSION = 513
 FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers treat timer properties as the user's and deliver at once
 FIRST_VERSION_WITH_SEARCH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the nearest message
-FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # of topics; older brokers ignore them
-FIRST_VERSION_THAT_UPDATES_USERS = 476  # 5.3.2; 5.3.0 and 5.3.1 report success, but change nothing
+FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # older brokers ignore the attributes of topics
+# 5.3.2; a broker of 5.3.0 or 5.3.1 reports success, but does not change the user.
+FIRST_VERSION_THAT_UPDATES_USERS = 476
 TIMER_MAX_DELAY_S = 3 * 24 * 3600  # a broker's timerMaxDelaySec unless it is configured otherwise
-# Half of Java's largest long. A broker adds the current time; if the sum overflows to a negative number, it delivers at once.
+# Half of Java's largest long. A broker adds the current time to a delay; if the sum overflows to a negative number, the broker
+# delivers the message at once.
 LONGEST_DELAY_MS = 1 << 62
 
 
@@ -48,14 +50,16 @@ class LanguageCode(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """Bits of a header's ``flag``; a plain request has none."""
+    """Bits of a header's ``flag``. The flag of a request that waits for an answer is 0."""
 
     RESPONSE = 1
     ONEWAY = 2
 
 
 class Request(enum.IntEnum):
-    """Request codes. Clients send the requests without a comment to servers. ``wire/rpc.py`` has the fields of all requests."""
+    """Request codes. If a code has no comment, clients send this request to servers. ``wire/rpc.py`` has the fields of all
+    requests.
+    """
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -117,9 +121,10 @@ class Request(enum.IntEnum):
     AUTH_LIST_ACL = 3010
 
 
-# The largest body of JSON in an answer, and of a table of queues: statistics of 200,000 queues have 40 MiB.
+# The largest JSON body of an answer, and the largest body of an answer with an entry for each queue: statistics of 200,000 queues
+# have 40 MiB.
 MAX_JSON_BYTES, MAX_TABLE_BYTES = 8 << 20, 64 << 20
-_MAX_UNREAD_BODY_BYTES = 64 << 10  # no code reads such a body
+_MAX_UNREAD_BODY_BYTES = 64 << 10  # for answers whose body no code reads
 _MAX_ANSWER_BYTES_BY_REQUEST: Mapping[int, int] = {
     **dict.fromkeys(
         (
@@ -151,21 +156,21 @@ _MAX_ANSWER_BYTES_BY_REQUEST: Mapping[int, int] = {
         _MAX_UNREAD_BODY_BYTES,
     ),
 }
-# Requests whose answers are messages. The limit of a frame is enough for these answers.
-_ANSWERED_WITH_MESSAGES = frozenset({Request.PULL_MESSAGE, Request.QUERY_MESSAGE, Request.VIEW_MESSAGE_BY_ID})
+# Requests whose answers are messages. These answers are limited only by the largest frame.
+_REQUESTS_ANSWERED_WITH_MESSAGES = frozenset({Request.PULL_MESSAGE, Request.QUERY_MESSAGE, Request.VIEW_MESSAGE_BY_ID})
 
 
 def max_answer_bytes(request_code: int) -> int | None:
     """The most bytes that the body of an answer to a request may have; None for messages."""
     return (
         None
-        if request_code in _ANSWERED_WITH_MESSAGES
+        if request_code in _REQUESTS_ANSWERED_WITH_MESSAGES
         else _MAX_ANSWER_BYTES_BY_REQUEST.get(request_code, MAX_JSON_BYTES)
     )
 
 
 class Response(enum.IntEnum):
-    """Response codes. Their meaning depends on the request: "not found" is 1, 17 or 22, so match on (request, code)."""
+    """Response codes. The meaning of a code depends on the request, so match on (request, code): "not found" is 1, 17 or 22."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -247,7 +252,7 @@ SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION
 
 
 class PullSysFlag(enum.IntFlag):
-    """Bits of a pull request; a reader that owns its offsets sends SUBSCRIPTION alone."""
+    """Bits of a pull request. A reader that keeps its offsets itself sends only SUBSCRIPTION."""
 
     COMMIT_OFFSET = 0x1
     SUSPEND = 0x2
@@ -273,7 +278,8 @@ CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
 MESSAGE_TYPE = "message.type"  # a ``TopicType``; without it NORMAL
 
-# Limits, in characters for names and in bytes otherwise. The broker enforces them; the client checks them before it sends.
+# Limits, in characters for names and in bytes otherwise. The broker enforces the limits; the client checks a message before it
+# sends the message.
 MAX_TOPIC_LENGTH = 127
 MAX_RETRY_OR_DLQ_TOPIC_LENGTH = 255
 MAX_GROUP_LENGTH = 120
@@ -285,9 +291,10 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; i
 MAX_PROPERTIES_BYTES = 32767
 BROKER_PROPERTIES_RESERVE = 256  # what the broker may add to the properties of a single message
 SINGLE_MAX_PROPERTIES_BYTES = MAX_PROPERTIES_BYTES - BROKER_PROPERTIES_RESERVE
-# The sink's property with a row's id (option ``messageId``). It is a user property, so readers show it.
+# The sink's property with a row's id (option ``messageId``). This property is a user property, so readers show it.
 ROW_ID = "SPARK_ROW_ID"
-MAX_PULL_MESSAGES = 107_374_182  # twenty times more overflows an int in the broker and shrinks the scan window
+# The broker multiplies by 20, and a product above the largest int would shrink its scan window.
+MAX_PULL_MESSAGES = 107_374_182
 
 DELAY_LEVELS = (
     "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
@@ -399,7 +406,7 @@ REPLY_SUFFIX = "_REPLY_TOPIC"  # ends the name of a cluster's topic for replies
 
 AUTO_CREATE_TOPIC = "TBW102"  # template of automatically created topics
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
-NO_SEND_TOPICS = frozenset(  # the broker answers a send with code 16
+NO_SEND_TOPICS = frozenset(  # topics to which brokers reject each send with code 16
     (
         "SCHEDULE_TOPIC_XXXX",
         "RMQ_SYS_TRANS_HALF_TOPIC",
@@ -433,7 +440,9 @@ SYSTEM_GROUPS = frozenset(
 
 
 def timer_due_ms(properties: Mapping[str, str], born_ms: int) -> int | None:
-    """When a message with a timer is due (ms since 1970); a delay counts from ``born_ms``. None without a timer."""
+    """Return when a message with a timer is due (ms since 1970); a delay counts from ``born_ms``. None if the message has no
+    timer.
+    """
     if Property.TIMER_DELIVER_MS in properties:
         return int(properties[Property.TIMER_DELIVER_MS])
     if Property.TIMER_DELAY_MS in properties:

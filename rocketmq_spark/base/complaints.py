@@ -11,12 +11,12 @@ REPEAT_S = 300.0
 
 
 class LogThrottle:
-    """The current problems of subjects such as topics and queues. The first failure of a kind is a warning, and then one failure
-    in five minutes while the problem lasts.
+    """The current problems of subjects such as topics and queues. The first failure of a kind is logged as a warning. While the
+    problem lasts, one failure in five minutes is logged as a warning.
     """
 
     def __init__(self) -> None:
-        self._limits: dict[Hashable, dict[Hashable, RateLimit]] = {}  # for each subject and kind of problem
+        self._limits: dict[Hashable, dict[Hashable, RateLimit]] = {}  # a limit for each subject and kind of problem
 
     def level(self, subject: Hashable, error: object) -> int:
         """Return WARNING for a new kind of problem, and every ``REPEAT_S`` seconds while this kind lasts; else INFO."""

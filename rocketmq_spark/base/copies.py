@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 P = TypeVar("P")
 D = TypeVar("D")
 
-# How many checks of one broker may wait for the user's function, or for their answers to be sent. The broker repeats further
-# checks.
+# How many checks of one broker may wait for the user's function, or for their answers to be sent. Further checks are dropped,
+# because the broker repeats them.
 MAX_WAITING_CHECKS = 1000
 # Pause between log lines about ignored checks.
 LOG_PAUSE_S = 10.0
-# A broker records a decision some seconds after it arrives (``transactionOpBatchInterval``), and may check a new copy before it
-# does. A check long after a commit means that the broker has lost the commit.
+# A broker records a decision some seconds after the decision arrives (``transactionOpBatchInterval``). Before this time, the
+# broker may check a new copy. A check long after a commit means that the broker has lost the commit.
 RACE_WINDOW_S = 60.0
 MAX_COMMITTED_KEYS = 100_000
 
@@ -39,11 +39,11 @@ def _no_op() -> None:
 
 
 class _SharedState:
-    """State of all ``CheckCoalescer`` objects of a process that have the same ``shared_as``. The keys identify half messages."""
+    """State of all ``CheckCoalescer`` objects of a process with the same ``sharing_key``. The keys identify half messages."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # reentrant, because garbage collection may close a producer
-        self.newest_places: dict[str, Any] = {}  # the place of the newest copy of each message that is being decided
+        self.newest_places: dict[str, Any] = {}  # where the newest copy of each message is that waits for a decision
         self.newest_receivers: dict[str, CheckCoalescer[Any, Any]] = {}  # the object that got the newest check
         # The object whose function decides, and the broker that sent the first check.
         self.deciders: dict[str, tuple[CheckCoalescer[Any, Any], Hashable]] = {}
@@ -55,28 +55,29 @@ class CheckCoalescer(Generic[P, D]):
     """Calls the user's function on a separate thread, so that decisions that do not need the function are sent at once.
 
     Args:
-        send: Sends a decision about the copy at a place, and returns whether the decision has certainly arrived. The function
-            may block: each broker has its own thread, so that a broker that hangs does not delay the decisions of other
-            brokers.
-        broker_of: Returns the broker of a place.
+        send: Sends a decision about one copy, and returns whether the decision has certainly arrived. A copy is identified by its
+            place: broker and offset. The function may block: each broker has its own thread, so that a broker that hangs does not
+            delay the decisions of other brokers.
+        broker_of: Returns the broker of the copy at this place.
         commit: The decision that is made for one copy only. The other copies then get ``rollback``.
         rollback: The decision that drops a copy.
         unknown: The decision if the user's function raises.
-        shared_as: Objects with the same value share their state, so that only one of them at a time calls its function for a
+        sharing_key: Objects with the same value share their state, so that only one of them at a time calls its function for a
             message.
     """
 
     def __init__(
         self, send: Callable[[P, D], bool], broker_of: Callable[[P], Hashable], commit: D, rollback: D, unknown: D,
-        shared_as: Hashable = None,
+        sharing_key: Hashable = None,
     ) -> None:  # fmt: skip
         self._send, self._broker_of = send, broker_of
         self._commit_decision, self._rollback_decision, self._unknown_decision = commit, rollback, unknown
         self._decide_executor = KeyedExecutor()
-        self._send_executor = KeyedExecutor(2 * MAX_WAITING_CHECKS)  # half of them for decisions without the function
-        # Set by ``leave``. Decisions of the function after this time are ignored.
+        # Half of this limit is for decisions that need no call of the function.
+        self._send_executor = KeyedExecutor(2 * MAX_WAITING_CHECKS)
+        # This deadline is set by ``leave``. Decisions that the function makes after this deadline are ignored.
         self._leave_deadline: Deadline | None = None
-        shared = _SharedState() if shared_as is None else process.get_or_create("copies", shared_as, _SharedState)
+        shared = _SharedState() if sharing_key is None else process.get_or_create("copies", sharing_key, _SharedState)
         self._lock, self._newest_places, self._rollback_deadlines = (
             shared.lock,
             shared.newest_places,
@@ -168,7 +169,7 @@ class CheckCoalescer(Generic[P, D]):
 
     def _decide(self, key: str, decide: Callable[[], D], release: Callable[[], None]) -> None:
         with self._lock:
-            is_open = key in self._queued_keys  # otherwise the producer has closed
+            is_open = key in self._queued_keys  # false if the producer has closed
             self._queued_keys.discard(key)
         if not is_open:
             release()
@@ -223,7 +224,9 @@ class CheckCoalescer(Generic[P, D]):
             return None
 
     def _is_own(self, key: str) -> bool:
-        """Whether this object still decides about the message. After ``leave``, another object may. The caller holds the lock."""
+        """Whether this object still decides about the message. After ``leave``, another object may decide. The caller holds the
+        lock.
+        """
         decider = self._deciders.get(key)
         return decider is not None and decider[0] is self
 

@@ -2,7 +2,7 @@
 
 Python runs a finalizer on any thread and between any two statements, perhaps while that thread holds a lock that ``close`` needs.
 So a finalizer only puts its object into a queue, which also keeps the object alive. One thread of the process closes the objects
-of the queue. The heartbeat thread does not do this, because ``close`` waits for brokers that hang.
+in this queue. The heartbeat thread does not close objects, because ``close`` waits for brokers that hang.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ClosedWhenDropped(Closeable):
         raise NotImplementedError
 
     def _close_when_dropped(self, name: str) -> None:
-        """Close this object when it is dropped. The warning calls it ``name``."""
+        """Close this object when it is dropped. ``name`` is the object's name in the warning."""
         _dropped_objects.start()
         self._name_when_dropped = name
 
@@ -72,8 +72,8 @@ class _DroppedObjects:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread here, because a finalizer cannot. If the system allows no more threads, the next new object tries
-        again.
+        """Start the thread here, because a finalizer cannot. If the system allows no more threads, the next new object tries to
+        start this thread again.
         """
         with self._lock, contextlib.suppress(RuntimeError):
             if self._thread is None:
@@ -111,7 +111,8 @@ def wait_for_dropped(deadline: Deadline) -> None:
 
 def _close_all(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:
     while True:
-        _close_next(queue)  # a call, so that the waiting thread keeps no reference to the object that it closed
+        # A separate function: its local variables do not keep the closed object alive while the thread waits.
+        _close_next(queue)
 
 
 def _close_next(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
 DEFAULT_HOST = "127.0.0.1"
-# How long a client may be silent, and how long its whole request may take; and how many clients are served at once.
+# The time limit for a silence of a client and for its whole request, and how many clients are served at once.
 _IDLE_S, _MAX_CLIENTS = 10.0, 16
 _STOP_CHECK_S = 0.05  # how often the server checks whether to stop
 _COUNTER_SUFFIX = "_total"
@@ -45,7 +45,7 @@ class Family(NamedTuple):
 
 def install_command() -> str | None:
     """Return the command that installs prometheus-client; None if it is installed."""
-    return None if extras.installed("prometheus_client") else extras.install_command(extras.METRICS)
+    return None if extras.is_installed("prometheus_client") else extras.install_command(extras.METRICS)
 
 
 def metrics(families: Sequence[Family]) -> Iterator[Metric]:
@@ -96,7 +96,8 @@ class _Server(ThreadingHTTPServer):
         except OverflowError as e:  # the port number is too large
             raise OSError(errno.EINVAL, str(e)) from e
         self._lock = threading.Lock()
-        self._connections: dict[socket.socket, bool] = {}  # oldest first; True if the whole request has arrived
+        # The oldest connection is first; the value is True if the whole request has arrived.
+        self._connections: dict[socket.socket, bool] = {}
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

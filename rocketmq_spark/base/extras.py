@@ -13,25 +13,25 @@ OTEL = "otel"
 METRICS = "metrics"
 
 # xxhash computes the ids of rows for exactly-once writes.
-_ARROW = ("pyarrow>=18.0", "numpy>=1.23.2", "xxhash>=3.1")
-_PROTOBUF = "protobuf>=6.33.5"
+_ARROW_REQUIREMENTS = ("pyarrow>=18.0", "numpy>=1.23.2", "xxhash>=3.1")
+_PROTOBUF_REQUIREMENT = "protobuf>=6.33.5"
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     # foreach_batch_writer, write_rocketmq and read_rocketmq use PySpark's mapInArrow, which imports pandas, and warns about
     # pandas 3 at each start.
-    SPARK: ("pyspark>=4.0", *_ARROW, "pandas>=2.2.0,<3"),
-    ARROW: _ARROW,
+    SPARK: ("pyspark>=4.0", *_ARROW_REQUIREMENTS, "pandas>=2.2.0,<3"),
+    ARROW: _ARROW_REQUIREMENTS,
     CLI: ("click>=8.1", "rich>=13"),
     SPOOL: ("rocksdict>=0.3.29",),
-    GRPC: ("grpcio>=1.76", _PROTOBUF),
+    GRPC: ("grpcio>=1.76", _PROTOBUF_REQUIREMENT),
     # Spark's stateful Python processors need protobuf, also in workers.
-    DELAY: (_PROTOBUF,),
+    DELAY: (_PROTOBUF_REQUIREMENT,),
     OTEL: ("opentelemetry-api>=1.27",),
     METRICS: ("prometheus-client>=0.20",),
     NOTEBOOK: ("ipykernel>=6.29", "matplotlib>=3.8", "pandas>=2.2,<3"),
 }
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether ``module`` can be imported here, without importing it."""
     try:
         return find_spec(module) is not None
@@ -41,8 +41,8 @@ def installed(module: str) -> bool:
         return True
 
 
-def extra_of(module: str) -> str | None:
-    """Return which of the extras that commands need besides ``cli`` installs ``module``; None if none of them does."""
+def extra_with_module(module: str) -> str | None:
+    """Return the extra that installs ``module``, if a command needs this extra besides ``cli``; otherwise None."""
     package = module.partition(".")[0]
     return next(
         (
@@ -55,9 +55,9 @@ def extra_of(module: str) -> str | None:
 
 
 def version_bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Return name, lowest version and first version that is too new of a requirement in the table.
+    """Return the parts of a requirement in the table: name, lowest version, and the first version that is too new.
 
-    The last one is empty if the requirement has no upper bound.
+    The version that is too new is empty if the requirement has no upper bound.
     """
     name, low, high = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
     return name, tuple(map(int, low.split("."))), tuple(map(int, high.split("."))) if high else ()

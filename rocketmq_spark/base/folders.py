@@ -1,8 +1,8 @@
 """Ownership of folders: creates private folders, and finds files that another user owns, may write or may replace.
 
-Root does not count as another user, because root can replace any file anyway. Of a link, the owner of the link and the owner of
-its target count, because the owner of a link chooses its target. A user who may write to a folder can replace what is in the
-folder, unless the folder is sticky.
+Root does not count as another user, because root can replace any file anyway. A link counts as a file of another user if that
+user owns the link or its target, because the owner of a link chooses its target. A user who may write to a folder can replace
+what is in the folder, unless the folder is sticky.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from rocketmq_spark.base import process, terminal
 logger = logging.getLogger(__name__)
 
 ROOT = 0
-PRIVATE, READABLE = 0o700, 0o755
+PRIVATE_MODE, READABLE_MODE = 0o700, 0o755
 _ACCESS_BITS, _WRITE_BITS = 0o077, 0o022
 _OTHERS_BITS, _GROUP_BITS = 0o007, 0o070
-_NO_GROUP = 65534  # of nobody
+_NOBODY_GROUP = 65534  # of nobody
 _MAX_LINKS = 40  # as Linux
 
 
@@ -69,7 +69,7 @@ def home() -> Path:
     return home_folder
 
 
-def make_folders(path: Path, mode: int = PRIVATE) -> list[Path]:
+def make_folders(path: Path, mode: int = PRIVATE_MODE) -> list[Path]:
     """Create a folder and its missing parents with this mode, and return them, the deepest first."""
     missing_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing_folders):
@@ -91,7 +91,7 @@ def is_readable_or_missing(path: Path) -> bool:
 
 
 def foreign_file(path: Path, root_may_own: bool = True) -> ForeignFile | None:
-    """Return the file or folder if another user than this one and root owns it. Of a link, the target counts, too.
+    """Return the file or folder if another user than this one and root owns it, or owns the target of the link.
 
     Returns None otherwise, also if nothing exists there. Without ``root_may_own``, root counts as another user.
     """
@@ -105,10 +105,11 @@ def foreign_file(path: Path, root_may_own: bool = True) -> ForeignFile | None:
 def foreign_file_in(
     path: Path, skipped_prefixes: tuple[str, ...] = (), root_may_own: bool = True
 ) -> ForeignFile | None:
-    """As ``foreign_file``, also for all files and folders below the folder. Links are not followed.
+    """Return what ``foreign_file`` finds first for a folder, or for a file or folder below it. Links to folders are
+    not followed.
 
     Args:
-        path: A folder, which may be missing.
+        path: The folder, which may be missing.
         skipped_prefixes: Prefixes of the names of subfolders that are left out.
         root_may_own: Whether root may own ``path`` itself.
     """
@@ -219,7 +220,8 @@ def open_regular(
 
 
 def open_private(path: Path, flags: int) -> int:
-    """As ``open_regular``, for files that only this user may use, such as locks. Takes all rights to the file from other users.
+    """Open a file like ``open_regular``, if only this user may use the file, such as a lock. Takes all rights to the file from
+    other users.
 
     Raises ``PermissionError`` for a file of another user.
     """
@@ -231,8 +233,8 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
-    """As ``open_regular``, for a file that processes lock. If the file belongs to this user, takes all rights from other users,
-    because a user who may read the file can also lock it, and so exclude its owner.
+    """Open a file that processes lock, like ``open_regular``. If the file belongs to this user, takes all rights to the file from
+    other users: a user who may read the file can also lock the file, and so exclude its owner.
     """
     descriptor = open_regular(path, flags)
     status = os.fstat(descriptor)
@@ -293,7 +295,7 @@ def make_folder_for(owner_status: os.stat_result, name: str, folder_descriptor: 
     parent_status = os.fstat(folder_descriptor)
     if os.geteuid() != ROOT or parent_status.st_uid != ROOT or others_may_write(parent_status):
         raise PermissionError(errno.EACCES, f"{user_text(owner_status.st_uid)} may not create this folder", name)
-    os.mkdir(name, PRIVATE, dir_fd=folder_descriptor)
+    os.mkdir(name, PRIVATE_MODE, dir_fd=folder_descriptor)
     descriptor = open_folder(name, folder_descriptor)
     os.fchown(descriptor, owner_status.st_uid, owner_status.st_gid)
     return descriptor
@@ -315,7 +317,7 @@ def make_temporary_folder(owner: int, prefix: str) -> TemporaryFolder:
     temporary_folder, name = Path(tempfile.gettempdir()).absolute(), f"{prefix}{secrets.token_hex(8)}"
     uid = os.geteuid()
     with open_subfolder(temporary_folder) as folder_descriptor:
-        os.mkdir(name, PRIVATE, dir_fd=folder_descriptor)
+        os.mkdir(name, PRIVATE_MODE, dir_fd=folder_descriptor)
         descriptor = open_folder(name, folder_descriptor)
         try:
             status = os.fstat(descriptor)
@@ -331,7 +333,9 @@ def make_temporary_folder(owner: int, prefix: str) -> TemporaryFolder:
 
 
 def temporary_exposure() -> Exposure | None:
-    """Return what lets other users replace a new folder in the temporary folder; None if nothing does."""
+    """Return what lets other users replace a new folder in the temporary folder; None if no other user may replace
+    such a folder.
+    """
     temporary_folder = Path(tempfile.gettempdir())
     if (exposure := next(exposures(temporary_folder), None)) is not None:
         return exposure
@@ -396,12 +400,14 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def is_shared_folder(status: os.stat_result) -> bool:
-    """Whether a folder is for all users, as ``/tmp``: sticky, and others may write to it. Such a folder must keep its mode."""
+    """Whether a folder is for all users, like ``/tmp``: it is sticky, and other users may write to it. Such a folder must keep
+    its mode.
+    """
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
 
 def _rights_of_others(status: os.stat_result, rights: int) -> int:
-    """Return the part of ``rights`` that other users than the owner and this one have."""
+    """Return those of the ``rights`` that the mode grants to other users than the owner and this user."""
     granted_rights = status.st_mode & rights
     users = {status.st_uid, os.geteuid()}
     return (
@@ -417,7 +423,7 @@ def creation_mask() -> int:
         for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
-    umask = os.umask(0o077)  # not Linux: a process can read its umask only by changing it
+    umask = os.umask(0o077)  # on other systems than Linux, a process can read its umask only by changing the umask
     os.umask(umask)
     return umask
 
@@ -432,13 +438,14 @@ def _is_private_group(gid: int, uid: int) -> bool:
     """Whether a group certainly has no other members than the user ``uid`` and root, and is the primary group of no other
     account. The owner of a file of the group need not be a member.
     """
-    if gid == ROOT:  # in an image for OpenShift, also the group of all users
+    if gid == ROOT:  # in images for OpenShift, this is also the group of all users
         return True
     if not uids_by_primary_group().get(gid, set()) <= {uid, ROOT}:
         return False
     try:
         group = grp.getgrgid(gid)
-    except KeyError:  # a volume of Kubernetes (``fsGroup``), random gids of containers
+    # The group has no name: on volumes of Kubernetes (``fsGroup``), and in containers with random gids.
+    except KeyError:
         return gid in (os.getegid(), *os.getgroups())
     try:
         account = pwd.getpwuid(uid)
@@ -481,7 +488,9 @@ def set_mode(path: Path, mode: int) -> None:
 
 
 def revoke_write(path: Path) -> bool:
-    """Take the right to write from other users. Returns False if they keep it. Raises ``OSError`` if nothing is there."""
+    """Take the right to write to ``path`` from other users. Returns False if other users keep this right. Raises ``OSError`` if
+    nothing exists at ``path``.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:  # this user may not read it
@@ -537,7 +546,7 @@ class Exposure(NamedTuple):
     uid: int | None
 
     @property
-    def who(self) -> str:
+    def users_text(self) -> str:
         if self.uid is not None:
             return f"its owner, {user_text(self.uid)},"
         mode = stat.S_IMODE(self.status.st_mode)
@@ -546,7 +555,7 @@ class Exposure(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"{self.path}, in which {self.who} may replace files and folders"
+        return f"{self.path}, in which {self.users_text} may replace files and folders"
 
 
 def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
@@ -571,12 +580,12 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
     """Return a sentence without its period that says how to remove an exposure of ``name``, such as "the spool", which belongs
     to ``owner``. ``is_above`` says whether the exposed folder is above ``name``.
 
-    Root gets no command for a path that another user may lead elsewhere before root runs the command, not even ``mv``.
+    If another user may lead the path elsewhere before root runs a command, the sentence gives root no command, not even ``mv``.
     """
     quoted_path = shlex.quote(str(exposure.path))
     if exposure.uid is None:
         folder_owner = exposure.status.st_uid
-        if folder_owner != error_reader():
+        if folder_owner != error_reader_uid():
             return f"Let {user_text(folder_owner)} run, not root: chmod go-w {quoted_path}"
         if next(exposures(exposure.path), None) is None:
             return f"Run: chmod go-w {quoted_path}"
@@ -584,7 +593,7 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
         return f"Let {user_text(exposure.uid)} remove {quoted_path}, not root"
     if owner == ROOT:
         return f"Use a folder for {name} that only root may change, and so each folder above it"
-    if owner == error_reader():
+    if owner == error_reader_uid():
         return f"Move {name} below a folder that only you and root may change"
     return f"Let {user_text(owner)} move {name}, not root, below a folder that only that user and root may change"
 
@@ -595,7 +604,9 @@ def exposures_in(path: Path, skipped_prefixes: tuple[str, ...], owner: int) -> I
 
 
 def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
-    """As ``exposures_in``, for these entries only. For a link among them, only its owner counts."""
+    """Yield the folder and each of ``entries`` that other users than ``owner``, this one and root may change. For a link, only
+    its owner is checked.
+    """
     for entry in itertools.chain((path,), entries):
         status = _status_or_none(path.stat if entry == path else entry.lstat)
         if status is not None and (uid := owner_uid(status)) not in (os.geteuid(), ROOT, owner):
@@ -659,7 +670,8 @@ def warn_if_replaceable(path: Path, purpose: str) -> None:
         )
 
 
-_borrowed_uids: list[int] = []  # the uid of ``as_user`` or ``become_user``; empty while this process has its own rights
+# Has the uid that ``as_user`` or ``become_user`` set; empty while this process has its own rights.
+_borrowed_uids: list[int] = []
 
 
 def has_own_rights() -> bool:
@@ -669,7 +681,7 @@ def has_own_rights() -> bool:
     return not _borrowed_uids
 
 
-def error_reader() -> int:
+def error_reader_uid() -> int:
     """The uid of the user who reads the errors of this process. This is the uid of root also while root has the rights of
     another user.
     """
@@ -680,10 +692,10 @@ def error_reader() -> int:
 def as_user(uid: int) -> Iterator[None]:
     """Run with the rights of another user and of that user's groups inside the block, in all threads. Only root can do this.
 
-    Root's rights apply again to files that stay open after the block; use ``become_user`` for those.
+    If files stay open after the block, root's rights apply to them again; use ``become_user`` for such files.
 
     Args:
-        uid: The user. New files belong to this user. The only group of a user without an account is that of nobody.
+        uid: The user. New files belong to this user. A user without an account gets only the group of nobody.
     """
     gid, groups = groups_of(uid)
     with contextlib.ExitStack() as stack:  # the user is set last and restored first: only root may set groups
@@ -716,7 +728,7 @@ def become_user(uid: int) -> None:
     try:
         os.setgroups(groups)
         os.setregid(gid, gid)
-        os.setreuid(uid, uid)  # sets the saved id, too; macOS has no ``setresuid``
+        os.setreuid(uid, uid)  # sets the saved uid, too, because macOS has no ``setresuid``
     except OSError:
         _borrowed_uids.remove(uid)
         os.setregid(*previous_ids[1])
@@ -729,8 +741,9 @@ _PR_SET_DUMPABLE = 4  # of ``prctl``
 
 
 def memory_seal() -> Callable[[], None]:
-    """Forbid core dumps of this process, and return a function that prevents other processes of its user from reading its memory.
-    Call the returned function after the change of the user, which resets that protection. The returned function imports nothing.
+    """Forbid core dumps of this process, and return a function that protects the memory of this process from other processes of
+    its user. Call the returned function after the change of the user, because the change ends this protection. The returned
+    function imports nothing.
 
     A core dump has the secrets that root read, and a program that collects dumps may give them to the user of the process.
     """
@@ -749,5 +762,5 @@ def groups_of(uid: int) -> tuple[int, list[int]]:
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
-        return _NO_GROUP, [_NO_GROUP]
+        return _NOBODY_GROUP, [_NOBODY_GROUP]
     return account.pw_gid, os.getgrouplist(account.pw_name, account.pw_gid)

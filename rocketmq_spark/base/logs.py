@@ -16,19 +16,20 @@ from typing import Any
 # Control characters except tabs and line breaks, characters that change the writing direction, line separators of some editors,
 # and single surrogates, which cannot be encoded.
 CONTROL_CHARACTERS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
-_IN_TEXT = re.compile(f"[{CONTROL_CHARACTERS}\n]")
-_IN_TRACEBACK = re.compile(f"[{CONTROL_CHARACTERS}]")
+_TEXT_PATTERN = re.compile(f"[{CONTROL_CHARACTERS}\n]")
+_TRACEBACK_PATTERN = re.compile(f"[{CONTROL_CHARACTERS}]")
 _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
 _PIECE_CHARACTERS = 1 << 16
-# The codec is looked up now. ``encode`` would import it with the first text, perhaps while root has the rights of another user.
+# The codec is imported here, because ``str.encode`` would import the codec with the first text, perhaps while root has the rights
+# of another user.
 _encode = codecs.getencoder("unicode_escape")
 
 
 def replace_characters(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str], text: str) -> str:
-    """Replace single characters, piece by piece. ``sub`` keeps two objects for each replaced character, and a body may have
-    millions of these characters.
+    """Replace single characters, piece by piece. For a whole text, ``re.sub`` would keep two objects for each replaced character,
+    and a body may have millions of these characters.
     """
     if len(text) <= _PIECE_CHARACTERS:
         return pattern.sub(replacement, text)
@@ -40,7 +41,7 @@ def replace_characters(pattern: re.Pattern[str], replacement: Callable[[re.Match
 
 def escaped(text: str) -> str:
     """Replace line breaks and control characters by their codes, such as ``\\n``. An escaped text stays as it is."""
-    return replace_characters(_IN_TEXT, _escape, text)
+    return replace_characters(_TEXT_PATTERN, _escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -52,18 +53,18 @@ def escape_record(record: logging.LogRecord) -> None:
     text = ""
     with contextlib.suppress(Exception):  # handlers report a record that cannot be formatted
         text = record.getMessage()
-    if _IN_TEXT.search(text):
+    if _TEXT_PATTERN.search(text):
         record.msg, record.args = escaped(text), ()
     if record.exc_info and record.exc_text is None:
         traceback = logging.Formatter().formatException(record.exc_info)
-        if _IN_TRACEBACK.search(traceback):
-            record.exc_text = _IN_TRACEBACK.sub(_escape, traceback)
+        if _TRACEBACK_PATTERN.search(traceback):
+            record.exc_text = _TRACEBACK_PATTERN.sub(_escape, traceback)
 
 
 def _escaping_factory(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
     def make_escaped(name: str | None, *args: Any, **fields: Any) -> logging.LogRecord:
         record = make(name, *args, **fields)
-        if str(name).partition(".")[0] in _PACKAGES:  # None in ``logging.makeLogRecord``
+        if str(name).partition(".")[0] in _PACKAGES:  # ``logging.makeLogRecord`` passes None as name
             escape_record(record)
         return record
 
@@ -75,11 +76,11 @@ def install() -> None:
     """Escape all records of this package from now on.
 
     A filter of the package's logger does not see the records of its modules' loggers, and the program's logging configuration
-    can remove a handler. So this function wraps the factory of records. Records of other packages stay as they are.
+    can remove a handler. So this function wraps the factory of log records. Records of other packages stay as they are.
     """
     make = logging.getLogRecordFactory()
     if not hasattr(make, "escapes"):
         logging.setLogRecordFactory(_escaping_factory(make))
 
 
-install()  # here, because each module that logs foreign texts imports ``errors``, which imports this module
+install()  # this import is enough: each module that logs foreign texts imports ``errors``, which imports this module

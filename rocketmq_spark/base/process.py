@@ -44,14 +44,16 @@ GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class _Registry:
-    """The registry of one process. ``inherited`` keeps the parent's registry alive in a child, which must not close it."""
+    """The registry of one process. ``inherited_registry`` keeps the parent's registry alive in a child, because the child must
+    not close the parent's entries.
+    """
 
-    def __init__(self, inherited: _Registry | None = None) -> None:
+    def __init__(self, inherited_registry: _Registry | None = None) -> None:
         self.lock = threading.RLock()
         self.entries_by_kind: dict[str, dict[Any, Any]] = {}
         # The locks of entries. An entry has a lock only while threads use it.
         self.entry_locks: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
-        self.inherited = inherited
+        self.inherited_registry = inherited_registry
 
 
 _registry = _Registry()
@@ -109,7 +111,8 @@ def get_or_create(kind: str, key: Hashable, make: Callable[[], T]) -> T:
 class LiveObjects(Generic[T]):
     """Weak references to the objects of a kind in this process. A forked child starts with none of them.
 
-    An idle object does nothing by itself, so an object in use does the periodic work of all objects that ``due`` returns.
+    An idle object does nothing by itself, so an object in use calls ``due``, and does the periodic work of all objects that this
+    returns.
     """
 
     def __init__(self, period_s: float = 0.0) -> None:
@@ -163,8 +166,8 @@ def tune_gc_of_runner() -> None:
     """Tune garbage collection for a long stream. Does nothing outside a source runner.
 
     Views of thousands of queues trigger full collections. Most of the work of a full collection would be to traverse the imported
-    modules, which stay. A view stays in use until the next view replaces it, so collections free none of it. With Python's
-    default thresholds, collections took a fifth of the time to plan 100,000 queues.
+    modules, which are never freed. A view stays in use until the next view replaces it, so collections free none of it. With
+    Python's default thresholds, collections took a fifth of the time to plan 100,000 queues.
     """
     if _is_runner():
         tune_gc()
@@ -173,7 +176,8 @@ def tune_gc_of_runner() -> None:
 def tune_gc() -> None:
     """Tune garbage collection for a process with one task, which creates tens of objects per message and no cycles.
 
-    Collections become rare and skip the objects that exist now. Without this, they took a tenth of a delay node's time.
+    Collections become rare and skip the objects that exist now. With Python's default thresholds, collections took a tenth of a
+    delay node's time.
     """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -202,7 +206,7 @@ _deferred_closes: dict[int, list[Callable[[], object]]] = {}  # by thread
 
 
 class Closeable:
-    """Has a ``close``, which may be called twice."""
+    """An object with a method ``close``, which may be called twice."""
 
     def close(self) -> object:
         """Release all resources. A second call does nothing."""
@@ -234,7 +238,8 @@ def signal_safe(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def defer_close(close: Callable[[], object]) -> bool:
-    """Return whether this thread is inside a ``signal_safe`` method, which then calls ``close`` when it ends.
+    """If this thread is inside a ``signal_safe`` method, return True: ``close`` is then called when this method ends. Otherwise
+    return False.
 
     The method may belong to another object, because objects share connections.
     """
@@ -271,7 +276,9 @@ os.register_at_fork(after_in_child=lambda: _pid.__setitem__(0, os.getpid()))
 
 
 class OwnerProcess:
-    """The process that created a producer or consumer (``name``). Other processes cannot use its sockets, locks and threads."""
+    """The process that created a producer or consumer (``name``). Other processes cannot use the sockets, locks and threads of
+    this process.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -320,7 +327,8 @@ def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterat
 
 def _restore_handlers(handlers: _Handlers) -> None:
     for number, handler in handlers.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
+        # A handler is None if it was not set by Python.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _restore_in_child() -> None:

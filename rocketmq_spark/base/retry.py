@@ -1,9 +1,9 @@
 """Retries of metadata requests (``Retry``), and the error to raise when retries end (``RetryErrors``).
 
-The raised error names the first cause, and the last error before the deadline. It leaves out the error of a request that the
-deadline cut short, because such an error misleads: if a broker dies, its route expires, and at the deadline the name server has
-no time to answer. "No name server answers" would then be the last error, although the name server is healthy. ``pull/outcomes``
-decides about retries of pulls, and ``producer/retry`` about retries of sends.
+The raised error names the first cause, and the last error before the deadline. The error of a request that the deadline cut short
+is left out, because such an error misleads. For example, a broker dies, its route expires, and at the deadline the name server
+has no time to answer. The last error would then be "no name server answers", although the name server is healthy.
+``pull/outcomes`` decides about retries of pulls, and ``producer/retry`` about retries of sends.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ _NO_DEADLINE = Deadline(math.inf)
 class RetryErrors:
     """The errors of consecutive failed attempts."""
 
-    first: RocketMQError | None = None
-    last: RocketMQError | None = None
-    since: float = 0.0
-    attempts: int = 0
+    first_error: RocketMQError | None = None
+    last_error: RocketMQError | None = None
+    first_failure_s: float = 0.0
+    attempt_count: int = 0
 
-    def record(self, error: RocketMQError, now_s: float, cut_short: bool = False) -> None:
-        """Record an error. ``cut_short`` says whether the deadline expired during the request."""
-        if self.first is None:
-            self.first, self.since = error, now_s
-        if self.last is None or not cut_short:
-            self.last = error
-        self.attempts += 1
+    def record(self, error: RocketMQError, now_s: float, is_cut_short: bool = False) -> None:
+        """Record an error. ``is_cut_short`` says whether the deadline expired during the request."""
+        if self.first_error is None:
+            self.first_error, self.first_failure_s = error, now_s
+        if self.last_error is None or not is_cut_short:
+            self.last_error = error
+        self.attempt_count += 1
 
     def clear(self) -> None:
-        self.first, self.last, self.since, self.attempts = None, None, 0.0, 0
+        self.first_error, self.last_error, self.first_failure_s, self.attempt_count = None, None, 0.0, 0
 
     def final_error(self, error: RocketMQError, now_s: float) -> RocketMQError:
         """Return the error to raise for ``error``: the first error, with the number and duration of attempts and the last error.
 
         A single error, or a permanent one, is returned as it is.
         """
-        first, last = self.first, self.last
-        if first is None or last is None or self.attempts < 2 or not error.retriable:
+        first, last = self.first_error, self.last_error
+        if first is None or last is None or self.attempt_count < 2 or not error.retriable:
             return error
         last_texts = [f"at last: {last.message}", last.remark] if last.message != first.message else []
         remark = "; ".join(part for part in (first.remark, *last_texts) if part) or None
         return type(first)(
-            f"{first.message}; tried {self.attempts} times in {now_s - self.since:.3g} s",
+            f"{first.message}; tried {self.attempt_count} times in {now_s - self.first_failure_s:.3g} s",
             first.addr,
             first.broker_code,
             first.topic,
@@ -87,7 +87,7 @@ class Retry:
                 return request()
             except RocketMQError as e:
                 is_expired = deadline is not None and deadline.expired and e.retriable
-                errors.record(e, time.monotonic(), cut_short=is_expired)
+                errors.record(e, time.monotonic(), is_cut_short=is_expired)
                 if is_expired:
                     errors.raise_final(e, time.monotonic())
                 if not e.retriable or attempts_left == 0:

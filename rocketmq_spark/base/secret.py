@@ -1,4 +1,4 @@
-"""Texts that output does not show: passwords and keys."""
+"""Secret texts, such as passwords and keys, which are hidden in output."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import termios
 
 from rocketmq_spark.base.process import on_signals
 
-_NAME = "/dev/tty"
+_TERMINAL_PATH = "/dev/tty"
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _AWAITED_SIGNALS = {signal.SIGCHLD, signal.SIGINT, *_FORWARDED_SIGNALS}
 
@@ -26,10 +26,10 @@ def detach() -> None:
     If this process leads the session, all processes of the session lose the terminal, and Ctrl-C no longer ends them. See
     ``continue_in_child``.
     """
-    if (terminal := _open()) is None:
+    if (terminal := _open_terminal()) is None:
         return
     # If the leader of the session gives up the terminal, the system sends SIGHUP to the foreground group.
-    ignored_signals = [signal.SIGHUP] if _is_leader() else []
+    ignored_signals = [signal.SIGHUP] if _leads_session() else []
     try:
         with on_signals(lambda: None, *ignored_signals):
             fcntl.ioctl(terminal, termios.TIOCNOTTY)
@@ -39,11 +39,12 @@ def detach() -> None:
 
 def continue_in_child() -> None:
     """If this process leads the session of a terminal, continue in a child, and end this process when the child has ended, with
-    its exit code. A child can give up the terminal alone. Call this before the process has other threads.
+    its exit code. A child can give up the terminal, while the other processes of the session keep it. Call this before the
+    process has other threads.
 
     The command in ``ssh -t HOST COMMAND``, ``docker run -it IMAGE COMMAND`` and ``script -c COMMAND`` leads the session.
     """
-    if not _is_leader() or (terminal := _open()) is None:
+    if not _leads_session() or (terminal := _open_terminal()) is None:
         return
     os.close(terminal)
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED_SIGNALS)
@@ -54,7 +55,7 @@ def continue_in_child() -> None:
     try:
         with on_signals(
             lambda: None, signal.SIGCHLD
-        ):  # macOS drops signals without a handler, also if they are blocked
+        ):  # a handler is necessary, because macOS drops blocked signals that have no handler
             exit_code = _exit_code_of_child(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
@@ -65,8 +66,8 @@ def _exit_code_of_child(child: int) -> int:
     """Wait for a child, and return its exit code. This process passes signals on to the child. The signals are blocked, so that
     this process never sends one to a new process that has the number of the ended child.
 
-    The user whose rights the child has may stop the child for ever. In this case, a signal that ends this process kills the
-    child.
+    The user whose rights the child has may stop the child for ever. If the child is stopped, a signal that ends this process
+    kills the child.
     """
     is_stopped = must_end = False
     while True:
@@ -84,16 +85,16 @@ def _exit_code_of_child(child: int) -> int:
             os.kill(child, signal.SIGKILL)
 
 
-def _is_leader() -> bool:
+def _leads_session() -> bool:
     return os.getsid(0) == os.getpid()
 
 
-def _open() -> int | None:
-    """Open the terminal and return its descriptor. None if this process has no terminal, or cannot open the device, as in some
-    containers, where links to the device are harmless.
+def _open_terminal() -> int | None:
+    """Open the terminal and return its descriptor. Returns None if this process has no terminal, or cannot open the device. In
+    some containers it cannot be opened, and links to the device are harmless there.
     """
     try:
-        return os.open(_NAME, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        return os.open(_TERMINAL_PATH, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:
         if e.errno in (errno.ENXIO, errno.ENODEV, errno.ENOENT, errno.EPERM, errno.EACCES):
             return None

@@ -5,7 +5,7 @@ A listener, a callback, a strategy or a hook may raise anything, even ``SystemEx
 without a message, so ``capture`` returns each exception of user code as a value (``Failure``).
 
 ``KeyedExecutor`` runs work that may block. Work of one key runs in order, on a thread that ends when the key has no more work. So
-a host that does not answer delays only the work for that host.
+if the hosts are keys, a host that does not answer delays only the work for this host.
 
 ``Timer`` is the clock and the scheduler of producers and client instances. Tests replace it by a timer whose clock they set.
 """
@@ -172,7 +172,7 @@ class Latch:
         self._lock.acquire()
 
     def set(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the flag is set already
+        with contextlib.suppress(RuntimeError):  # the lock is not held if the flag is set already
             self._lock.release()
 
     def is_set(self) -> bool:
@@ -188,7 +188,7 @@ class Latch:
         while not self._lock.acquire(timeout=_FLAG_CHECK_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
                 return False
-        self.set()  # the wait cleared the flag
+        self.set()  # because the acquired lock cleared the flag
         return True
 
 
@@ -202,8 +202,10 @@ def _on_collection(phase: str, info: object) -> None:
 gc.callbacks.append(_on_collection)
 
 
-def deferred_by_collection(work: Callable[[], None]) -> bool:
-    """Return whether this thread is collecting garbage, perhaps while it holds a lock. Then another thread runs ``work``."""
+def defer_if_collecting(work: Callable[[], None]) -> bool:
+    """If this thread is collecting garbage, perhaps while it holds a lock, let another thread run ``work``, and return True.
+    Otherwise return False.
+    """
     if threading.get_ident() not in _collecting_threads:
         return False
     if not sys.is_finalizing():  # at the end of Python, a new thread no longer runs, and ``start`` would wait for it
@@ -221,7 +223,7 @@ class KeyedExecutor:
         self._work_by_key: dict[Hashable, deque[Callable[[], None]]] = {}
 
     def has_work(self, key: Hashable) -> bool:
-        """Whether work of ``key`` waits or runs. New work of the key would wait for it."""
+        """Whether work of ``key`` waits or runs, so that new work of the key would have to wait."""
         return key in self._work_by_key
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
@@ -237,7 +239,8 @@ class KeyedExecutor:
             try:
                 self._work_by_key[key] = queue
                 start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, queue))
-            except BaseException:  # Ctrl-C, too: whether the thread exists is unknown, so the caller keeps the work
+            # Also after Ctrl-C: whether the thread exists is unknown, so the caller keeps the work.
+            except BaseException:
                 queue.clear()
                 self._work_by_key.pop(key, None)
                 raise
@@ -252,11 +255,11 @@ class KeyedExecutor:
         latch.wait(seconds)
 
     def _run(self, key: Hashable, queue: deque[Callable[[], None]]) -> None:
-        while (work := self._next(key, queue)) is not None:
+        while (work := self._next_work(key, queue)) is not None:
             work()
             del work  # otherwise the waiting thread would keep the objects of the work alive
 
-    def _next(self, key: Hashable, queue: deque[Callable[[], None]]) -> Callable[[], None] | None:
+    def _next_work(self, key: Hashable, queue: deque[Callable[[], None]]) -> Callable[[], None] | None:
         with self._lock:
             if queue:
                 return queue.popleft()
@@ -277,7 +280,7 @@ class DaemonThreadPool(Executor):
     def __init__(self, limit: int, name: str) -> None:
         self._limit, self._name = limit, name
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._state_changed = threading.Condition(self._lock)
         self._queue: deque[Callable[[], None]] = deque()
         self._thread_count = self._idle_count = 0
         self._is_shut_down = False
@@ -291,7 +294,7 @@ class DaemonThreadPool(Executor):
                 raise RuntimeError("the threads were shut down")
             self._queue.append(work)
             if self._idle_count >= len(self._queue):
-                self._changed.notify()
+                self._state_changed.notify()
             elif self._thread_count < self._limit:
                 self._thread_count += 1
                 try:
@@ -306,9 +309,9 @@ class DaemonThreadPool(Executor):
         """End the threads after their work. With ``wait``, return when they have ended. No future is cancelled."""
         with self._lock:
             self._is_shut_down = True
-            self._changed.notify_all()
+            self._state_changed.notify_all()
             if wait:
-                self._changed.wait_for(lambda: not self._thread_count)
+                self._state_changed.wait_for(lambda: not self._thread_count)
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
         """Wait until no work is left, or until ``deadline``. Returns whether no work is left."""
@@ -317,19 +320,19 @@ class DaemonThreadPool(Executor):
         return not is_busy
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        while (work := self._next_work()) is not None:
             work()
             del work  # otherwise the waiting thread would keep the objects of the work alive
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next_work(self) -> Callable[[], None] | None:
         with self._lock:
             self._idle_count += 1
-            self._changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_S)
+            self._state_changed.wait_for(lambda: self._queue or self._is_shut_down, _IDLE_S)
             self._idle_count -= 1
             if self._queue:
                 return self._queue.popleft()
             self._thread_count -= 1
-            self._changed.notify_all()
+            self._state_changed.notify_all()
             return None
 
 
@@ -380,7 +383,7 @@ class Timer:
         time.sleep(seconds)
 
     def wait(self, future: Future[Any], seconds: float) -> bool:
-        """Wait until ``future`` is done, for at most ``seconds``. Returns whether it is done."""
+        """Wait until ``future`` is done, for at most ``seconds``. Returns whether the future is done."""
         try:
             future.exception(seconds)
         except FutureTimeout:
@@ -397,7 +400,8 @@ class Timer:
             if self._closed:
                 return
             # The thread is started and woken before the call is added. So if the thread cannot start, or Ctrl-C comes, the caller
-            # gets the exception. The woken thread waits for the lock. Without this wakeup, later calls would not wake it either.
+            # gets the exception. The woken thread waits for the lock. If the call were added without a wakeup, the thread would
+            # sleep on: later calls wake the thread only if they are due before all pending calls.
             self._start()
             entry = (time.monotonic() + seconds, next(self._call_numbers), call)
             if not self._pending_calls or entry < self._pending_calls[0]:
@@ -412,13 +416,15 @@ class Timer:
             call()
 
     def start(self) -> None:
-        """Start the thread now, for callers that could not handle a failure later. Raises ``RuntimeError`` if that fails."""
+        """Start the thread now, for callers that could not handle a failure later. Raises ``RuntimeError`` if the system allows
+        no more threads.
+        """
         with self._lock:
             if not self._closed:
                 self._start()
 
-    def call_repeatedly(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
-        """Call ``call`` after ``first_s``, and then ``seconds`` after the end of each call, even if the call raised."""
+    def call_repeatedly(self, seconds: float, call: Callable[[], None], first_delay_s: float) -> None:
+        """Call ``call`` after ``first_delay_s``, and then ``seconds`` after the end of each call, even if the call raised."""
 
         def call_and_repeat() -> None:
             try:
@@ -426,7 +432,7 @@ class Timer:
             finally:
                 self.call_later(seconds, call_and_repeat)
 
-        self.call_later(first_s, call_and_repeat)
+        self.call_later(first_delay_s, call_and_repeat)
 
     def drain(self, seconds: float) -> None:
         """Wait for the calls that are due now, unless the caller is one of them."""
@@ -451,11 +457,11 @@ class Timer:
             self._thread = start_thread(self._name, self._run)
 
     def _run(self) -> None:
-        while (call := self._next()) is not None:
+        while (call := self._next_work()) is not None:
             call()
             del call  # otherwise the waiting thread would keep the objects of the call alive
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next_work(self) -> Callable[[], None] | None:
         while True:
             with self._lock:
                 if self._closed:
@@ -463,5 +469,5 @@ class Timer:
                 wait_s = self._pending_calls[0][0] - time.monotonic() if self._pending_calls else None
                 if wait_s is not None and wait_s <= 0:
                     return heapq.heappop(self._pending_calls)[2]
-            with contextlib.suppress(Empty):  # a lock accepts no wait of centuries
+            with contextlib.suppress(Empty):  # the timeout is limited, because a lock accepts no timeout of centuries
                 self._wakeups.get(timeout=None if wait_s is None else min(wait_s, threading.TIMEOUT_MAX))

@@ -18,30 +18,30 @@ from rocketmq_spark.errors import RocketMQError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# While files are replaced, files may be missing, or not match each other. An authority whose file is missing for longer was
-# removed on purpose, and must not be trusted.
-STALE_S = 600.0
-# To reject a key may take minutes of work. So a failed load is repeated after a pause of this many times its duration, or when a
-# file was replaced. Failed loads then take at most a tenth of a processor.
+# How long the last value is used while loading fails: while files are replaced, a file may be missing, or key and certificate may
+# not match. If the file of an authority is missing for longer, the authority was removed on purpose, and must not be trusted.
+MAX_STALE_S = 600.0
+# A load that rejects a key may take minutes of work. So a failed load is repeated when a file was replaced, or after a pause of
+# this factor times the load's duration. Failed loads then use at most a tenth of a processor's time.
 _PAUSE_FACTOR = 10
 
 
 class ReloadedValue(Generic[T]):
     """The result of ``load``, which is called again after one of the files in ``paths`` was replaced.
 
-    While ``load`` fails, ``get`` returns the last value for at most ``STALE_S``, and logs one warning.
+    While ``load`` fails, ``get`` returns the last value for at most ``MAX_STALE_S``, and logs one warning.
     """
 
     def __init__(self, paths: Sequence[str | None], load: Callable[[], T]) -> None:
         self._paths = tuple(os.path.expanduser(path) for path in paths if path)
         self._load = load
-        self._loaded_value: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the value
+        self._loaded_value: tuple[tuple[object, ...], T] | None = None  # has the stamps of the files, and the value
         # The stamps of the files, the error, and when ``load`` may be called again.
         self._last_failure: tuple[tuple[object, ...], OSError | RocketMQError, Deadline] | None = None
         self._stale_deadline: Deadline | None = None  # when the value expires; None while the files can be loaded
 
     def get(self) -> T:
-        """Return the value. Raises the error of ``load`` if there is no value yet, or if it has expired."""
+        """Return the value. Raises the error of ``load`` if there is no value yet, or if the value has expired."""
         if (
             self._loaded_value is not None and not has_own_rights()
         ):  # perhaps only the process's own user may read the files
@@ -72,14 +72,14 @@ class ReloadedValue(Generic[T]):
     def _may_use_stale(self, error: Exception) -> bool:
         stale_deadline = self._stale_deadline  # another thread may load the files meanwhile
         if stale_deadline is None:
-            stale_deadline = self._stale_deadline = Deadline.after(STALE_S)
+            stale_deadline = self._stale_deadline = Deadline.after(MAX_STALE_S)
             text = "the TLS files %s cannot be read any more: %s. New connections fail if that lasts longer than %d minutes"
-            logger.warning(text, ", ".join(self._paths), error, STALE_S // 60)
+            logger.warning(text, ", ".join(self._paths), error, MAX_STALE_S // 60)
         return not stale_deadline.expired
 
 
 def _stamp(path: str) -> object:
-    """Return a value that changes when the file, or the right to read it, is changed; None without a file."""
+    """Return a value that changes when the file or the right to read the file changes; None if the file does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -87,10 +87,7 @@ def _stamp(path: str) -> object:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-# How many parts a PEM file may have that an option names. OpenSSL sorts all certificates again for each added certificate, which
-# takes a minute for 8,000 certificates. Systems trust about 150.
-MAX_PEM_BLOCKS = 500
+_BEGIN_MARKER, _END_MARKER = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 _HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")
 
 
@@ -114,8 +111,8 @@ def check_authorities(pem: bytes) -> None:
 def _certificates(pem: bytes) -> Iterator[bytes]:
     """The certificates in the content of a file, in time that is linear in its size."""
     end = 0
-    while (start := pem.find(_BEGIN, end)) >= 0 and (end_marker := pem.find(_END, start)) >= 0:
-        end = end_marker + len(_END)
+    while (start := pem.find(_BEGIN_MARKER, end)) >= 0 and (end_marker := pem.find(_END_MARKER, start)) >= 0:
+        end = end_marker + len(_END_MARKER)
         yield pem[start:end]
 
 

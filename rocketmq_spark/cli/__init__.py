@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Entry point of the console script."""
-    missing = [name for name in ("click", "rich") if not extras.installed(name)]
+    missing = [name for name in ("click", "rich") if not extras.is_installed(name)]
     if missing:
         sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.install_command(extras.CLI)}")
     if isinstance(sys.stdout, io.TextIOWrapper):

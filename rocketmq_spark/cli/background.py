@@ -1,7 +1,7 @@
-"""The background process that runs the local broker, and its recorded state. The process outlives ``broker start``. Its command
-is ``python -m rocketmq_spark.cli.background``. The process holds a lock while it runs, so commands test the lock instead of a
-process id. ``state.json`` beside the lock has the addresses of the servers. ``broker start`` reads the outcome of the start from
-a pipe.
+"""The background process that runs the local broker, and its recorded state. The process outlives ``broker start``. The command
+of the process is ``python -m rocketmq_spark.cli.background``. The process holds a lock while it runs, so commands test the lock
+instead of a process id. ``state.json`` beside the lock has the addresses of the servers. ``broker start`` reads the outcome of
+the start from a pipe.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RunningBroker:
     conf: list[str] = field(default_factory=list)
 
     def is_up(self, server: str) -> bool:
-        """Whether the server accepts connections now. It may have died after the state was recorded."""
+        """Whether the server accepts connections now. A server may have died after the state was recorded."""
         return processes.is_listening(int(self.servers[server][0].rpartition(":")[2]))
 
 
@@ -143,7 +143,8 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
         os.close(write_fd)
         try:
             assert child.stdin is not None
-            # The request is no argument, because every user can see arguments with 'ps', and settings may be secrets.
+            # The request is not passed as an argument, because every user can see arguments with 'ps', and settings may be
+            # secrets.
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
                 stdin.write(json.dumps(asdict(request)).encode())
             answer = json.loads(answers.readline() or "{}")
@@ -202,8 +203,8 @@ def _state_path() -> Path:
 
 
 def _state() -> bytes:
-    """Return the recorded state. Raises ``LocalBrokerError`` if other users may write the file, because they could redirect
-    commands.
+    """Return the recorded state. Raises ``LocalBrokerError`` if other users may write the file, because these users could
+    redirect commands to other servers.
     """
     path = _state_path()
     with open(folders.open_regular(path), "rb") as file:
@@ -240,7 +241,7 @@ def _run(answers: IO[str], request: StartRequest) -> None:
             return
         print(json.dumps({"ready": True}), file=answers)
         answers.close()
-        Latch().wait()  # unlike signal.pause(), this also ends if the signal came just before
+        Latch().wait()  # unlike signal.pause(), this wait also ends if the signal came just before it
 
 
 def _servers(request: StartRequest) -> LocalBroker:

@@ -23,7 +23,7 @@ _LOG_FILE_NAMES = ("out.txt", "server.1.log", "server.log")
 
 @click.group(cls=CliGroup)
 def broker() -> None:
-    """Start and stop a real RocketMQ on this machine. It runs in the background."""
+    """Start and stop a real RocketMQ on this machine. RocketMQ runs in the background."""
 
 
 @broker.command()
@@ -92,7 +92,7 @@ def stop(output: Output) -> None:
 @click.pass_obj
 @click.pass_context
 def status(ctx: click.Context, output: Output) -> None:
-    """Show the servers and their addresses. Exit code 1 if none runs or if one of them is down."""
+    """Show the servers and their addresses. The exit code is 1 if no server runs, or if one server is down."""
     from rocketmq_spark.cli import background
 
     broker_state = background.running_broker()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.cli.command import TIMES, CliGroup, time_option, with_yes
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, time_text
 from rocketmq_spark.errors import AccessDenied, NotSupported, OffsetError, RocketMQError, RouteNotFound
@@ -161,7 +161,7 @@ def _next_batch_text(last_read: BatchRead) -> str:
 
 @checkpoint.command()
 @click.argument("folder")
-@connected
+@with_connection_options
 @click.pass_obj
 @click.pass_context
 def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> None:
@@ -191,7 +191,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
             f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name the checkpoint of another query"
         )
     client = target.in_checkpoint_scope(batch.source_identities).client()
-    batch, other_clusters = batch.of_clusters(clusters(client))
+    batch, other_clusters = batch.batch_of_clusters(clusters(client))
     drifts, errors = compare_with_brokers(client, batch)
     if other_clusters:
         errors.append(other_clusters_note(other_clusters))
@@ -248,7 +248,7 @@ def compare_with_brokers(client: Client, batch: LoggedBatch) -> tuple[list[Drift
             bounds = {
                 queue: queue_bounds for queue, queue_bounds in bounds.items() if topic_broker(queue) != topic_at_broker
             }
-    # The route may name a new queue that the broker does not have. The query will not read such a queue.
+    # The query will not read a new queue that the route names and the broker does not have.
     compared_positions = {
         q: position
         for q, position in positions.items()
@@ -304,7 +304,7 @@ def rewind(
 ) -> None:
     """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time.
 
-    The query reads the messages after that batch again. The command removes the files of later batches, after it has
+    The query reads the messages after the given batch again. The command removes the files of later batches, after it has
     copied them to a backup beside FOLDER. Nothing is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as rewinding

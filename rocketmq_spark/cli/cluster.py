@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.cli.command import CliCommand, CliGroup, confirm
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.output import Output, time_text
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ _BROKER_COLUMNS = {
 
 
 @click.command(cls=CliCommand)
-@connected
+@with_connection_options
 @click.pass_obj
 @click.pass_context
 def cluster(ctx: click.Context, output: Output, target: Target) -> None:
     """Show all brokers, masters (ID 0) and slaves, with the figures that they report.
 
-    Exits with 1 if a broker does not answer, or if there is none. With --json, the field facts has everything
-    that a broker reports.
+    The exit code is 1 if a broker does not answer, or if there is no broker. With --json, the field facts has everything that a
+    broker reports.
     """
     from rocketmq_spark.admin import brokers
 
@@ -89,7 +89,7 @@ def user() -> None:
 
 
 @user.command("list")
-@connected
+@with_connection_options
 @click.pass_obj
 def list_users(output: Output, target: Target) -> None:
     """List the users. Passwords are not shown."""
@@ -108,7 +108,7 @@ def list_users(output: Output, target: Target) -> None:
 )
 @click.option("--super/--normal", "is_super", default=None, help="Whether the user may do everything.")
 @click.option("--enable/--disable", "enabled", default=None, help="Whether the user may connect.")
-@connected
+@with_connection_options
 @click.pass_obj
 def set_user(
     output: Output, target: Target, name: str, password: str | None, is_super: bool | None, enabled: bool | None
@@ -122,7 +122,7 @@ def set_user(
 @user.command("delete")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@connected
+@with_connection_options
 @click.pass_obj
 def delete_user(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete the user NAME and its policies."""
@@ -157,7 +157,7 @@ def policy() -> None:
 
 @policy.command("list")
 @click.option("--user", "name", help="Only of this user.")
-@connected
+@with_connection_options
 @click.pass_obj
 def list_policies(output: Output, target: Target, name: str | None) -> None:
     """List the policies."""
@@ -172,7 +172,7 @@ def list_policies(output: Output, target: Target, name: str | None) -> None:
 @click.argument("actions", nargs=-1, required=True)
 @click.option("--deny", is_flag=True, help="Deny these actions instead of allowing them.")
 @click.option("--source", "sources", multiple=True, help="Only from this address or network (may be repeated).")
-@connected
+@with_connection_options
 @click.pass_obj
 def set_policy(
     output: Output, /, target: Target, name: str, resource: str, actions: tuple[str, ...], **flags: object
@@ -193,7 +193,7 @@ def set_policy(
 @click.argument("name")
 @click.argument("resource")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@connected
+@with_connection_options
 @click.pass_obj
 def delete_policy(output: Output, target: Target, name: str, resource: str, yes: bool) -> None:
     """Delete the policy of the user NAME for RESOURCE."""

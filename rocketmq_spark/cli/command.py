@@ -1,11 +1,11 @@
-"""The tree of commands, and the options and exit codes that all share: ``--json``, ``--debug``.
+"""The tree of commands, and what all commands share: exit codes, and the options ``--json`` and ``--debug``.
 
 Exit codes: 0 done; 1 failure, with one line that gives the reason and the remedy; 2 wrong usage (click's own); 130 Ctrl-C.
 If the pipe closes early (``| head -1``), read-only commands exit 0 and sending commands exit 1.
 
 The file of a group is imported only when one of its commands is used.
 
-The command ``help`` shows the pages of the documentation, and rows of their tables, in the terminal. It needs no network.
+The command ``help`` shows the pages of the documentation, and rows of their tables, in the terminal, without the network.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CliCommand(click.Command):
 
 
 class SendingCommand(CliCommand):
-    """A command that sends while it prints. If such a command can no longer print, it has not sent everything."""
+    """A command that sends messages while it prints. When it can no longer print, messages are still unsent."""
 
     broken_pipe_exit_code = 1
 
@@ -95,9 +95,11 @@ class CliGroup(SuggestingGroup):
 
 
 def confirm(action: str, yes: bool) -> None:
-    """Return if the user confirms ``action``, with ``--yes`` or on the terminal. Raises an error otherwise."""
+    """Ask the user to confirm ``action`` on the terminal, unless ``--yes`` is given. Raises an error if the user does not
+    confirm it.
+    """
     if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():  # None if stdin is closed
+        if sys.stdin is None or not sys.stdin.isatty():  # sys.stdin is None if stdin is closed
             raise click.UsageError(f"{action}. There is no terminal for the confirmation: give --yes")
         click.confirm(f"{action}?", abort=True, err=True)
 
@@ -114,7 +116,7 @@ def with_yes(command: Any) -> Any:
     decorated_command = click.option(
         "--yes", "apply_change", is_flag=True, help="Apply the change; otherwise only preview it."
     )(command)
-    for flag in ("--apply", "--execute", "--dry-run", "--send"):  # names in other tools and in earlier releases
+    for flag in ("--apply", "--execute", "--dry-run", "--send"):  # other tools and earlier releases have these flags
         decorated_command = click.option(
             flag, is_flag=True, hidden=True, expose_value=False, callback=_reject_other_flag
         )(decorated_command)
@@ -125,7 +127,7 @@ TIMES = "ISO-8601 (UTC without a zone), 1h (one hour ago), @milliseconds"
 
 
 def time_ms(text: str) -> int:
-    """Return the ms since 1970 of a time in one of the forms of ``TIMES``. Raises ``ValueError`` for other texts."""
+    """Return the ms since 1970 of a time in one of the forms of ``TIMES``. Raises ``ValueError`` for a text in another form."""
     from rocketmq_spark.options.parsing import duration, timestamp
 
     stripped_text = text.strip()
@@ -174,7 +176,7 @@ def _discard_output() -> None:
 def _as_rocketmq_error(error: Exception) -> RocketMQError:
     if isinstance(error, OSError) and error.filename is not None:
         return RocketMQError(f"{error.filename}: {error.strerror}")
-    if isinstance(error, ModuleNotFoundError) and (extra_name := extras.extra_of(error.name or "")):
+    if isinstance(error, ModuleNotFoundError) and (extra_name := extras.extra_with_module(error.name or "")):
         return OptionError(
             f"this command needs {error.name}, which is not installed",
             remedy=f"Install it: {extras.install_command(extra_name)}",
@@ -184,7 +186,7 @@ def _as_rocketmq_error(error: Exception) -> RocketMQError:
     )
 
 
-# By name of the command: its text in ``--help``, and its module and function.
+# For each command, by name: the text in ``--help``, and the module and the function of the command.
 COMMANDS = {
     "demo": ("Run a stream, kill Spark in between, and count: two minutes.", "demo.command:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
@@ -237,12 +239,12 @@ def app() -> None:
 
 
 _PACKAGE = Path(rocketmq_spark.__file__).parent
-# Where a wheel and a clone have the pages.
+# The folder of the pages in a wheel, and the folder in a clone.
 _PAGE_FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")
 _RECIPE_PREFIX = "how-to/"
 # Pages whose tables have one row for each name.
 _PAGES_WITH_TABLES = ("errors", "options", "metrics")
-_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # at the start of a page
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # such a block stands at the start of a page
 _CELL_SEPARATOR = re.compile(r"(?<!\\)\|")
 
 

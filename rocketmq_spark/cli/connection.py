@@ -60,7 +60,7 @@ class Target:
         }
         return replace(self, given_options=accepted_options)
 
-    def without(self, fields: Collection[str]) -> Target:
+    def without_fields(self, fields: Collection[str]) -> Target:
         """Return a target without the options of these fields."""
         return replace(
             self,
@@ -76,7 +76,7 @@ class Target:
         """
         recorded_scopes = [record for record in identities if "namespace" in record]
         scopes = [
-            {"namespace": record["namespace"], **_topic_environment(record)}
+            {"namespace": record["namespace"], **_topic_environment_options(record)}
             for record in recorded_scopes
             if len(recorded_scopes) == len(identities)
         ]
@@ -137,13 +137,13 @@ class Target:
 _SPARK_ROLES = frozenset({"stream source", "batch source", "sink"})
 # Hints for options of queries that a command replaces.
 _COMMAND_HINTS = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
-# Options of a source that also apply to commands, which read in the same way.
+# Options of a source that also apply to commands, because commands read messages as a source does.
 _READ_FIELDS = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
 ENVIRONMENT_OPTIONS = ("environment", "environmentmode", "environments")
 _SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
 
 
-def _topic_environment(record: Mapping[str, object]) -> dict[str, Any]:
+def _topic_environment_options(record: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a recorded environment that has its own topics. Other environments need no options, because the
     recorded positions name their queues.
     """
@@ -151,7 +151,7 @@ def _topic_environment(record: Mapping[str, object]) -> dict[str, Any]:
     return {"environment": record["environment"], "environmentMode": "suffix"} if has_suffix else {}
 
 
-def connected(function: Callable[..., None]) -> Callable[..., None]:
+def with_connection_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the connection options to a command, which receives them as ``target``."""
 
     @functools.wraps(function)
@@ -166,8 +166,8 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _merge_options(ctx: click.Context, options: dict[str, Any], further_options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a command, merged with ``further_options``, the options of ``-o``. These override environment
-    variables.
+    """Return the options of a command, merged with ``further_options``, the options of ``-o``. Options of the command line
+    override environment variables.
 
     Raises ``OptionError`` for an option that the command line gives twice, in any spelling.
     """
@@ -214,7 +214,7 @@ def _first_line(option: str, path: Path) -> str:
 
 
 def _field_name(name: str) -> str:
-    """Return the field of an option, for any spelling of its name. An unknown name is returned unchanged."""
+    """Return the field of an option, for any spelling of its name. Returns an unknown name unchanged."""
     from rocketmq_spark import options
 
     field_names = {
@@ -227,8 +227,8 @@ def parse_pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, .
     """Callback of options such as ``--property name=value``."""
     value_by_name = {}
     for value in values:
-        name, equals, text = value.partition("=")
-        if not equals or not name:
+        name, separator, text = value.partition("=")
+        if not separator or not name:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE")
         value_by_name[name] = text
     return value_by_name

@@ -19,13 +19,19 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import ENVIRONMENT_OPTIONS, Target, connected, parse_pairs, read_secret_files
+from rocketmq_spark.cli.connection import (
+    ENVIRONMENT_OPTIONS,
+    Target,
+    parse_pairs,
+    read_secret_files,
+    with_connection_options,
+)
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consumer_options, subscribed_consumer
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
 from rocketmq_spark.model.send import SendStatus
-from rocketmq_spark.queues.selection import by_hash
+from rocketmq_spark.queues.selection import select_by_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,17 +46,17 @@ if TYPE_CHECKING:
 
     Location = tuple[str, str, Environment | None]
 
-_POLL_S = 0.5
+_POLL_TIMEOUT_S = 0.5
 # If the command is killed, a restart repeats the messages sent within this time, and those in flight.
-COMMIT_S, MAX_IN_FLIGHT = 0.25, 256
+COMMIT_INTERVAL_S, MAX_IN_FLIGHT = 0.25, 256
 # The most bytes of the original messages of one batch. A larger message is sent alone, because the limit of single messages is
 # higher.
 _MAX_BATCH_BYTES = 512 << 10
 # The interval of the checks whether the group has reached the end, while messages arrive.
-_END_CHECK_S = 1.0
-# Shorter pauses are skipped.
+_END_CHECK_INTERVAL_S = 1.0
+# The command does not wait if the pause that the rate requires is shorter.
 _MIN_PAUSE_S = 0.01
-# With ``--rate``, the command makes up for at most this many seconds in which it had no messages.
+# With ``--rate``, the command may catch up for at most this many seconds in which it had no messages.
 _MAX_CREDIT_S = 1.0
 _BAD_MESSAGE_ERRORS = (DecodeError, MessageIllegal, MessageRefused)
 
@@ -59,7 +65,8 @@ class Copier:
     """Sends copies of messages, and commits the offsets behind acknowledged messages. ``stop`` ends a pause.
 
     The messages of a source queue go to one queue. Messages with a sharding key go to the queue that the hash of the key selects.
-    A batch contains messages for one queue, and is acknowledged before the next batch is sent. So the order is kept.
+    A batch contains messages for one queue, and is acknowledged before the next batch is sent. This keeps the order of
+    messages.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop: Latch) -> None:
@@ -73,9 +80,9 @@ class Copier:
         self.copied_count = self.skipped_count = self.spooled_count = 0
 
     def send(self, polled: PolledMessages, limit: int | None = None) -> int:
-        """Send copies of the messages of one queue, in order. Returns how many messages are done. Ends early if the command
-        stops. Also ends early if the queue was revoked, because the rest of the messages belong to the next owner, which may be
-        this command.
+        """Send copies of the messages of one queue, in order. Returns how many messages were copied or skipped. Ends early if
+        the command stops. Also ends early if the queue was revoked, because the rest of the messages belong to the next owner,
+        which may be this command.
         """
         rate, done_count = self._arguments["rate"], 0
         for chunk in chunks(
@@ -88,15 +95,17 @@ class Copier:
             self._send(chunk)
             done_count += len(chunk)
             polled.mark_finished(done_count)
-            if time.monotonic() - self._last_commit_s >= COMMIT_S:
+            if time.monotonic() - self._last_commit_s >= COMMIT_INTERVAL_S:
                 self.commit()
         return done_count
 
     def _pace(self, duration_s: float) -> None:
-        """Wait until the rate allows messages that take ``duration_s``. Idle time counts for at most a second."""
+        """Wait until the rate allows the next messages, for which the rate reserves ``duration_s``. Idle time counts for at most
+        a second.
+        """
         self._next_send_s = max(self._next_send_s, time.monotonic() - _MAX_CREDIT_S)
         while not self._stop.is_set() and (early_s := self._next_send_s - time.monotonic()) > _MIN_PAUSE_S:
-            self._stop.wait(min(early_s, COMMIT_S))
+            self._stop.wait(min(early_s, COMMIT_INTERVAL_S))
         self._next_send_s += duration_s
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
@@ -105,7 +114,7 @@ class Copier:
         keyless_queue = queue_for(chunk[0].queue, queues)
         for message in chunk:
             key = message.properties.get(Property.SHARDING_KEY)
-            messages_by_queue.setdefault(by_hash(queues, key) if key else keyless_queue, []).append(message)
+            messages_by_queue.setdefault(select_by_hash(queues, key) if key else keyless_queue, []).append(message)
         for queue, messages in messages_by_queue.items():
             self._send_to(queue, messages)
 
@@ -146,9 +155,9 @@ class Copier:
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of the destination that gets the copies of a source queue. This is the queue with the same broker name
-    and id. If there is no such queue, a number that is computed from broker name and id selects a queue. The result does not
-    depend on other source queues, because these are missing in the route while their broker is down.
+    """Return the queue of the destination that gets the copies of a source queue. This is the queue with the same broker name and
+    id. If there is no such queue, a number that is computed from broker name and id selects a queue. The result does not depend
+    on other source queues, because a queue is missing in the route while its broker is down.
     """
     broker_and_id = source.broker_name, source.queue_id
     queue_number = zlib.crc32(source.broker_name.encode()) + source.queue_id
@@ -158,8 +167,8 @@ def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQu
 def remapped_queues(
     sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
 ) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
-    """Return the source queues whose copies went to another queue in releases up to 0.1.0. Each source queue has the old and the
-    new queue of the destination.
+    """Return the source queues whose copies went to another queue in releases up to 0.1.0. The values are the old and the new
+    queue of the destination.
     """
     mappings = {
         source: (queues[index % len(queues)], queue_for(source, queues)) for index, source in enumerate(sources)
@@ -226,19 +235,19 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
 )
 @click.option("--mark", metavar="NAME", help="Give each copy this property, with the id of its original.")
 @click.option("--skip-bad", is_flag=True, help="Skip messages that cannot be decoded or sent [default: fail].")
-@connected
+@with_connection_options
 @click.pass_obj
 def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     """Copy messages of topic SOURCE to topic DESTINATION, of the same or another cluster.
 
-    To resume a copy, run the command again with the same --group. No message is lost. After Ctrl-C none is copied twice. If the
-    command was killed or a send failed, messages sent in the last 0.25 s and those in flight (up to 256) are copied again. If a
-    send got no answer, the producer repeats it, and its messages may be copied twice. With --mark, readers can recognize
+    To resume a copy, run the command again with the same --group. No message is lost. After Ctrl-C, no message is copied twice.
+    If the command was killed or a send failed, messages sent in the last 0.25 s and those in flight (up to 256) are copied again.
+    If a send got no answer, the producer repeats it, and its messages may be copied twice. With --mark, readers can recognize
     duplicates.
 
     Messages with a sharding key are copied to the queue that the hash of the key selects, in order per key. The other messages of
-    a queue are copied to one queue, in their order: to the one at the same broker name with the same id, if there is one. A copy
-    has the body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
+    a queue are copied to one queue, in their order: to the destination queue with the same broker name and id, if that queue
+    exists. A copy has the body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
     """
     source, destination = arguments["source"], arguments["destination"]
     arguments["to_options"] = read_secret_files(output, "--to-option", arguments["to_options"])
@@ -250,7 +259,7 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     source_target, group = target.for_role("batch source"), arguments["group"]
     offsets_before = copied_offsets(
         source_target, group, source
-    )  # before a new group gets the offsets at which it begins
+    )  # must be read before a new group gets its start offsets
     with subscribed_consumer(target, source, arguments) as consumer, destination_target.producer() as producer:
         changes = remapped_queues(list(offsets_before), producer.queues(destination))
         if changes := {queue: old_and_new for queue, old_and_new in changes.items() if offsets_before[queue]}:
@@ -278,14 +287,16 @@ def _locations(target: Target, topic: str) -> set[Location]:
     source_target = target.for_role("batch source")
     client, environment = source_target.client(), environment_of(source_target.options())
     route = client.routes.get_existing(topic, 0.0)
-    on_wire = client.rpc_client.on_wire(topic)
-    return {(address, on_wire, environment) for data in route.brokers.values() for address in data.addresses.values()}
+    wire_topic = client.rpc_client.on_wire(topic)
+    return {
+        (address, wire_topic, environment) for data in route.brokers.values() for address in data.addresses.values()
+    }
 
 
 def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
-    """The target of the copies: the cluster of the source, with those of its options that a producer has, or another cluster.
-    Both use the environment of the source, because environments share the queues of the destination, too; ``environment=`` means
-    none.
+    """The target of the copies: the cluster of the source, with the options of the source that a producer has, too, or another
+    cluster. Source and destination are in the same environment, because environments share the queues of the destination, too;
+    ``environment=`` means no environment.
 
     Raises ``OptionError`` if messages that are read with TLS would be sent in plain text without an explicit option. Also raises
     ``OptionError`` for a Proxy, because copies name their queues, and a Proxy rejects such messages.
@@ -322,7 +333,7 @@ def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
 
 
 def _normalized(name: str) -> str:
-    """An option's name without case and underscores, because each name has two spellings."""
+    """Return an option's name in lower case without underscores, because each name has two spellings."""
     return name.replace("_", "").lower()
 
 
@@ -333,18 +344,18 @@ def _copy_all(copier: Copier, consumer: PullConsumer, target: Target, arguments:
     from rocketmq_spark.consumer.pull import PolledMessages
 
     ends = None if arguments["follow"] else _ends(target, arguments["source"])
-    left_count, next_check = arguments["count"], Deadline.after(_END_CHECK_S)
+    remaining_count, next_end_check = arguments["count"], Deadline.after(_END_CHECK_INTERVAL_S)
     while not stop.is_set():
-        polled_messages = PolledMessages(consumer, _POLL_S)
-        done_count = copier.send(polled_messages, left_count)
-        left_count = None if left_count is None else left_count - done_count
-        if left_count == 0 or stop.is_set():
+        polled_messages = PolledMessages(consumer, _POLL_TIMEOUT_S)
+        done_count = copier.send(polled_messages, remaining_count)
+        remaining_count = None if remaining_count is None else remaining_count - done_count
+        if remaining_count == 0 or stop.is_set():
             break
-        if not polled_messages.messages or next_check.expired:
+        if not polled_messages.messages or next_end_check.expired:
             copier.commit()
             if ends is not None and _has_reached(target, arguments["group"], ends):
                 break
-            next_check = Deadline.after(_END_CHECK_S)
+            next_end_check = Deadline.after(_END_CHECK_INTERVAL_S)
     copier.commit()
 
 
@@ -395,7 +406,7 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
     client = target.client()
     route = client.routes.get(source, 0.0)
-    if route.unreadable_brokers:  # the copy would end without the messages of closed queues
+    if route.unreadable_brokers:  # a copy would omit the messages of queues without read permission
         raise not_readable_error(route)
     queues = EnvironmentQueues(environment_of(target.options()))(route.readable_queues())
     return {queue: bounds.max_offset for queue, bounds in client.offset_reader.bounds(queues, deadline(client)).items()}

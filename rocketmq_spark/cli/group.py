@@ -12,7 +12,7 @@ import click
 
 from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, confirm, start_or_time, with_yes
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.output import Output
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def group() -> None:
 
 
 @group.command("list")
-@connected
+@with_connection_options
 @click.pass_obj
 def list_groups(output: Output, target: Target) -> None:
     """List the consumer groups that brokers know, one per line."""
@@ -51,7 +51,7 @@ def list_groups(output: Output, target: Target) -> None:
 
 @group.command()
 @click.argument("name")
-@connected
+@with_connection_options
 @click.pass_obj
 def describe(output: Output, target: Target, name: str) -> None:
     """Show the members, subscriptions and lag of a consumer group.
@@ -143,13 +143,13 @@ def _queue_rows(description: GroupDescription) -> list[dict[str, object]]:
 @click.option("--topics", is_flag=True, help="Also delete its retry topics and dead-letter topic, with their messages.")
 @click.option("--force", is_flag=True, help="Delete it although it has members.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@connected
+@with_connection_options
 @click.pass_obj
 def delete(output: Output, /, target: Target, name: str, topics: bool, force: bool, yes: bool) -> None:
     """Delete the settings and the offsets of a consumer group. Stop its members first.
 
-    It fails while the group has members. Brokers do not know members that consume over gRPC: these do not prevent the
-    deletion, and may get all messages again.
+    The command fails while the group has members. Brokers do not know members that consume over gRPC: such members do not
+    prevent the deletion, and may get all messages again.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
@@ -197,7 +197,7 @@ def _reject_kafka_option(ctx: click.Context, param: click.Parameter, value: str 
     """Reject options of Kafka's tool, and name the replacement."""
     if value is not None:
         raise click.UsageError(
-            "--by-duration, --shift-by and --to-datetime are options of Kafka's tool. Here --to takes them all: "
+            "--by-duration, --shift-by and --to-datetime are options of Kafka's tool. Use --to for all of these: "
             '1h (one hour ago), a time, or offsets as JSON ({"orders":{"broker-a":{"0":17}}}; see offsets show)'
         )
 
@@ -210,7 +210,7 @@ def offsets() -> None:
 @offsets.command()
 @click.argument("group")
 @click.option("--topic", "topics", multiple=True, help="Only this topic (may be repeated).")
-@connected
+@with_connection_options
 @click.pass_obj
 def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) -> None:
     """Show the committed offset of GROUP in each queue: the next offset to read, or '-' (JSON: null) if there is none."""
@@ -266,15 +266,15 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     is_flag=True,
     help="Set the offsets although the group has members, which will soon overwrite them with their own.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def set_offsets(
     output: Output, /, target: Target, group: str, topics: tuple[str, ...], target_offsets: OffsetTarget, **flags: bool
 ) -> None:
     """Reset GROUP's committed offsets. Stop its members first.
 
-    It fails while the group has members. Brokers do not know members that consume over gRPC: these do not prevent it, and
-    continue at the new offsets.
+    The command fails while the group has members. Brokers do not know members that consume over gRPC: such members do not
+    prevent the reset, and continue at the new offsets.
 
     With --environment, only the offsets of the environment's queues are reset.
     """
@@ -290,7 +290,7 @@ def set_offsets(
     if not flags["force"] and flags["apply_change"]:
         groups.check_members(group_in_environment, members)
     is_new = all(change.before is None for change in changes)
-    # Before offsets are stored, which creates the group.
+    # The hint is computed before offsets are stored, because storing offsets creates the group.
     hint = groups.similar_groups_hint(client, group_in_environment) if is_new else ""
     if flags["apply_change"]:
         groups.store_offsets(client, group_in_environment, {change.queue: change.after for change in changes})

@@ -16,13 +16,13 @@ from rocketmq_spark.cli.kafka_options import KAFKA, ROCKETMQ, SPARK_KAFKA_OPTION
 from rocketmq_spark.cli.kafka_text import APPEND_ONLY, CHECK_FORMAT, USE_FORMAT, KafkaFinding
 from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, Function, Parameter, PythonProgram
 
-_APPEND = 'mode("append"), which is required'
-_CONTINUOUS = "a trigger of micro-batches; continuous processing is not supported"
-_OPTIONS = "the options are computed: compare them with docs/coming-from-kafka.md"
+_APPEND_REMEDY = 'mode("append"), which is required'
+_CONTINUOUS_REMEDY = "a trigger of micro-batches; continuous processing is not supported"
+_OPTIONS_REMEDY = "the options are computed: compare them with docs/coming-from-kafka.md"
 ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
 _FINAL_CALLS = ("load", "save", "start", "toTable")
 _OTHER_FINAL_CALLS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
-# Methods of readers and writers. ``format`` is missing, because texts have this method, too.
+# Methods of readers and writers. ``format`` is left out, because ``str`` has a method of this name, too.
 _IO_METHODS = {"option", "options", *_FINAL_CALLS}
 # Parameters of load, save, start and toTable that are not options, in the order of positional arguments.
 _PARAMETERS = {
@@ -63,7 +63,7 @@ class CallChain:
         return {name for name, _ in self.calls}
 
     def formats(self, program: PythonProgram) -> list[ast.expr | None]:
-        """Return the expressions of the format. None is an option whose value the program does not show."""
+        """Return the expressions of the format. An entry is None if the program does not show the value of the option."""
         formats: list[ast.expr | None] = []
         for name, call in self.calls:
             if name == "format":
@@ -151,18 +151,18 @@ class Chains:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
-        self._united_functions: set[Function] = set()  # functions whose results are united already
+        self._united_functions: set[Function] = set()  # the functions whose results were united before
         self.chains: list[CallChain] = []
-        self._by_call: dict[ast.Call, CallChain] = {}
+        self._chain_by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []
         nodes = [node for tree in trees for node in ast.walk(tree)]  # a whole chain comes before its parts
         for node in nodes:
             match node:
-                case ast.Call(func=ast.Attribute() as method) if node not in self._by_call and not program.functions(
-                    method
+                case ast.Call(func=ast.Attribute() as method) if (
+                    node not in self._chain_by_call and not program.functions(method)
                 ):
                     chain = CallChain.of(node, program)
-                    self._by_call.update((call, chain) for _, call in chain.calls)
+                    self._chain_by_call.update((call, chain) for _, call in chain.calls)
                     self.chains.append(chain)
                 case ast.Attribute(attr=name) if name in ROLES:
                     self._roots.append(node)
@@ -181,10 +181,10 @@ class Chains:
 
     def chain_with(self, call: ast.expr) -> CallChain | None:
         """Return the chain that contains a call."""
-        return self._by_call.get(call) if isinstance(call, ast.Call) else None
+        return self._chain_by_call.get(call) if isinstance(call, ast.Call) else None
 
     def format(self, chain: CallChain) -> str | None:
-        """Return the format of a chain: ``KAFKA`` if it may be Kafka's; None if it is unknown."""
+        """Return the format of a chain: ``KAFKA`` if the format may be Kafka's; None if the format is unknown."""
         nodes = chain.formats(self.program) or self.owner(chain).formats
         texts = [text.strip().lower() for node in nodes for text in self.program.texts(node)]
         if any(map(_is_kafka, texts)):
@@ -208,19 +208,19 @@ class Chains:
 
     # A union-find structure unites variables, parameters, functions and expressions that may have the same reader or writer.
 
-    def _find(self, key: object) -> object:
+    def _root_of(self, key: object) -> object:
         while (parent := self._parents.get(key, key)) is not key:
             self._parents[key] = self._parents.get(parent, parent)
             key = parent
         return key
 
     def _unite(self, key: object, other_key: object) -> None:
-        first, second = self._find(key), self._find(other_key)
+        first, second = self._root_of(key), self._root_of(other_key)
         if first is not second:
             self._parents[first] = second
 
     def _owner(self, key: object) -> ReaderOrWriter:
-        return self._owners.setdefault(self._find(key), ReaderOrWriter(self.program))
+        return self._owners.setdefault(self._root_of(key), ReaderOrWriter(self.program))
 
     def _key(self, node: ast.expr) -> object:
         """Return the union-find key of the object whose methods ``node`` calls."""
@@ -248,14 +248,14 @@ class Chains:
         return key
 
     def _may_be_io(self, node: ast.expr) -> bool:
-        """Whether an expression may be a reader or a writer. The result of load, save or start is neither."""
+        """Whether an expression may be a reader or a writer. The result of load, save or start is not a reader or writer."""
         match node:
             case ast.Name():
                 return True
             case ast.Attribute(attr=name):
                 return name in ROLES or self.program.bindings(node)[0] is not node
             case ast.Call(func=ast.Attribute()) if not self.program.functions(node.func):
-                chain = self._by_call.get(node)
+                chain = self._chain_by_call.get(node)
                 calls = [] if chain is None else chain.calls[: [call for _, call in chain.calls].index(node) + 1]
                 return not any(name in _FINAL_CALLS or name in _OTHER_FINAL_CALLS for name, _ in calls)
             case ast.Call():
@@ -321,7 +321,7 @@ class KafkaChains:
         self.explained_options.add((option.line, option.name))
         if option.name == UNKNOWN:
             if format == KAFKA:
-                yield option.line, "options", _OPTIONS
+                yield option.line, "options", _OPTIONS_REMEDY
         elif format in (KAFKA, ROCKETMQ):
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
             for replacement in replacements(Setting(option.name, texts, role, format, option_names)):
@@ -334,7 +334,7 @@ class KafkaChains:
     def _mode_findings(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[KafkaFinding]:
         for name, call in chain.calls:
             if name == "trigger" and any(keyword.arg == "continuous" for keyword in call.keywords):
-                yield call.lineno, "trigger(continuous=…)", _CONTINUOUS
+                yield call.lineno, "trigger(continuous=…)", _CONTINUOUS_REMEDY
             if name in ("outputMode", "start", "toTable"):
                 node = (
                     _argument(call, 0, "outputMode")
@@ -349,7 +349,7 @@ class KafkaChains:
                 texts = [*owner.modes, *([] if node is None else self._program.texts(node))]
                 if not any(text.lower() == "append" or UNKNOWN in text for text in texts):
                     shown_text = f'mode("{texts[0]}")' if texts else "save()"
-                    yield call.func.end_lineno or call.lineno, shown_text, _APPEND
+                    yield call.func.end_lineno or call.lineno, shown_text, _APPEND_REMEDY
 
 
 def _is_kafka(text: str) -> bool:

@@ -33,7 +33,7 @@ _COLUMN_IN_SQL = re.compile(
     rf"(?<![\w$@-])(?!(?<=\bas )timestamp\b)(?:\w+\.)?`?({_COLUMN_PATTERN})`?(?![\w.-]|\s*\()", re.IGNORECASE
 )
 _REGEX_FUNCTION = re.compile(r"\brlike\b|\bregexp", re.IGNORECASE)
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_QUOTED_PATTERN = re.compile(r"'[^']*'|\"[^\"]*\"")
 # In SQL, a text with a dot that is compared with the column topic (group ``name``), or that becomes the column topic (group
 # ``sent``).
 _TOPIC_WITH_DOTS = re.compile(
@@ -85,7 +85,7 @@ def _hint_without_option(kafka_column: str, is_read: bool) -> str:
 def _frame_calls(
     tree: ast.Module, reads: Callable[[ast.expr], bool], written_nodes: Container[ast.expr]
 ) -> Iterator[tuple[ast.Call, bool]]:
-    """Yield the calls of methods of frames that are read or ``written_nodes``, and whether the frame is read."""
+    """Yield each call of a method of a frame that is read, and each call of ``written_nodes``; also whether the frame is read."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=frame)):
@@ -214,8 +214,8 @@ def _comparison_findings(
 
 
 def _underscore_remedy(text: str) -> str:
-    legal = legal_name(text)
-    return f"the column has RocketMQ's names, with _ for dots{f': {legal}' if len(legal) > 1 else ''}"
+    legal_topic = legal_name(text)
+    return f"the column has RocketMQ's names, with _ for dots{f': {legal_topic}' if len(legal_topic) > 1 else ''}"
 
 
 def _column_name(text: ast.Constant) -> Iterator[tuple[int, str]]:
@@ -225,6 +225,6 @@ def _column_name(text: ast.Constant) -> Iterator[tuple[int, str]]:
 
 
 def _columns_in_sql(text: ast.Constant) -> Iterator[tuple[int, str]]:
-    unquoted_text = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), str(text.value))
+    unquoted_text = _QUOTED_PATTERN.sub(lambda quoted_match: " " * len(quoted_match[0]), str(text.value))
     for match in _COLUMN_IN_SQL.finditer(unquoted_text):
         yield text.lineno + unquoted_text.count("\n", 0, match.start()), match[1]

@@ -16,8 +16,9 @@ class Frames:
         self._program = chains.program
         self._chains = chains
         self._format = format
-        self._are_read: dict[object, bool | None] = {}  # by variable and function
-        self._origins: dict[ast.expr, ast.expr] = {}  # by each node from the end of a chain to its origin
+        self._result_by_key: dict[object, bool | None] = {}  # by variable and function
+        # The origin of a chain, by each node from the end of the chain to its origin.
+        self._origins: dict[ast.expr, ast.expr] = {}
         self._examined_keys: set[object] = set()
         self._is_circular = False
 
@@ -26,7 +27,9 @@ class Frames:
         return self._reads(node) is True
 
     def _reads(self, node: ast.expr) -> bool | None:
-        """As ``reads``; None if the answer depends only on a variable or function that is being examined (recursion)."""
+        """Like ``reads``, but returns None if the answer depends only on a variable or function that is being examined
+        (recursion).
+        """
         origin = self._origin(node)
         if isinstance(origin, ast.Call):
             if functions := self._program.functions(origin.func):
@@ -63,8 +66,8 @@ class Frames:
         if key in self._examined_keys:
             self._is_circular = True
             return None
-        if key in self._are_read:
-            return self._are_read[key]
+        if key in self._result_by_key:
+            return self._result_by_key[key]
         self._examined_keys.add(key)
         try:
             frame_values = [value for value in values if not isinstance(value, ast.Constant)]
@@ -73,7 +76,7 @@ class Frames:
             self._examined_keys.discard(key)
         result = False if False in results else True if True in results else None
         if result is False or not self._is_circular or not self._examined_keys:
-            self._are_read[key] = result
+            self._result_by_key[key] = result
         self._is_circular &= bool(self._examined_keys)
         return result
 

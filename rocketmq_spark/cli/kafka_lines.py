@@ -1,7 +1,7 @@
 """Finds the lines of a Kafka program that must change, and their replacements. The program is read and not run. Pure.
 
-Python is parsed: ``kafka_chains`` finds readers and writers, ``python_values`` computes formats and options.
-``kafka_text`` searches everything else: Scala, SQL, shells, cells of notebooks that are not Python.
+Python is parsed by ``ast``. In the parsed program, ``kafka_chains`` finds readers and writers, and ``python_values`` computes
+formats and options. Scala, SQL, shells, and cells of notebooks in other languages are searched as text by ``kafka_text``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocketmq_spark.cli.kafka_frames import Frames
 from rocketmq_spark.cli.kafka_options import KAFKA, ROCKETMQ, Setting, replacements
 from rocketmq_spark.cli.kafka_text import (
     CHECK_TEXT,
-    JAR,
+    JAR_PATTERN,
     REMOVE_SETTING,
     USE_PACKAGE,
     KafkaFinding,
@@ -30,7 +30,7 @@ from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, PythonProgram
 
 
 class PortedLine(NamedTuple):
-    """A line that changes. ``where`` is its number, in a notebook ``cell:line``."""
+    """A line that changes. ``where`` is the number of the line; in a notebook, it is ``cell:line``."""
 
     where: str
     kafka: str
@@ -38,22 +38,30 @@ class PortedLine(NamedTuple):
 
 
 class PortReport(NamedTuple):
-    """The result. ``searched_parts`` names the parts that were searched as text, such as ``cell 2``."""
+    """The lines that change. ``searched_parts`` names the parts that were searched as text, such as ``cell 2``."""
 
     lines: list[PortedLine]
     searched_parts: list[str]
 
 
-_DSTREAMS = "a stream of format rocketmq; there are no DStreams"
+_DSTREAM_REPLACEMENT = "a stream of format rocketmq; there are no DStreams"
 _LAG_REPLACEMENT = 'progress(query)["lag"] (docs/monitoring.md)'
-_CLIENT = "rocketmq_spark.Producer, PullConsumer and Consumer; Admin for topics, queues and groups: help(rocketmq_spark.Admin)"
-_ASYNC = "rocketmq_spark.aio (rocketmq-spark help asyncio)"
-_CLIENTS = {"kafka": _CLIENT, "confluent_kafka": _CLIENT, "aiokafka": _ASYNC, "faust": _ASYNC}
+_CLIENT_REPLACEMENT = (
+    "rocketmq_spark.Producer, PullConsumer and Consumer; "
+    "Admin for topics, queues and groups: help(rocketmq_spark.Admin)"
+)
+_ASYNC_REPLACEMENT = "rocketmq_spark.aio (rocketmq-spark help asyncio)"
+_REPLACEMENT_BY_MODULE = {
+    "kafka": _CLIENT_REPLACEMENT,
+    "confluent_kafka": _CLIENT_REPLACEMENT,
+    "aiokafka": _ASYNC_REPLACEMENT,
+    "faust": _ASYNC_REPLACEMENT,
+}
 # Databricks stores notebooks as programs, in which cells in other languages are comments.
 _MAGIC_PREFIX = re.compile(r"^(?:#|--|//) MAGIC(?: |$)", re.MULTILINE)
 _MAGIC_CELL = re.compile(r"(?:^# MAGIC(?: .*)?$\n?)+", re.MULTILINE)
 _MARKDOWN_CELL = re.compile(r"\s*%%?(?:md|markdown)\b")
-# Lines of a notebook's cell for IPython or a shell. A backslash continues them on the next line.
+# Lines of a notebook's cell for IPython or a shell. A backslash at the end continues such a line.
 _LINE_MAGIC = re.compile(r"^([^\S\n]*)[%!](?:.*\\\n)*.*", re.MULTILINE)
 # What ``ast.parse`` and ``json.loads`` raise for texts that they cannot parse, or that are nested too deeply.
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -126,8 +134,8 @@ def _notebook_report(text: str) -> PortReport:
 
 
 def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
-    """Return the parsed cell without its line magics, None if the cell is not Python; and the line magics, each after empty
-    lines, so that line numbers stay.
+    """Return the parsed cell without its line magics, and the line magics. The parsed cell is None if the cell is not Python.
+    Each line magic follows empty lines, so that its line number stays.
     """
     if cell.lstrip().startswith("%%"):
         return None, []
@@ -162,8 +170,8 @@ def _python_findings(trees: list[ast.Module]) -> list[list[KafkaFinding]]:
 
 def _other_findings(tree: ast.Module, program: PythonProgram, kafka_chains: KafkaChains) -> Iterator[KafkaFinding]:
     """Yield findings outside of chains: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
-    seen_nodes: set[ast.AST] = set()  # docstrings, and parts of texts
-    checked_dictionaries: set[object] = set()  # variables with dictionaries
+    seen_nodes: set[ast.AST] = set()  # docstrings, and parts of strings that need no further search
+    checked_dictionaries: set[object] = set()  # the variables whose dictionaries were checked
     for node in ast.walk(tree):  # a whole text comes before its parts
         match node:
             case ast.Expr(value=ast.Constant() as docstring):
@@ -194,15 +202,15 @@ def _other_findings(tree: ast.Module, program: PythonProgram, kafka_chains: Kafk
 
 
 def _built_sql_findings(
-    node: ast.expr, place: ast.expr, program: PythonProgram, seen_nodes: set[ast.AST]
+    node: ast.expr, line_node: ast.expr, program: PythonProgram, seen_nodes: set[ast.AST]
 ) -> Iterator[KafkaFinding]:
-    """Yield the findings of SQL in a text that is put together."""
+    """Yield the findings of SQL in a string that the program joins from parts."""
     constants = [
         part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
     ]
     texts = program.texts(node) if any(re.search(r"create|using", text, re.IGNORECASE) for text in constants) else []
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
-    findings = [finding for text in texts for finding in sql_findings(text, place.lineno)]
+    findings = [finding for text in texts for finding in sql_findings(text, line_node.lineno)]
     seen_nodes.update(parts)
     if findings:  # otherwise each part is searched separately
         seen_nodes.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
@@ -212,7 +220,9 @@ def _built_sql_findings(
 def _dictionary_findings(
     dictionary: ast.expr, program: PythonProgram, kafka_chains: KafkaChains
 ) -> Iterator[KafkaFinding]:
-    """Yield findings for the entries of a dictionary with a name ``kafka_chains.…``, except entries that a chain uses."""
+    """Yield findings for the entries of a dictionary, if the name of an entry begins with ``kafka.``. Omits entries that a chain
+    uses.
+    """
     for entries in program.values(dictionary):
         if not isinstance(entries, DictValue) or not any(
             entry.name.lower().startswith("kafka.") for entry in entries.items
@@ -226,7 +236,7 @@ def _dictionary_findings(
 
 
 def _constant_findings(text: str, line: int) -> Iterator[KafkaFinding]:
-    if match := JAR.search(text):
+    if match := JAR_PATTERN.search(text):
         yield line, match[0], USE_PACKAGE
     elif text.startswith("spark.kafka."):
         yield line, text, REMOVE_SETTING
@@ -238,6 +248,6 @@ def _import_findings(node: ast.Import | ast.ImportFrom) -> Iterator[KafkaFinding
     modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
     for module in modules:
         if module.startswith("pyspark.streaming.kafka"):
-            yield node.lineno, module, _DSTREAMS
-        elif replacement := _CLIENTS.get(module.partition(".")[0]):
+            yield node.lineno, module, _DSTREAM_REPLACEMENT
+        elif replacement := _REPLACEMENT_BY_MODULE.get(module.partition(".")[0]):
             yield node.lineno, module, replacement

@@ -19,19 +19,21 @@ _PATTERN_REMEDY = (
     "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; "
     "option topicNames is an error with a pattern"
 )
-_LEGAL_GROUP_NAMES = "RocketMQ's names of groups have only letters, digits, %, |, - and _"
+_GROUP_NAMES_REMEDY = "RocketMQ's names of groups have only letters, digits, %, |, - and _"
 _HEADERS_REMEDY = "the same option, with kafkaColumns"
 _SINK_HEADERS_REMEDY = "remove it: the sink always stores a column headers"
 _CHECKPOINT_REMEDY = "use a new folder: Kafka offsets have no meaning in RocketMQ"
-_BY_TIME = 'by broker and queue: {"orders": {"broker-a": {"0": 1700000000000}}}; or one time for all queues, option '
-_BY_OFFSET = 'by broker and queue: {"orders": {"broker-a": {"0": 12}}}; or a time, option '
+_TIMES_REMEDY = (
+    'by broker and queue: {"orders": {"broker-a": {"0": 1700000000000}}}; or one time for all queues, option '
+)
+_OFFSETS_REMEDY = 'by broker and queue: {"orders": {"broker-a": {"0": 12}}}; or a time, option '
 # Options of both connectors whose values may name partitions.
 PARTITION_OPTIONS = {
     "assign": 'by broker and queue: {"orders": {"broker-a": [0, 1]}}',
-    "startingoffsets": f"{_BY_OFFSET}startingTimestamp",
-    "endingoffsets": f"{_BY_OFFSET}endingTimestamp",
-    "startingoffsetsbytimestamp": f"{_BY_TIME}startingTimestamp",
-    "endingoffsetsbytimestamp": f"{_BY_TIME}endingTimestamp",
+    "startingoffsets": f"{_OFFSETS_REMEDY}startingTimestamp",
+    "endingoffsets": f"{_OFFSETS_REMEDY}endingTimestamp",
+    "startingoffsetsbytimestamp": f"{_TIMES_REMEDY}startingTimestamp",
+    "endingoffsetsbytimestamp": f"{_TIMES_REMEDY}endingTimestamp",
 }
 TOPIC_OPTIONS = ("topic", "subscribe", "subscribepattern")
 GROUP_OPTIONS = ("group", "kafka.group.id", "groupidprefix")
@@ -59,7 +61,7 @@ class Setting(NamedTuple):
 
 
 def replacements(setting: Setting) -> Iterator[str]:
-    """Yield the replacements of an option; none if it stays."""
+    """Yield the replacements of an option; yields nothing if the option stays."""
     lower_name = setting.name.lower()
     row = _ROW_BY_NAME.get(lower_name)
     if lower_name == "includeheaders" and setting.format != ROCKETMQ:
@@ -68,7 +70,7 @@ def replacements(setting: Setting) -> Iterator[str]:
         if setting.format == KAFKA:
             yield _CHECKPOINT_REMEDY
     elif row is not None and setting.role is not None and setting.role not in row.roles:
-        yield _no_option(setting.role)
+        yield _no_option_remedy(setting.role)
     elif lower_name in PARTITION_OPTIONS:
         yield from _partition_replacements(setting)
     elif lower_name == "subscribepattern":
@@ -88,7 +90,7 @@ def replacements(setting: Setting) -> Iterator[str]:
         if replacement is not None:
             names_option = setting.role is not None and not replacement.startswith("remove it")
             yield (
-                _no_option(setting.role)
+                _no_option_remedy(setting.role)
                 if names_option and not _role_accepts(replacement, setting.role)
                 else replacement
             )
@@ -98,12 +100,14 @@ def _belongs_to_kafka_connector(lower_name: str) -> bool:
     return lower_name.startswith("kafka.") or lower_name in SPARK_KAFKA_OPTIONS
 
 
-def _no_option(role: str | None) -> str:
+def _no_option_remedy(role: str | None) -> str:
     return f"remove it: a {role} has no such option"
 
 
 def _is_computed(setting: Setting) -> bool:
-    """Whether a part of the value is unknown. False in a program for RocketMQ, because the option has been ported already."""
+    """Whether a part of the value is unknown. Returns False in a program for RocketMQ, because the option has been ported
+    already.
+    """
     return setting.format != ROCKETMQ and (not setting.texts or any(UNKNOWN in text for text in setting.texts))
 
 
@@ -132,7 +136,7 @@ def _numbers_partitions(text: str) -> bool:
 
 
 def _is_by_number(offsets: object) -> bool:
-    """Whether the keys of offsets or times are numbers of partitions. In RocketMQ's form, they are names of brokers."""
+    """Whether the keys of offsets or times are numbers of partitions. In RocketMQ's form, the keys are names of brokers."""
     items = offsets.items() if isinstance(offsets, dict) else ()
     return any(key.isdecimal() and not isinstance(value, dict | list) for key, value in items)
 
@@ -149,9 +153,9 @@ def _group_replacements(setting: Setting) -> Iterator[str]:
     is_kafka_option = setting.name.lower() != "group"
     illegal_names = [text for text in setting.texts if UNKNOWN not in text and legal_name(text) not in (text, "")]
     if setting.role == "sink" and is_kafka_option:
-        yield _no_option("sink")
+        yield _no_option_remedy("sink")
     elif illegal_names:
-        yield f"option group={legal_name(illegal_names[0])}: {_LEGAL_GROUP_NAMES}"
+        yield f"option group={legal_name(illegal_names[0])}: {_GROUP_NAMES_REMEDY}"
     elif is_kafka_option:
         yield foreign_option(setting.name) or ""
 

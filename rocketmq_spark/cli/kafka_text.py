@@ -31,8 +31,8 @@ APPEND_ONLY = (
 CHECK_FORMAT = "the format is computed: check whether it may be kafka"
 CHECK_TEXT = "check whether this text becomes a format"
 
-JAR = re.compile(r"spark-(?:sql|streaming)-kafka-\d[\w.:-]*|kafka-clients[:-]\d?[\w.:-]*")
-_CREATE = re.compile(r"\bcreate\b|^\s*using\b", re.IGNORECASE)
+JAR_PATTERN = re.compile(r"spark-(?:sql|streaming)-kafka-\d[\w.:-]*|kafka-clients[:-]\d?[\w.:-]*")
+_CREATE_PATTERN = re.compile(r"\bcreate\b|^\s*using\b", re.IGNORECASE)
 _USING_KAFKA = re.compile(r"\busing\s+[`\"]?kafka\b", re.IGNORECASE)
 # A parameter of SQL or of a shell, a field of a format, or an unknown part of a text.
 _COMPUTED_SQL = re.compile(rf"\busing\s+(?:[$:{{%?]|{UNKNOWN})[\w{{}}]*", re.IGNORECASE)
@@ -75,7 +75,7 @@ def sql_findings(text: str, line: int) -> Iterator[KafkaFinding]:
     """Yield the findings of a string that begins in ``line`` of a program, if it may create a table of Kafka or names format
     rocketmq.
     """
-    create_match = _CREATE.search(text)
+    create_match = _CREATE_PATTERN.search(text)
     is_computed = create_match is not None and _COMPUTED_SQL.search(text, create_match.start())
     is_kafka = create_match is not None and _USING_KAFKA.search(text, create_match.start())
     if is_kafka or is_computed or _ROCKETMQ_FORMAT.search(text):
@@ -102,7 +102,7 @@ def _statement_findings(text: str) -> Iterator[KafkaFinding]:
     for pattern, replacement in (
         (_KAFKA_FORMAT, USE_FORMAT),
         (_USING_KAFKA, USE_SQL),
-        (JAR, USE_PACKAGE),
+        (JAR_PATTERN, USE_PACKAGE),
         (_KAFKA_SETTING, REMOVE_SETTING),
         (_COMPUTED_SQL, CHECK_FORMAT),
         *([(_COMPUTED_FORMAT, CHECK_FORMAT)] if _IO_WORDS.search(text) else []),

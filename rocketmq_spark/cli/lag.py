@@ -1,6 +1,6 @@
 """``rocketmq-spark lag``: shows how far a consumer group or a query (by its checkpoint) is behind, once or repeatedly.
 
-It also serves Prometheus metrics. Each request for metrics asks the brokers again.
+The command also serves Prometheus metrics. Each request for metrics sends new requests to the brokers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocketmq_spark.base import exposition
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import FloatRange
 from rocketmq_spark.cli.output import Output, one_line, safe, safe_labels
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -66,29 +66,29 @@ def _parse_address(ctx: click.Context, param: click.Parameter, value: str | None
     callback=_parse_address,
     help="Serve Prometheus metrics at /metrics until Ctrl-C; each request asks brokers. Without HOST, on loopback only.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **arguments: Any) -> None:
     """Show how many messages a group or a query has not read yet, by queue, and the age of the oldest unread message.
 
     Give either --group or --checkpoint.
 
-    --json prints one object per refresh: lag (unread messages), lost (messages that were removed before they were read),
-    behindMs (age of the oldest unread message), readPerSecond, writtenPerSecond, catchUpMs (time until lag is 0 at these rates),
-    unknownQueues (number of queues whose lag is unknown), wentBackQueues (number of those that end before the position of the
+    --json prints one object per refresh: lag (unread messages), lost (messages that were removed before they were read), behindMs
+    (age of the oldest unread message), readPerSecond, writtenPerSecond, catchUpMs (time until lag is 0 at these rates),
+    unknownQueues (number of queues whose lag is unknown), wentBackQueues (number of queues that end before the position of the
     group or query), and queues. Unknown values, such as the rates of the first refresh, are null.
 
     With --checkpoint, --json also prints batchId (the last finished batch), newQueues (number of queues that no finished batch
-    has read, such as those of new topics of a pattern, or of a topic that was created again after the query had gone on without
-    it: they count from where the query will begin), otherClusters (clusters that the query reads and the command does not
-    contact), and underWay, the unfinished batch: its batchId, forMs (time since it began) and waitsFor (brokers that it reads
-    and that do not answer). A checkpoint does not show whether its query runs.
+    has read, such as queues of new topics of a pattern, or of a topic that was created again; the lag of such a queue counts from
+    the offset at which the query will begin), otherClusters (clusters that the query reads and the command does not contact),
+    and underWay, the unfinished batch: its batchId, forMs (time since the batch began) and waitsFor (brokers from which the
+    batch reads and which do not answer). A checkpoint does not show whether its query runs.
 
     If a broker is unavailable, --checkpoint shows '-' (JSON: null) for the queues of that broker and exits with 1; --group fails,
     because the brokers store the offsets of a group.
 
     If a queue ends before the position of the group or query, its lag is unknown: its topic was created again, or its broker
-    lost messages. The exit code is 1 then, too.
+    lost messages. In this case, the exit code is 1, too.
     """
     from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus, went_back_count
 

@@ -1,4 +1,4 @@
-"""The output of ``rocketmq-spark lag``: JSON, Prometheus' text format, and lines that fit a terminal. Pure."""
+"""The output of ``rocketmq-spark lag`` as JSON, in Prometheus' text format, and as lines that fit a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _GAP = 2
 def unfinished_batch(batch_read: BatchRead, silent_brokers: Iterable[str], now_ms: int) -> dict[str, object]:
     """Describe the unfinished batch of a query: its number, its age, and the ``silent_brokers`` that it reads."""
     begun_ms = batch_read.batch.planned_ms
-    for_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
-    return {"batchId": batch_read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent_brokers)}
+    age_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
+    return {"batchId": batch_read.batch.number, "forMs": age_ms, "waitsFor": sorted(silent_brokers)}
 
 
 def unfinished_batch_text(state: Mapping[str, Any]) -> str:
@@ -170,8 +170,8 @@ def screen(snapshot: LagSnapshot, width: int, height: int | None = None) -> list
         else max(1, height - len(summary_lines) - 1 - len({row.queue.topic for row in rows}))
     )
     if len(rows) > max_rows:
-        furthest_first = sorted(rows, key=lambda row: (-1 if row.lag is None else -row.lag, row.queue))
-        rows, hidden_rows = sorted(furthest_first[: max(1, max_rows - 1)]), furthest_first[max(1, max_rows - 1) :]
+        rows_by_lag = sorted(rows, key=lambda row: (-1 if row.lag is None else -row.lag, row.queue))
+        rows, hidden_rows = sorted(rows_by_lag[: max(1, max_rows - 1)]), rows_by_lag[max(1, max_rows - 1) :]
     cells = [_cells(row, snapshot) for row in rows]
     lines = iter(_table_lines(cells, _fitting_columns(cells, _headings(snapshot), width)))
     table_body = [next(lines)]
@@ -270,7 +270,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def duration(ms: float | None) -> str:
-    """Return a duration in its two largest units, such as ``3 h 12 m``. Below 10 s, it has tenths of a second."""
+    """Return a duration in its two largest units, such as ``3 h 12 m``; below 10 s, in tenths of a second."""
     if ms is None:
         return "-"
     if ms < 9_950:

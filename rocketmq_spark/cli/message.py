@@ -13,7 +13,7 @@ import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, time_option, with_yes
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import message_document, message_line
@@ -76,7 +76,7 @@ def dlq() -> None:
 @dlq.command()
 @click.argument("group")
 @_filter_options
-@connected
+@with_connection_options
 @click.pass_obj
 def show(
     output: Output, target: Target, group: str, keys: tuple[str, ...], since: int | None, until: int | None
@@ -104,7 +104,7 @@ def show(
 @click.option(
     "--to-topic", metavar="NAME", help="Resend all to this topic, not to the topics in which GROUP read them."
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def resend(
     output: Output,
@@ -120,12 +120,13 @@ def resend(
 ) -> None:
     """Resend dead letters of GROUP to the topics in which GROUP read them. Every group that reads these topics receives them.
 
-    The dead letters are kept. Each is sent as a new message with its tags, keys and properties, and with one more key: "dlq:"
-    and the id of the dead letter. If brokers find that key in the topic, the dead letter was resent before and is skipped,
-    unless --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does not exist, are
-    reported and skipped. If no broker accepts one, the command fails: run it again later. It ignores onSendFailure=spool,
-    because the next command would not find messages that wait in a spool, and would send them again. The topic is unknown if
-    GROUP reads both a topic and the dead letters of another group from that topic: --to-topic then names the topic.
+    The dead letters are kept. Each dead letter is sent as a new message with the same tags, keys and properties, and with one
+    more key: "dlq:" and the id of the dead letter. If brokers find this new key in the topic, the dead letter was resent before
+    and is skipped, unless --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does not
+    exist, are reported and skipped. If no broker accepts a dead letter, the command fails: run the command again later. The
+    command ignores onSendFailure=spool, because the next command would not find messages that wait in a spool, and would send
+    them again. The topic is unknown if GROUP reads both a topic and the dead letters of another group from that topic:
+    --to-topic then names the topic.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -149,7 +150,7 @@ def resend(
                 text += f" is skipped: it was resent before, as {earlier_id}"
             elif apply_change:
                 result = _resend(producer, message)
-                if isinstance(result, RocketMQError):  # an error of this dead letter only
+                if isinstance(result, RocketMQError):  # the error concerns only this dead letter
                     errors.append(result)
                     _report_skipped(output, row, text, result)
                     continue
@@ -171,7 +172,7 @@ def _without_spool(output: Output, target: Target) -> Target:
 
     if options.parse(target.given_options).on_send_failure == "spool":
         output.warning("onSendFailure=spool is ignored: a dead letter that cannot be sent stays in its topic")
-    return target.without(SPOOL_OPTIONS)
+    return target.without_fields(SPOOL_OPTIONS)
 
 
 def _unsendable_reason(letter: ReceivedMessage) -> str | None:
@@ -193,8 +194,8 @@ def _earlier_resend(
     letter: ReceivedMessage,
     row: dict[str, object],
 ) -> str | None:
-    """Return the id of the message as which a dead letter was resent; None if it was not resent. If brokers cannot say whether
-    it was resent, prints a note and returns None.
+    """Return the id of the message as which a dead letter was resent; None if the letter was not resent. If brokers cannot tell,
+    prints a note and returns None.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -260,7 +261,9 @@ def _new_message(letter: ReceivedMessage) -> Message:
 
 
 def _missing_topic_check(target: Target) -> Callable[[str], RocketMQError | None]:
-    """Return a function that checks that a topic exists. Otherwise brokers with autoCreateTopicEnable would create it."""
+    """Return a function that checks that a topic exists, because brokers with autoCreateTopicEnable would create a missing
+    topic.
+    """
     from rocketmq_spark.errors import RouteNotFound
 
     routes = target.client().routes
@@ -339,7 +342,8 @@ def _dead_letters(
 
 
 def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
-    """Return a function that finds the topic in which the group read a dead letter; None if none, or several, are possible.
+    """Return a function that finds the topic in which the group read a dead letter. The function returns None if no topic, or
+    several topics, are possible.
 
     Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group.
     A client that may write dead letters can claim any original topic. So the group must have read that topic, unless the topics
@@ -396,7 +400,7 @@ def message() -> None:
 @click.option(
     "--topic", help="The topic of the message. Required if ID is a msgId, or if brokers check permissions (ACL)."
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
     """Show one message by its offset message id or, with --topic, by the id that its producer assigned.
@@ -439,7 +443,7 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
     help="With --key, show the newest messages, at most this many of each broker (1 to 64). Without it, show the oldest "
     "messages, at most this many in all (1 to 10000).",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def find(
     output: Output, target: Target, topic: str, key: str | None, begin: int | None, end: int | None, limit: int

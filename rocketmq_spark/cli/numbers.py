@@ -18,7 +18,7 @@ class IntRange(click.IntRange):
 
 
 class FloatRange(click.FloatRange):
-    """A finite number within bounds. The bounds of click exclude neither ``nan`` nor always ``inf``."""
+    """A finite number within bounds. Click's bounds let ``nan`` pass, and also ``inf`` if there is no bound on that side."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(_require_plain_digits(value, param, ctx), param, ctx)

@@ -23,7 +23,8 @@ from rocketmq_spark.errors import RocketMQError
 
 Row = Mapping[str, object]
 
-_CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")  # bodies, properties and names may contain them
+# Bodies, properties and names may contain control characters.
+_CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
 
 
 class Output(Protocol):
@@ -38,7 +39,7 @@ class Output(Protocol):
         """Print results of one kind: one object per line, or a table with ``columns`` (headings by key)."""
 
     def note(self, text: str) -> None:
-        """Print one line of information for people. Programs do not get it. Line breaks are escaped."""
+        """Print one line of information for people, but not for programs. Line breaks are escaped."""
 
     def warning(self, text: str) -> None:
         """Print a sentence about what the results lack. Programs get this sentence, too."""
@@ -129,7 +130,7 @@ def one_line(error: BaseException) -> str:
 
 
 def time_text(epoch_ms: int | None) -> str | None:
-    """Return a time as text, in UTC. None for None, and for -1, which brokers report for expired messages."""
+    """Return a time as text, in UTC. Returns None if the time is None, or -1, which brokers report for expired messages."""
     return utc_text(epoch_ms) if epoch_ms is not None and epoch_ms > 0 else None
 
 

@@ -31,12 +31,12 @@ _CHECKLIST = (
 def port(ctx: click.Context, file: Path) -> None:
     """List the lines of a Spark program that change from Kafka to RocketMQ, and what replaces them.
 
-    FILE is a Python program, a notebook, or a text in another language, such as Scala, SQL or a shell script. It is read and
-    not run. Python is parsed; other languages are searched as text, which finds less. Formats that are computed, and texts
-    "kafka" that may become a format, are listed to be checked. Lines of Python with columns of Kafka's source and sink are
-    listed, too: they stay with kafkaColumns=true. In a program for RocketMQ, formats, options, settings and names of topics with
-    dots that are left of Kafka are listed, columns are not. Exit codes: 0 if there is nothing to change or to check, 1 if there
-    is, 2 if the file cannot be read or parsed.
+    FILE is a Python program, a notebook, or a text in another language, such as Scala, SQL or a shell script. The command reads
+    the file and does not run it. Python is parsed; other languages are searched as text, which finds less. Formats that are
+    computed, and texts "kafka" that may become a format, are listed to be checked. Lines of Python with columns of Kafka's source
+    and sink are listed, too: with kafkaColumns=true, these lines stay. In a program for RocketMQ, formats, options, settings
+    and names of topics with dots that are left of Kafka are listed, columns are not. Exit codes: 0 if there is nothing to change
+    or to check, 1 if there is, 2 if the file cannot be read or parsed.
     """
     output: Output = ctx.obj
     try:

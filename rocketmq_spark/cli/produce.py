@@ -21,7 +21,7 @@ import click
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import Target, connected, parse_pairs
+from rocketmq_spark.cli.connection import Target, parse_pairs, with_connection_options
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REGIONS = ("africa", "america", "asia", "europe", "oceania")
 _CHANNELS = ("app", "shop", "web")
-# The shortest pause between groups of messages. It would cost more CPU to wake up for each message.
+# The shortest pause between groups of messages. Waking up for each message would cost more CPU.
 _MIN_PAUSE_S = 0.02
 
 
@@ -48,9 +48,9 @@ class Order:
     time_s: float
 
     def message(self, topic: str) -> Message:
-        # A double prints the shortest text that reads back as itself, so two decimals stay exact.
-        moment = datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        body = {"order_id": self.order_id, "region": self.region, "amount": self.cents / 100, "ts": moment}
+        # A float prints as the shortest text that is parsed as the same float, so amounts with two decimals stay exact.
+        time_text = datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        body = {"order_id": self.order_id, "region": self.region, "amount": self.cents / 100, "ts": time_text}
         return Message(topic, json.dumps(body).encode(), tags=self.channel, keys=[self.order_id])
 
 
@@ -60,15 +60,15 @@ class Orders:
     def __init__(self, prefix: str = "o", rng: random.Random | None = None) -> None:
         self._prefix = prefix
         self._rng = rng or random.Random()
-        self._number = 0
+        self._order_number = 0
         self._clock_offset_s = time.time() - time.monotonic()
 
     def next(self) -> Order:
-        self._number += 1
+        self._order_number += 1
         rng = self._rng
         cents = rng.randrange(100, 50_000)
         return Order(
-            f"{self._prefix}-{self._number}",
+            f"{self._prefix}-{self._order_number}",
             rng.choice(REGIONS),
             cents,
             rng.choice(_CHANNELS),
@@ -134,7 +134,7 @@ def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None
 )
 @rate_option("Send generated orders at this rate instead of lines.")
 @click.option("--count", type=IntRange(1), help="Stop after this many messages.")
-@connected
+@with_connection_options
 @click.pass_obj
 def produce(
     output: Output,
@@ -257,7 +257,8 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
 
     def report_finished(max_unacknowledged: int) -> None:
         while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_unacknowledged):
-            result = unacknowledged[0].result()  # removed only afterwards, because Ctrl-C may interrupt this wait
+            # The future is removed after this wait, because Ctrl-C may interrupt it.
+            result = unacknowledged[0].result()
             unacknowledged.popleft()
             report.add_acknowledged(result)
 
@@ -268,8 +269,8 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
         report_finished(0)
     except BaseException as e:
         if isinstance(e, RocketMQError):
-            first_failed = unacknowledged and unacknowledged[0].done() and unacknowledged[0].exception() is not None
-            number = report.sent_count + 1 + (0 if first_failed else len(unacknowledged))
+            has_first_failed = unacknowledged and unacknowledged[0].done() and unacknowledged[0].exception() is not None
+            number = report.sent_count + 1 + (0 if has_first_failed else len(unacknowledged))
             report.warn_of_failure(number)
         # The first failure is raised. Some of the other sends still succeed.
         for future in unacknowledged:

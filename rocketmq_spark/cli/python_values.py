@@ -14,14 +14,14 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# A value that the program's text does not show. Within a text, it stands for an unknown part.
+# A value that the program's text does not show. Within a string, this character is an unknown part.
 UNKNOWN = "\0"
 # Beyond these limits, a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
 _MAX_VALUES, _MAX_STEPS, _MAX_TOTAL_STEPS = 32, 5_000, 300_000
-# Further limits of this kind: characters of a computed text; items of a computed list; values in computed JSON. One step may
-# double each of these.
+# Beyond these limits, a value is UNKNOWN, too: characters of a computed string; items of a computed list; values in computed
+# JSON. One step may double each of these numbers.
 _MAX_TEXT_CHARS, _MAX_LIST_ITEMS, _MAX_JSON_VALUES = 100_000, 1_000, 10_000
-_MAX_TOTAL_CHARS = 20_000_000  # a limit of this kind: characters in the texts of all expressions of a program
+_MAX_TOTAL_CHARS = 20_000_000  # a value is UNKNOWN, too, if the strings of all expressions have more characters
 # The maximum depth of nested expressions, for which Python's stack has room.
 _MAX_DEPTH = 100
 # Calls that copy an object and change attributes.
@@ -58,7 +58,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class UnpackedItem(NamedTuple):
-    """An item of a value that is unpacked, or that a loop iterates over. ``position`` is None for any item."""
+    """An item of a value that is unpacked, or that a loop iterates over. If ``position`` is None, it may be any item."""
 
     source: ast.expr | UnpackedItem
     position: int | None
@@ -71,7 +71,7 @@ class Parameter(NamedTuple):
     default: ast.expr | None
 
 
-# What a name is bound to. None: a value that the program does not show, such as an import.
+# What a name is bound to. None means a value that the program does not show, such as an import.
 Binding = ast.expr | UnpackedItem | Parameter | Function | ast.ClassDef | None
 
 
@@ -105,22 +105,22 @@ class PythonProgram:
     def __init__(self, trees: Iterable[ast.Module]) -> None:
         self.module_scope = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
-        self._attributes: dict[str, list[Binding]] = {}  # by name, for all objects
+        self._attributes: dict[str, list[Binding]] = {}  # the bindings by name of the attribute, for all objects
         self._sets_any_attribute = False  # whether the program sets attributes whose names its text does not show
         self._attribute_changes = NameScope(None)  # holds the changes of dictionaries that are in attributes
         self._classes: list[tuple[ast.ClassDef, NameScope]] = []
-        self._methods: dict[str, list[Function]] = {}  # by name, for all classes
+        self._methods: dict[str, list[Function]] = {}  # the functions by name of the method, for all classes
         self._returned_by: dict[ast.AST, list[ast.expr]] = {}  # by function
         self._calls_of: dict[ast.AST, list[ast.Call]] = {}  # by function
-        self._all_calls: list[ast.Call] = []  # resolved when all functions are bound
+        self._all_calls: list[ast.Call] = []  # these calls are resolved when all functions are bound
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
-        self._in_evaluation: set[object] = set()  # keys of the values that are being computed, to detect cycles
+        self._evaluated_keys: set[object] = set()  # keys of the values that are being computed, to detect cycles
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
         # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
         self._is_incomplete = False
         self._step_count = self._total_step_count = 0
         self._json_budget = 0  # characters that the current JSON may still have
-        self._total_chars = 0  # in all texts so far
+        self._total_chars = 0  # characters in all strings that were computed so far
         for tree in trees:
             self._bind_all(tree)
         for _, scope in self._classes:
@@ -332,7 +332,7 @@ class PythonProgram:
                             self._attributes.setdefault(name, []).append(None)
 
     def _classes_of(self, node: ast.expr) -> list[ast.ClassDef]:
-        """Return the classes of the program that a name may mean; ``cls`` may mean any."""
+        """Return the classes of the program that a name may mean; ``cls`` may mean any class."""
         if isinstance(node, ast.Name) and node.id == "cls":
             return [definition for definition, _ in self._classes]
         bindings = self.bindings(node)[1] if isinstance(node, ast.Name | ast.Attribute) else []
@@ -452,7 +452,9 @@ class PythonProgram:
         return self._returned_by.get(function, [])
 
     def arguments(self, parameter: Parameter) -> list[ast.expr | None]:
-        """Return the expressions that a parameter may have: arguments of calls, and its default. None means unknown."""
+        """Return the expressions that a parameter may have: arguments of calls, and its default. An entry is None if the
+        expression is unknown.
+        """
         calls = self._calls_of.get(parameter.function, [])
         arguments: list[ast.expr | None] = [] if calls else [parameter.default, None]
         for call in calls:
@@ -492,31 +494,31 @@ class PythonProgram:
         if isinstance(node, ast.Constant):
             self._used_constants.add(node)
             return (UNKNOWN if node.value is Ellipsis else node.value,), frozenset([node])
-        self._step_count = self._step_count + 1 if self._in_evaluation else 0
+        self._step_count = self._step_count + 1 if self._evaluated_keys else 0
         self._total_step_count += 1
         is_over_limit = self._step_count > _MAX_STEPS or self._total_step_count > _MAX_TOTAL_STEPS
-        if memo_key in self._in_evaluation or is_over_limit or len(self._in_evaluation) > _MAX_DEPTH:
+        if memo_key in self._evaluated_keys or is_over_limit or len(self._evaluated_keys) > _MAX_DEPTH:
             self._is_incomplete = True
-            return (() if memo_key in self._in_evaluation else (UNKNOWN,)), frozenset()
+            return (() if memo_key in self._evaluated_keys else (UNKNOWN,)), frozenset()
         outer_constants, self._used_constants = self._used_constants, set()
-        self._in_evaluation.add(memo_key)
+        self._evaluated_keys.add(memo_key)
         try:
-            values = tuple(_distinct(self._evaluate(node)))
+            values = tuple(_distinct_values(self._evaluate(node)))
             self._total_chars += sum(len(value) for value in values if isinstance(value, str))
             if self._total_chars > _MAX_TOTAL_CHARS:
                 values = (UNKNOWN,)
         finally:
-            self._in_evaluation.discard(memo_key)
+            self._evaluated_keys.discard(memo_key)
             values_and_constants, self._used_constants = (
                 frozenset(self._used_constants),
                 outer_constants | self._used_constants,
             )
-        if not values and not self._in_evaluation:
+        if not values and not self._evaluated_keys:
             values = (UNKNOWN,)  # the value depends only on itself
         result = values, values_and_constants
-        if not self._is_incomplete or not self._in_evaluation:
+        if not self._is_incomplete or not self._evaluated_keys:
             self._memo[memo_key] = result
-        if not self._in_evaluation:
+        if not self._evaluated_keys:
             self._is_incomplete = False
         return result
 
@@ -561,7 +563,7 @@ class PythonProgram:
 
     def _values_of_name(self, node: ast.expr) -> Iterable[Value]:
         if isinstance(node, ast.Attribute) and node.attr == "value" and node.attr not in self._attributes:
-            return self.values(node.value)  # of the member of an enum
+            return self.values(node.value)  # ``node`` may be the value of a member of an enum
         key, bindings = self.bindings(node)
         if key is node or not isinstance(key, tuple):
             return [UNKNOWN]
@@ -661,7 +663,10 @@ class PythonProgram:
         called_functions = self.functions(function)
         if called_functions:
             return [
-                value for called in called_functions for node in self.returned(called) for value in self.values(node)
+                value
+                for called_function in called_functions
+                for node in self.returned(called_function)
+                for value in self.values(node)
             ]
         if name == "dict" and isinstance(function, ast.Name):
             keywords = [
@@ -737,11 +742,11 @@ class PythonProgram:
     def _as_json(self, value: Value) -> str:
         self._json_budget = _MAX_TEXT_CHARS
         try:
-            return json.dumps(self._to_plain(value))
+            return json.dumps(self._plain_value(value))
         except (TypeError, ValueError, RecursionError):
             return UNKNOWN
 
-    def _to_plain(self, value: Value) -> object:
+    def _plain_value(self, value: Value) -> object:
         """Return a value without nodes. Raises ``ValueError`` if a part is unknown, or if the parts are too many or too long."""
         self._json_budget -= _MAX_TEXT_CHARS // _MAX_JSON_VALUES + (len(value) if isinstance(value, str) else 0)
         if isinstance(value, DictValue):
@@ -763,7 +768,7 @@ class PythonProgram:
         values = self.values(node)
         if len(values) != 1:
             raise ValueError("there are several values, or none")
-        return self._to_plain(values[0])
+        return self._plain_value(values[0])
 
 
 def _last_name(base: ast.expr) -> str:
@@ -772,7 +777,7 @@ def _last_name(base: ast.expr) -> str:
     return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
 
 
-def _distinct(values: Iterable[Value]) -> Iterator[Value]:
+def _distinct_values(values: Iterable[Value]) -> Iterator[Value]:
     seen: dict[tuple[type, Value], None] = {}
     for value in values:
         if len(seen) == _MAX_VALUES:

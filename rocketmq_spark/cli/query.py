@@ -27,8 +27,8 @@ class QueryPositions(NamedTuple):
     """The positions at which a query continues: after its last finished ``batch``, or at its start if no batch is finished.
 
     ``new_queues`` are the queues that no finished batch has planned. A new queue without a position is read from its first
-    message. ``other_clusters`` are the clusters whose sources are not included. Because of ``errors``, ``new_queues`` may be
-    incomplete.
+    message. If there are ``errors``, ``new_queues`` may be incomplete. ``other_clusters`` are the clusters whose sources are not
+    included.
     """
 
     batch: int | None
@@ -60,11 +60,11 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     unfinished_batch = uncommitted_batch(checkpoint_folder)
     client = target.in_checkpoint_scope(batch.source_identities).client()
     cluster_names = clusters(client)
-    batch_here, other_clusters = batch.of_clusters(cluster_names)
+    batch_here, other_clusters = batch.batch_of_clusters(cluster_names)
     new_queues, errors = unplanned_queues(client, batch_here)
     starts: dict[MessageQueue, int] = {}
     if unfinished_batch is not None:  # its log also has the start offsets of new sources
-        planned_sources = unfinished_batch.batch.of_clusters(cluster_names)[0].sources
+        planned_sources = unfinished_batch.batch.batch_of_clusters(cluster_names)[0].sources
         starts = lowest_positions(offsets.new_queue_starts for offsets in planned_sources.values())
         new_queues |= {
             queue
@@ -93,8 +93,8 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
 
 def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
     """Return the queues that the next batch reads in addition to those of ``batch``: new queues, queues of topics that were
-    deleted and created again, and queues of new topics that match a pattern. Also returns the errors because of which queues may
-    be missing.
+    deleted and created again, and queues of new topics that match a pattern. Also returns errors; if there are any, queues may
+    be missing in the result.
     """
     from rocketmq_spark.spark.source import checkpoint_identity, subscription
 
@@ -115,7 +115,7 @@ def unplanned_queues(client: Client, batch: LoggedBatch) -> tuple[set[MessageQue
             try:
                 queues += client.routes.get_existing(topic, 0.0).readable_queues()
             except RouteNotFound as e:
-                # A topic that was never read is no error. It was deleted after the name server listed it, or its loss was
+                # A missing topic that was never read is no error: it was deleted after the name server listed it, or its loss was
                 # accepted.
                 if topic in known_topics:
                     errors.append(e)
@@ -135,7 +135,7 @@ def clusters(client: Client) -> set[str]:
 
 def silent_brokers_of(client: Client, batch_read: BatchRead) -> set[str]:
     """Return the brokers of the client's cluster that a batch reads and that do not answer."""
-    batch_here, _ = batch_read.batch.of_clusters(clusters(client))
+    batch_here, _ = batch_read.batch.batch_of_clusters(clusters(client))
     return silent_brokers(client, {part.queue for part in batch_read.ranges if part.queue in batch_here.positions})
 
 

@@ -27,7 +27,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals, tune_gc
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import FloatRange, SizeType
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
@@ -49,7 +49,7 @@ class _Closable(Protocol):
 
 _Opened = TypeVar("_Opened", bound=_Closable)
 
-# An absolute path, because ``become_owner`` changes the current folder.
+# The path is made absolute, because ``become_owner`` changes the current folder.
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path), callback=lambda _, __, folder: folder.absolute())
 # This module is imported before ``become_owner``, because afterwards this process may not be able to read the package.
 _PRELOADED_MODULE = "rocketmq_spark.delay.envelope_records"
@@ -71,7 +71,7 @@ def spool() -> None:
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
     if os.geteuid() == folders.ROOT:
-        terminal.continue_in_child()  # because ``become_owner`` gives up the terminal
+        terminal.continue_in_child()  # needed because ``become_owner`` gives up the terminal
 
 
 @spool.command()
@@ -79,9 +79,9 @@ def spool() -> None:
 @click.option("--records", is_flag=True, help="Also show each record: when it is due, how often it failed, and why.")
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
-    """Show the state of the spools in FOLDER. Processes may use them meanwhile.
+    """Show the state of the spools in FOLDER. Processes may use the spools meanwhile.
 
-    The exit code is 1 if not all could be read, because a folder is damaged.
+    The exit code is 1 if a damaged folder could not be read completely.
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
@@ -111,7 +111,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
             if records:
                 for entry in reading.entries():
                     row = _record_row(path, entry, _summary_fields)
-                    output.item(row, _line(row))
+                    output.item(row, _record_line(row))
             if damage_errors := _damage_errors(path, reading):
                 rows[-1]["damaged"] = True
                 errors += damage_errors
@@ -155,13 +155,13 @@ def export(output: Output, folder: Path) -> None:
     show_default=True,
     help="Time limit for each spool, in seconds.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
     """Send all records of FOLDER now, even those that are not due.
 
-    Records that fail are kept, and retried on their usual schedule; the exit code is 1 then. The printed numbers count records; a
-    record may have several messages. Folders that another process uses are reported and not sent; the others are sent.
+    Records that fail are kept, and retried on their usual schedule; in this case, the exit code is 1. The printed numbers count
+    records; a record may have several messages. Folders that another process uses are reported and not sent; the others are sent.
     """
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import is_by_position, position_problem
@@ -169,7 +169,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark.spool.owner_rights import become_owner
 
     parsed_options = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    if is_by_position(parsed_options):  # records from the time when a broker was down would go to other queues
+    if is_by_position(parsed_options):  # records that were spooled while a broker was down would go to other queues
         raise OptionError(
             position_problem(parsed_options, "a command does not know the count of the programs that filled the spool")
         )
@@ -201,14 +201,14 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     "--delay-group",
     help="Group of the delay service that owns FOLDER, if the folder is damaged and no longer names it.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def assign(output: Output, target: Target, folder: Path, delay_group: str | None) -> None:
     """Assign the records of FOLDER to the cluster, namespace and environment that the options name.
 
-    Use it, for example, after all addresses of the cluster changed. The records are sent there when a producer, a sink's worker,
-    a delay node or 'spool send' opens the folder. Folders that another process uses are reported and not assigned; the others are
-    assigned.
+    Use the command, for example, after all addresses of the cluster changed. The records are sent to that cluster when a
+    producer, a sink's worker, a delay node or 'spool send' opens the folder. Folders that another process uses are reported and
+    not assigned; the others are assigned.
     """
     from rocketmq_spark import options
     from rocketmq_spark.spool.store import Store
@@ -274,10 +274,11 @@ def repair(output: Output, folder: Path) -> None:
 def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_bytes: int) -> None:
     """Copy the spools in FOLDER, also those of other users, into the new folder COPY.
 
-    COPY must not exist; it belongs to you alone. A process with the rights of the owner reads; each entry is checked, and written
-    into a new database, so 'spool export' of the copy says what 'spool send' sends from it. FOLDER does not change: no process
-    may use it meanwhile, and its owner deletes it when the copy is sent. COPY is a spool if FOLDER is one and has no others in
-    it; otherwise it has the spools worker-1, worker-2 and so on. The exit code is 1 if not everything could be copied.
+    COPY must not exist; it belongs to you alone. A process with the rights of the owner reads FOLDER. Each entry is checked and
+    written into a new database, so 'spool export' of the copy shows what 'spool send' sends from the copy. FOLDER does not
+    change: no process may use it meanwhile, and its owner deletes it when the copy is sent. COPY is a spool if FOLDER is a spool
+    without other spools in it; otherwise COPY contains the spools worker-1, worker-2 and so on. The exit code is 1 if not
+    everything could be copied.
     """
     from rocketmq_spark.delay.envelope_records import COPY_RULES
     from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder
@@ -294,15 +295,20 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
                 result = copy_spool(path, copy_folder / name, limits, rules=COPY_RULES)
                 for warning in result.warnings:
                     output.warning(f"{path}: its reader reports: {warning}")
-                row = {"path": str(path), "copy": str(copied_to / name), "waiting": result.waiting, "dead": result.dead}
-                text = f"{path} -> {row['copy']}: {result.waiting} wait, {result.dead} dead"
+                row = {
+                    "path": str(path),
+                    "copy": str(copied_to / name),
+                    "waiting": result.waiting_count,
+                    "dead": result.dead_count,
+                }
+                text = f"{path} -> {row['copy']}: {result.waiting_count} wait, {result.dead_count} dead"
                 if result.notes_left_out:
                     text += (
                         f"; {result.notes_left_out} notes of a delay node about its queues are not copied: a node with the "
                         "copy reads the queues again from their committed offsets"
                     )
                 more_fields = {
-                    "leftOut": result.left_out,
+                    "leftOut": result.left_out_by_reason,
                     "notesLeftOut": result.notes_left_out,
                     "damaged": result.is_damaged,
                 }
@@ -326,7 +332,7 @@ def _exit_on(*numbers: signal.Signals) -> Iterator[None]:
 
 def _copy_errors(path: Path, result: CopyResult) -> list[SpoolError]:
     """Return the error if a spool was not copied completely."""
-    problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out.items()]
+    problems = [f"{count} entries were left out: {reason}" for reason, count in result.left_out_by_reason.items()]
     if result.is_damaged:
         problems.insert(0, "it is damaged, and not all of it could be read")
     if not problems:
@@ -427,18 +433,18 @@ def _damage_errors(path: Path, reading: SpoolReading) -> list[SpoolError]:
 
 def _paths(folder: Path) -> list[Path]:
     from rocketmq_spark.session.spools import spools_in
-    from rocketmq_spark.spool.owner_rights import own_spools_first
+    from rocketmq_spark.spool.owner_rights import sort_own_spools_first
 
     spools = spools_in(folder)
     if not spools:
         raise SpoolError(f"there is no spool in {folder}", remedy="Name the folder of option 'spoolDir'")
-    return own_spools_first(spools)
+    return sort_own_spools_first(spools)
 
 
 def _record_row(
     path: Path, entry: SpoolEntry, *field_functions: Callable[[SpoolEntry], dict[str, object]]
 ) -> dict[str, object]:
-    """The row of a record. Other users may decide what is in a record. If a record causes an error, its row has the error, and
+    """Return the row of a record. If a record, whose content other users may decide, causes an error, its row has the error, and
     the command shows the other records.
     """
     row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
@@ -492,8 +498,8 @@ def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
 
 
 def _decode_delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
-    """Return the envelope in a record, the message that a node without rules would send, and the reason if the message was given
-    up. Raises ``DecodeError`` if the envelope cannot be delivered.
+    """Return the envelope in a record, the message that a node without rules would send, and the reason why the message was
+    given up; the reason is None if the message was not given up. Raises ``DecodeError`` if the envelope cannot be delivered.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, open_dead_letter
     from rocketmq_spark.delay.release import delivery
@@ -551,7 +557,7 @@ def _content_fields(entry: SpoolEntry) -> dict[str, object]:
 _LINE_FIELDS = ("due", "tries", "topic", "queue", "delayedUntil", "reason", "givenUp", "error")
 
 
-def _line(row: dict[str, object]) -> str:
+def _record_line(row: dict[str, object]) -> str:
     parts = [f"{row['record']} {row['standing']}"]
     parts += [f"{name} {row[name]}" for name in _LINE_FIELDS if row.get(name)]
     ids = row.get("msgIds")
@@ -594,7 +600,7 @@ def delay() -> None:
     is_flag=True,
     help="Also send the dead letters in --data again: messages that were given up and that --dead-topic refused.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def serve(
     output: Output,

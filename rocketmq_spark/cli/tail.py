@@ -19,7 +19,7 @@ from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_or_time, time_ms
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.numbers import FloatRange, IntRange
 from rocketmq_spark.cli.output import Json, Output
 from rocketmq_spark.errors import OptionError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.consumers import PullConsumer
 
 
-# The most bytes that the line of an undecodable message shows. --json prints all bytes.
+# The maximum number of bytes of an undecodable message in a line of text. With --json, all bytes are printed.
 _MAX_UNDECODABLE_BYTES = 40
 
 
@@ -103,7 +103,7 @@ def _check_tags(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option("--tags", callback=_check_tags, help="Only messages with one of these tags: 'a || b'.")
 @click.option("--count", type=IntRange(1), help="Stop after this many messages.")
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages, or stop at the end. [default: follow]")
-@connected
+@with_connection_options
 @click.pass_obj
 def tail(
     output: Output,
@@ -160,8 +160,9 @@ def _seek(reader: TopicReader, begin: StartPosition) -> None:
 
 
 def message_document(message: ReceivedMessage) -> dict[str, object]:
-    """Return a message as JSON values, with the names of the source's columns. A body that is not UTF-8 is ``bodyBase64``. For a
-    message that cannot be decoded, ``bodyBase64`` is the stored body, and ``sysFlag`` and ``decodeError`` are added.
+    """Return a message as JSON values, with the names of the source's columns. The body is in ``bodyBase64`` if it is not
+    UTF-8. For a message that cannot be decoded, ``bodyBase64`` is the stored body, and ``sysFlag`` and ``decodeError`` are
+    added.
     """
     is_undecodable = message.decode_error is not None
     text = None if is_undecodable else _utf8_text(message.body)
@@ -215,8 +216,8 @@ def _utf8_text(body: bytes) -> str | None:
         return None
 
 
-# The time that one poll waits. Printed messages are committed before the next poll.
-_POLL_S = 0.5
+# The longest wait of one poll. Printed messages are committed before the next poll.
+_POLL_TIMEOUT_S = 0.5
 
 
 def _parse_group_start(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -277,8 +278,8 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
 def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) -> None:
     """Store the start offsets of queues in which the group has no offset, before anything is read.
 
-    Otherwise, if the command is killed, the next command could start at a later offset and miss messages. A group with members
-    already has positions. Errors suggest similar topics.
+    Without stored offsets, a command that follows a killed command could start at a later offset and miss messages. A group with
+    members already has positions. For a topic that does not exist, the error suggests similar names.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group
@@ -301,7 +302,7 @@ def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) 
 @click.argument("topic")
 @consumer_options("latest")
 @click.option("--idle", "idle_s", type=FloatRange(0), help="Stop after this many seconds without a message.")
-@connected
+@with_connection_options
 @click.pass_obj
 def consume(output: Output, /, target: Target, topic: str, idle_s: float | None, **arguments: Any) -> None:
     """Consume messages of TOPIC as a member of a group, until --count, --idle or Ctrl-C. Prints JSON, one object per line.
@@ -318,7 +319,9 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     with subscribed_consumer(target, topic, arguments) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
         last_message_s = time.monotonic()
         while not stop.is_set() and (remaining_count is None or remaining_count > 0):
-            polled_messages = PolledMessages(consumer, _POLL_S if idle_s is None else min(_POLL_S, idle_s))
+            polled_messages = PolledMessages(
+                consumer, _POLL_TIMEOUT_S if idle_s is None else min(_POLL_TIMEOUT_S, idle_s)
+            )
             messages, now_s = polled_messages.messages, time.monotonic()
             _print(json_output, consumer, polled_messages, remaining_count)
             remaining_count = None if remaining_count is None else remaining_count - len(messages)

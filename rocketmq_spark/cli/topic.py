@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rocketmq_spark.cli.command import CliGroup, confirm
-from rocketmq_spark.cli.connection import Target, connected, parse_pairs
+from rocketmq_spark.cli.connection import Target, parse_pairs, with_connection_options
 from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, time_text
 
@@ -41,7 +41,7 @@ def topic() -> None:
     is_flag=True,
     help="Create a batch topic, which stores batches whole and is faster (docs/batch-topics.md).",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def create(
     output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **arguments: Any
@@ -81,12 +81,13 @@ def _resize_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @topic.command()
 @_resize_options
-@connected
+@with_connection_options
 @click.pass_obj
 def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
     """Add queues to a topic.
 
-    Messages stay in their queues. From then on, hash selectors use the new queues too, so a key may move to another queue.
+    Messages stay in their queues. Hash selectors use the new queues from now on, so the messages of a key may go to another
+    queue than before.
     """
     from rocketmq_spark.admin import topics
 
@@ -129,7 +130,7 @@ def _check_not_shared(target: Target, name: str, effect: str = "remove messages 
     help="Set an attribute, such as message.type=FIFO (may be repeated).",
 )
 @click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all).")
-@connected
+@with_connection_options
 @click.pass_obj
 def update(
     output: Output, /, target: Target, name: str, queues: int | None, brokers: tuple[str, ...], **arguments: Any
@@ -161,13 +162,13 @@ def update(
 @topic.command()
 @_resize_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@connected
+@with_connection_options
 @click.pass_obj
 def shrink(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...], yes: bool) -> None:
-    """Remove queues from a topic: those with the highest ids.
+    """Remove the queues with the highest ids from a topic.
 
-    The messages of the removed queues cannot be read until you add the queues again. The command shows
-    the number of these messages before it asks for confirmation.
+    The messages of the removed queues cannot be read until you add the queues again. Before it asks for confirmation, the
+    command shows the number of messages that cannot be read.
     """
     from rocketmq_spark.admin import topics
 
@@ -186,7 +187,7 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
     is_flag=True,
     help="Include RocketMQ's own topics, and those of retries and dead letters.",
 )
-@connected
+@with_connection_options
 @click.pass_obj
 def list_topics(output: Output, target: Target, with_system_topics: bool) -> None:
     """List the topics of a cluster, one per line."""
@@ -201,7 +202,7 @@ def list_topics(output: Output, target: Target, with_system_topics: bool) -> Non
 
 @topic.command()
 @click.argument("name")
-@connected
+@with_connection_options
 @click.pass_obj
 def describe(output: Output, target: Target, name: str) -> None:
     """Show offsets and last message time of each queue of a topic.
@@ -229,7 +230,7 @@ def describe(output: Output, target: Target, name: str) -> None:
             "batch": queue.broker_name in batch_brokers,
         }
         for queue, queue_bounds in description.queues.items()
-        for config in [description.brokers.get(queue.broker_name)]  # None if the master is down
+        for config in [description.brokers.get(queue.broker_name)]  # no attributes are known while the master is down
     ]
     headings = {
         "brokerName": "BROKER",
@@ -248,7 +249,7 @@ def describe(output: Output, target: Target, name: str) -> None:
 @topic.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@connected
+@with_connection_options
 @click.pass_obj
 def delete(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete a topic and all of its messages."""
@@ -278,7 +279,7 @@ def environment() -> None:
 
 @environment.command()
 @click.argument("topic")
-@connected
+@with_connection_options
 @click.pass_obj
 def show(output: Output, target: Target, topic: str) -> None:
     """Show which environments write and read each queue of TOPIC.

@@ -1,7 +1,7 @@
 """Reads the messages of a topic in the order of their store times, for commands that show them.
 
-Made for inspection, not for volume; bulk reads use ``spark/source``. Messages that brokers delete before they are read are
-skipped and reported to ``on_loss``.
+The reader is made for inspection, not for volume; bulk reads use ``spark/source``. Messages that brokers delete before they are
+read are skipped and reported to ``on_loss``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_BUFFERED_BYTES = 64 << 20
 _POLL_INTERVAL_S = 0.1
 _MAX_ROUTE_AGE_S = 10.0
 
-# Returns the start offsets for the bounds of all queues.
+# A function that returns the start offsets for the bounds of all queues.
 StartFunction = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
 # The next message of a queue: its store time, its broker and its position in the commit log, which order messages of one
 # millisecond, and its queue.
@@ -68,7 +68,7 @@ class TopicReader:
         self._next_offsets: dict[MessageQueue, int] = {}
         self._start_offsets: Mapping[MessageQueue, int] | None = None
         self._end_offsets: Mapping[MessageQueue, int] = {}
-        # How many offsets of each queue to read next. The number is small if the messages are large.
+        # The number of offsets of each queue to read next. The number is small if the messages are large.
         self._read_ahead: dict[MessageQueue, int] = {}
         self._next_messages: dict[MessageQueue, ReceivedMessage] = {}  # the next message of each queue
         self._buffered_messages: dict[
@@ -94,9 +94,9 @@ class TopicReader:
     def seek_offsets(
         self, starts: Mapping[MessageQueue, int], end_offsets: Mapping[MessageQueue, int] | None = None
     ) -> None:
-        """Read only the queues in ``starts``, each from its offset in ``starts``, and up to its offset in ``end_offsets``, if
-        any. Both offsets may be ``EARLIEST`` or ``LATEST``. Offsets that are no longer kept go to ``on_loss``. Raises
-        ``OffsetError`` for queues that do not exist, and for offsets after a queue's end.
+        """Read only the queues in ``starts``. A queue is read from its offset in ``starts``, and up to its offset in
+        ``end_offsets`` if it has one there. Offsets may be ``EARLIEST`` or ``LATEST``. Offsets that are no longer kept go to
+        ``on_loss``. Raises ``OffsetError`` for queues that do not exist, and for offsets after a queue's end.
         """
         self._start_offsets, self._end_offsets = starts, end_offsets or {}
         self.seek(self._start_at_offsets)
@@ -110,8 +110,8 @@ class TopicReader:
                 remedy=f"Look with: rocketmq-spark topic describe {self._topic}",
             )
         clamped_starts = {}
-        for queue, start_or_mark in self._start_offsets.items():
-            queue_bounds, start = bounds[queue], _resolve_offset(start_or_mark, bounds[queue])
+        for queue, start_or_constant in self._start_offsets.items():
+            queue_bounds, start = bounds[queue], _resolve_offset(start_or_constant, bounds[queue])
             if start > queue_bounds.max_offset:
                 raise OffsetError(
                     f"{queue} ends at {queue_bounds.max_offset}, before {start}: {Cause.WENT_BACK.value}",
@@ -229,7 +229,7 @@ class TopicReader:
 
 
 class BufferedAnswers:
-    """Undecoded answers of one queue, up to ``max_bytes``. The rest is requested again later."""
+    """Undecoded answers of one queue, up to ``max_bytes``. Answers beyond this limit are dropped, and requested again later."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -249,7 +249,9 @@ class BufferedAnswers:
             self._buffered_bytes += answer.end - answer.begin
 
     def next_read(self, offset_range: OffsetRange, max_offsets: int) -> tuple[int, int]:
-        """Return the next offset to read, and how many offsets to read from there, estimated by the size of these answers."""
+        """Return the next offset to read, and how many offsets to read from it, which is estimated from the size of the buffered
+        answers.
+        """
         end = offset_range.end if self._rest_start is None else self._rest_start
         return end, max(
             1, min(max_offsets, (end - offset_range.start) * self._max_bytes // max(1, self._buffered_bytes))
@@ -282,8 +284,8 @@ def latest(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     return {queue: bound.max_offset for queue, bound in bounds.items()}
 
 
-def _resolve_offset(offset_or_mark: int, bounds: QueueBounds) -> int:
-    return {EARLIEST: bounds.min_offset, LATEST: bounds.max_offset}.get(offset_or_mark, offset_or_mark)
+def _resolve_offset(offset_or_constant: int, bounds: QueueBounds) -> int:
+    return {EARLIEST: bounds.min_offset, LATEST: bounds.max_offset}.get(offset_or_constant, offset_or_constant)
 
 
 def at_offset(offset: int) -> StartFunction:

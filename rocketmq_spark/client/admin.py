@@ -34,11 +34,12 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import DecodeBudget, decode_leniently
 
 _ROUTE_POLL_S = 0.01
-# Brokers register a change with the current version of their data. Name servers ignore a change of a known topic if they already
-# have this version. So if two topics change at once, one change may never appear. Therefore a change is registered again after
-# this time.
+# Brokers register a change of a topic with the current version of their data. Name servers that already have this version ignore
+# the change of a known topic. So if two topics change at once, one of the changes may never appear in routes. A change that has
+# not appeared after this time is registered again.
 _REGISTER_AGAIN_S = 3.0
-# The most messages that a broker returns for a key by default, and the limit of their decoded size.
+# The maximum number of messages that a broker returns for a key by default, and the maximum decoded size of these messages in
+# bytes.
 _MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
 
 
@@ -108,7 +109,7 @@ class BaseAdmin(Closeable):
 
     def resize_topic(self, topic: str, queues: int, brokers: Sequence[str], timeout_s: float = 30.0) -> TopicRoute:
         """Set the number of a topic's queues on each of ``brokers``, and wait until the route shows it. Messages in removed
-        queues are not read until the queues are back.
+        queues are not read until the queues are added again.
         """
         current_configs = {name: self.topic_config(topic, name) for name in brokers}
         resized_configs = {
@@ -150,7 +151,7 @@ class BaseAdmin(Closeable):
                     and shown_in_route[name] != expected_by_broker[name]
                 ):
                     checked_brokers.add(name)
-                    with suppress(RocketMQError, ValueError):  # only shortens the wait
+                    with suppress(RocketMQError, ValueError):  # without this answer, the wait is only longer
                         expected_by_broker[name] = (
                             read_queue_count,
                             write_queue_count,
@@ -173,8 +174,8 @@ class BaseAdmin(Closeable):
         """Delete a topic and its data: on masters, then on slaves, then on name servers. Raises ``RouteNotFound`` if the topic
         does not exist. The error of a slave or a name server is raised at the end.
 
-        A slave deletes the topic when its master deletes it. But the slave keeps the index of the topic, which a new topic of
-        the same name would inherit. So slaves also get a request, as DeleteTopicSubCommand sends it.
+        A slave deletes the topic when its master deletes the topic, but keeps the index, which a new topic of the same name would
+        inherit. Therefore slaves also get a request, as from Java's DeleteTopicSubCommand.
         """
         self.route(topic)
         on_wire = self._rpc_client.on_wire(topic)
@@ -193,7 +194,7 @@ class BaseAdmin(Closeable):
                 except RocketMQError as e:
                     errors.append(e)
         try:
-            self.name_servers.request_at_all(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
+            self.name_servers.request_all_servers(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
         except RocketMQError as e:
             note = f"Topic {topic} is deleted on all masters, but this server may still have it"
             e.remedy = f"{note}. {e.remedy}" if e.remedy else note
@@ -228,10 +229,10 @@ class BaseAdmin(Closeable):
         _raise_if_problem(names.group_problem(group, self._rpc_client.scope))
         body = bodies.subscription_group(self._rpc_client.on_wire(group), **(settings or {}))
 
-        def put_group(name: str, address: str) -> Command:
+        def put_group_request(name: str, address: str) -> Command:
             return self._rpc_client.request(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
-        for _ in _change_each(masters_of(self.cluster(), brokers), put_group):
+        for _ in _change_each(masters_of(self.cluster(), brokers), put_group_request):
             pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
@@ -258,7 +259,7 @@ class BaseAdmin(Closeable):
                 messages += decode_leniently(answer.body, name, budget=decode_budget)
             except NotFound:
                 continue
-        return [message for message in messages if key in message.keys]  # the index only compares hashes
+        return [message for message in messages if key in message.keys]  # an index compares only hashes of keys
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """The progress of a group in all queues of the topic."""
@@ -329,7 +330,8 @@ def _register_topic(
     admin: BaseAdmin, topic: str, shown_by_broker: Mapping[str, _QueuesAndPerm | None], deadline: Deadline
 ) -> None:
     """Register the topic at name servers on behalf of its brokers, because a broker does not register a configuration that it
-    already has. Repeats this until the configurations stay the same. ``shown_by_broker`` is what name servers have, by broker.
+    already has. Repeats the registration until the configurations stay the same. ``shown_by_broker`` has the queues and the
+    permission that name servers have, by broker.
 
     A broker with ``enableSingleTopicRegister`` sends the same request (``registerSingleTopicAll``).
     """
@@ -338,7 +340,7 @@ def _register_topic(
         not deadline.expired
         and (configs := _configs_to_register(admin, topic, shown_by_broker, registered_configs)) != registered_configs
     ):
-        with suppress(RocketMQError):  # only shortens the wait; servers before 5.0 do not support it
+        with suppress(RocketMQError):  # without this request, which servers before 5.0 reject, the wait is only longer
             make_request = partial(
                 rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_registration(configs), topic=on_wire
             )
@@ -347,9 +349,9 @@ def _register_topic(
                 and not _queues_and_perms_in_route(_route_or_none(admin.routes, topic)).keys()
                 - registered_configs.keys()
             ):
-                # The topic has been deleted.
+                # If no broker has the topic any more, the topic has been deleted.
                 make_request = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
-            admin.name_servers.request_at_all(make_request, deadline)
+            admin.name_servers.request_all_servers(make_request, deadline)
         registered_configs = configs
 
 
@@ -359,7 +361,9 @@ def _configs_to_register(
     shown_by_broker: Mapping[str, _QueuesAndPerm | None],
     registered_configs: Mapping[str, TopicConfig],
 ) -> dict[str, TopicConfig]:
-    """The current configurations to register, without brokers whose write permission ``wipeWritePerm`` may have removed."""
+    """Return the current configurations to register, by broker. Omits a broker if ``wipeWritePerm`` may have removed its
+    permission.
+    """
     configs = dict[str, TopicConfig]()
     for name, shown_value in shown_by_broker.items():
         try:
@@ -370,7 +374,7 @@ def _configs_to_register(
             ):
                 configs[name] = config
         except (RocketMQError, ValueError) as e:
-            # The configuration is unknown. So the registered configuration stays, unless the topic is gone.
+            # The current configuration is unknown, so the registered configuration stays, unless the topic is gone.
             configs |= (
                 {}
                 if name not in registered_configs or isinstance(e, TopicNotFound)

@@ -72,7 +72,7 @@ class BrokerClient:
     def request_pulls(
         self, pull_commands: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
-        """As ``request_each``. Repeats a pull whose answer only reports that an operator reset the offset."""
+        """As ``request_each``. Repeats a pull if its answer reports only that an operator reset the offset."""
         answers = self.request_each(pull_commands, deadline, PULL_CODES, read_from)
         while reset_indexes := [
             i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _OFFSET_RESET_ANSWER
@@ -106,7 +106,7 @@ class BrokerClient:
         below the minimum offset of the queue.
         """
 
-        def next_ms(offset: int) -> int:
+        def next_store_time_ms(offset: int) -> int:
             (answer,) = self.request_pulls([self.pull_command_at(group, queue, offset)], deadline)
             if isinstance(answer, RocketMQError):
                 raise answer
@@ -114,7 +114,7 @@ class BrokerClient:
             return time_ms if stamp is None else stamp.stored_ms
 
         (answer,) = self.request_all([self.queue_command(rpc.GET_MAX_OFFSET, queue)], deadline)
-        return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
+        return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_store_time_ms)
 
     def broker_config(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
         """Return the answer with the configuration of a broker's master, or the error; None if others on the network could read
@@ -130,14 +130,14 @@ class BrokerClient:
         (answer,) = self.rpc_client.invoke_each([(address, command.command)], deadline)
         return _answer_or_error(answer, command, address, (Response.SUCCESS,))
 
-    def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
+    def remove_unrouted_entries(self, table: dict[tuple[str, str], T]) -> None:
         """Remove the entries of ``table`` that no cached route has. The keys of ``table`` are pairs of broker and topic."""
         routed_topics = self._routes.cached_topic_brokers()
         for key in [key for key in list(table) if key[::-1] not in routed_topics]:
             table.pop(key, None)
 
     def late_brokers(self) -> frozenset[str]:
-        """Brokers that still owe an answer to ``request_with_grace``."""
+        """The brokers that have not yet answered a request of ``request_with_grace``."""
         late_addresses = self.rpc_client.late_answers
         if not late_addresses:
             return frozenset()
@@ -224,7 +224,7 @@ def has_attribute(attributes: AttributesByTopic, queue: MessageQueue, name: str,
 
 
 def raise_if_retriable(attributes: AttributesByTopic) -> AttributesByTopic:
-    """Return ``attributes``. Raises the first error among them that is retriable."""
+    """Return ``attributes``. Raises the first retriable error in ``attributes``."""
     for topic_attributes in attributes.values():
         if isinstance(topic_attributes, RocketMQError) and topic_attributes.retriable:
             raise topic_attributes

@@ -55,7 +55,7 @@ def _subscription(topic_filter: Filter) -> Subscription:
 
 
 class BrokerRequests:
-    """The ``request_handler`` of a ``RegisteredMember``. It parses a command, calls ``handler``, and encodes the answer."""
+    """The ``request_handler`` of a ``RegisteredMember``: parses a command, calls ``handler``, and encodes the answer."""
 
     def __init__(self, rpc_client: RpcClient, group: str, handler: RequestCallback) -> None:
         self._rpc_client = rpc_client
@@ -102,7 +102,7 @@ class BrokerRequests:
         # The body stays compressed until the member accepts the message: 64 KiB may expand to gigabytes.
         broker = fields["brokerName"] or ""
         message, scope = single_message(command.body, broker, "to be consumed directly"), self._rpc_client.scope
-        # Without the prefix of its namespace, a topic of another namespace would look like a topic of this namespace.
+        # A topic of another namespace keeps its prefix, because without the prefix it would look like a topic of this namespace.
         original_topic = message.properties.get(Property.RETRY_TOPIC)
         is_in_scope = original_topic is None or scope.is_reversible(original_topic)
         return ConsumeDirectly(with_user_names(message, scope) if is_in_scope else with_stored_names(message, scope))

@@ -108,7 +108,7 @@ class RemotingCommitter:
         try:
             self._admin.create_group(group, sorted({queue.broker_name for queue in offsets}))
         except AccessDenied as e:
-            raise _not_created(group, e, "this user may not create it") from e
+            raise _not_created_error(group, e, "this user may not create the group") from e
         except NotSupported as e:
             for error in self._polls.create_group_by_pull(
                 group, offsets, Deadline.after(self._broker_client.rpc_client.request_timeout_s)
@@ -117,16 +117,16 @@ class RemotingCommitter:
                     problem = (
                         "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
                     )
-                    raise _not_created(group, error, problem) from e
+                    raise _not_created_error(group, error, problem) from e
                 if error.retriable and not isinstance(error, NotReadable | TopicNotFound):
-                    # A new group may get these errors.
+                    # Brokers may answer with such an error while the group is new.
                     raise error from e
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:
         self._admin.create_topic(RETRY_PREFIX + group, 1, timeout_s=timeout_s)
 
 
-def _not_created(group: str, error: BrokerError, problem: str) -> GroupNotFound:
+def _not_created_error(group: str, error: BrokerError, problem: str) -> GroupNotFound:
     return GroupNotFound(
         f"the broker does not know group {group!r}, and {problem}",
         error.addr,

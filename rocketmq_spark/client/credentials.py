@@ -52,14 +52,15 @@ FETCH_RETRY_S = 5.0
 class RotatingCredentials:
     """Credentials that are fetched again when they are a minute old, because they may be temporary.
 
-    If a fetch fails, for example while the file is being written, the previous credentials stay in use. That is harmless, because
-    servers reject keys that are no longer valid.
+    If a fetch fails, for example while the file is being written, the previous credentials stay in use. Previous credentials do
+    no harm, because servers reject keys that are no longer valid.
     """
 
     def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:
         self._fetch = fetch
         self._max_age_s = max_age_s
-        self._cached_credentials: tuple[float, Credentials] | None = None  # with the time of the next fetch
+        # The time of the next fetch, and the credentials.
+        self._cached_credentials: tuple[float, Credentials] | None = None
 
     def current(self) -> Credentials:
         cached_credentials = self._cached_credentials
@@ -77,7 +78,7 @@ class RotatingCredentials:
             return time.monotonic() + FETCH_RETRY_S, previous_credentials
 
     def _fetch_checked(self) -> Credentials:
-        result = capture(self._fetch)  # user code; callers get only RocketMQError
+        result = capture(self._fetch)  # the user's function may raise anything; callers expect RocketMQError
         if not isinstance(result, Failure):
             return result
         if isinstance(result.error, RocketMQError):

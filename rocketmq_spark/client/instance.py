@@ -1,8 +1,8 @@
 """The client instance, as RocketMQ's ``MQClientInstance``: the group members of this process, and their heartbeats.
 
-Producers and consumers that share connections share an instance. It has the client id, reports all groups in one heartbeat, and
-passes the requests of brokers to the members of groups. Each group handles its requests on its own thread, never on the thread
-that reads answers.
+Producers and consumers that share connections share an instance. The client instance has the client id, reports all groups in one
+heartbeat, and passes the requests of brokers to the members of groups. Each group handles its requests on its own thread, never
+on the thread that reads answers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
-# The time for the request of the list of brokers. This time is long enough to try another name server if the first one hangs. It
-# is far below the 120 s after which brokers forget a client.
+# The maximum time of the request for the list of brokers. It is long enough to try another name server if the first name server
+# hangs, and far below the 120 s after which brokers forget a client.
 CLUSTER_TIMEOUT_S = 10.0
 _MAX_LINGERING_GROUPS = 50
-_MAX_PARALLEL = 64  # brokers that are contacted in parallel
+_MAX_PARALLEL_BROKERS = 64  # number of brokers that are contacted in parallel
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests
 _traceback_limit = TracebackLimit()  # limits the log: a server may send thousands of requests that fail
 _MAX_WAITING_REQUESTS = 1000  # waiting requests of brokers per group; more are rejected
@@ -127,7 +127,7 @@ class MemberRegistry:
         with self._lock:
             return (True, group_on_wire) in self._members
 
-    def one_per_group(self) -> list[tuple[str, RegisteredMember]]:
+    def one_member_per_group(self) -> list[tuple[str, RegisteredMember]]:
         """One member of every group, with the group's name on the wire."""
         with self._lock:
             return [(group_on_wire, members[0]) for (_, group_on_wire), members in sorted(self._members.items())]
@@ -242,7 +242,7 @@ class ClientInstance:
         self._make_timer = make_timer
         self._lock = threading.Lock()
         self._cluster: Mapping[str, BrokerData] = {}
-        # Held by heartbeats and leaves, so that no heartbeat registers a group that has just left.
+        # Held while heartbeats are sent and groups are unregistered, so that no heartbeat registers a group that has just left.
         self._registration_lock = threading.Lock()
         self._lingering_groups: dict[
             str, None
@@ -251,7 +251,7 @@ class ClientInstance:
         # Whether brokers may forward no replies, because producer groups were unregistered.
         self._is_reply_connection_lost = False
         self._timer: Timer | None = None
-        self._due_ms = math.inf
+        self._heartbeat_due_ms = math.inf
 
     def join(self, member: RegisteredMember) -> None:
         """Add ``member``, and send its first heartbeat soon. Raises ``LocalProtocolError`` if the group has a consumer here."""
@@ -273,7 +273,7 @@ class ClientInstance:
             raise
 
     def leave(self, member: RegisteredMember, deadline: Deadline) -> None:
-        """Remove ``member``. After its last member has left, the group is unregistered, perhaps later. Failures of single
+        """Remove ``member``, and unregister its group, perhaps later, if ``member`` was the last member. Failures of single
         brokers are logged. After an interruption, the call may be repeated.
         """
         group_on_wire = self._rpc_client.on_wire(member.group)
@@ -285,9 +285,9 @@ class ClientInstance:
             if member.consumes:
                 self._unregister("consumerGroup", [group_on_wire], self._addresses(True, False), deadline)
             else:
-                self._leave_producers(group_on_wire, deadline)
+                self._unregister_producer_group(group_on_wire, deadline)
 
-    def _leave_producers(self, group_on_wire: str, deadline: Deadline) -> None:
+    def _unregister_producer_group(self, group_on_wire: str, deadline: Deadline) -> None:
         """Unregister a producer group. While members receive replies, a group without transaction checks stays registered for a
         while, because brokers lose replies in flight when a group is unregistered.
         """
@@ -299,11 +299,11 @@ class ClientInstance:
         ):
             self._lingering_groups[group_on_wire] = None
             return
-        producer_groups = {name for name, member in self._registry.one_per_group() if not member.consumes}
+        producer_groups = {name for name, member in self._registry.one_member_per_group() if not member.consumes}
         left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
         self._is_reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
-        self._lingering_groups.clear()  # only now, because heartbeats after an interruption must include these groups
+        self._lingering_groups.clear()  # the last step, because heartbeats after an interruption must include these groups
         self._checked_groups.difference_update(left_groups)
         self._is_reply_connection_lost = not reply_groups  # see ``register_connection``
 
@@ -316,8 +316,9 @@ class ClientInstance:
         """Make brokers forward replies over the current connection, except the brokers at the addresses ``up_to_date_brokers``.
         Returns False if there was only time for a plain heartbeat.
 
-        Brokers forward replies over the connection on which a producer group was new. They forget the connection when any of the
-        client's groups is unregistered, or when an older connection ends; plain heartbeats do not restore it.
+        Brokers forward replies over the connection on which a producer group was new. Brokers forget this connection when any of
+        the client's groups is unregistered, or when an older connection ends. Plain heartbeats do not make brokers use the
+        connection again.
         """
         # Another thread may hold the lock for long, because a broker hangs.
         if not self._registration_lock.acquire(timeout=deadline.remaining() / 2):
@@ -353,16 +354,16 @@ class ClientInstance:
         executor, addresses = KeyedExecutor(), self._addresses(False, True)
         for i, name_and_address in enumerate(addresses[1:]):
             try:
-                executor.run(i % _MAX_PARALLEL, functools.partial(reregister_at, name_and_address))
+                executor.run(i % _MAX_PARALLEL_BROKERS, functools.partial(reregister_at, name_and_address))
             except RuntimeError:  # no more threads can start, so this thread sends the requests
                 reregister_at(name_and_address)
         for name_and_address in addresses[:1]:
             reregister_at(name_and_address)
-        for i in range(min(len(addresses) - 1, _MAX_PARALLEL)):
+        for i in range(min(len(addresses) - 1, _MAX_PARALLEL_BROKERS)):
             executor.wait(i, deadline.remaining() + TIMEOUT_S)
 
     def _heartbeat(self, deadline: Deadline, addresses: _Addresses = (), left_groups: Sequence[str] = ()) -> None:
-        members = self._registry.one_per_group()
+        members = self._registry.one_member_per_group()
         if not members:
             return
         lingering_groups = [name for name in self._lingering_groups if name not in left_groups]
@@ -419,15 +420,15 @@ class ClientInstance:
         ]
 
     def _schedule(self, timer: Timer, delay_s: float) -> None:
-        """Schedule a heartbeat, unless an earlier one is due. The caller holds the lock."""
+        """Schedule a heartbeat, unless an earlier heartbeat is scheduled. The caller holds the lock."""
         due_ms = timer.now_ms() + 1000 * delay_s
-        if due_ms < self._due_ms:
+        if due_ms < self._heartbeat_due_ms:
             timer.call_later(delay_s, functools.partial(self._heartbeat_tick, timer, due_ms))
-            self._due_ms = due_ms  # only now: ``call_later`` raises if no thread can start
+            self._heartbeat_due_ms = due_ms  # only now: ``call_later`` raises if no thread can start
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
         with self._lock:
-            if due_ms != self._due_ms:  # another heartbeat was scheduled instead
+            if due_ms != self._heartbeat_due_ms:  # another heartbeat was scheduled instead
                 return
         try:
             self.refresh_cluster(
@@ -439,14 +440,14 @@ class ClientInstance:
         finally:
             with self._lock:
                 if self._timer is timer:
-                    self._due_ms = math.inf
+                    self._heartbeat_due_ms = math.inf
                     self._schedule(timer, self._registry.shortest_heartbeat_s() or FIRST_HEARTBEAT_S)
 
     def _stop_timer(self, unless_needed: bool = False) -> None:
         with self._lock:
             if unless_needed and self._registry.shortest_heartbeat_s():
                 return
-            timer, self._timer, self._due_ms = self._timer, None, math.inf
+            timer, self._timer, self._heartbeat_due_ms = self._timer, None, math.inf
         if timer is not None:
             timer.close()
 

@@ -111,8 +111,8 @@ class LongPolls:
         )
 
     def _request_for_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
-        """Return the request for the broker. With tags, a broker would drop whole batches of a batch topic. So for such a topic,
-        only this client compares tags.
+        """Return the request for the broker. If a pull has tags, a broker drops whole batches of a batch topic. So only this
+        client compares the tags of a batch topic.
         """
         queue, requested_filter = request.queue, request.filter
         try:
@@ -146,8 +146,10 @@ class LongPolls:
 
 
 def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
-    """Return id and address of the replica to pull from: replica ``broker_id``; if this slave is gone, the replica with the
-    next id; if that replica is gone, too, the replica with the lowest id.
+    """Return id and address of the replica to pull from, by default replica ``broker_id``.
+
+    If this replica is a slave and gone, returns the replica with the next id. If there is no such replica, returns the replica
+    with the lowest id.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """
@@ -159,7 +161,9 @@ def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
 
 
 def pull_command(request: PullRequest, rpc_client: RpcClient, is_to_master: bool) -> Command:
-    """Return the command of a pull. It has a committed offset only for a master, because slaves do not store this offset."""
+    """Return the command of a pull. The command has a committed offset only for a master, because slaves do not store this
+    offset.
+    """
     has_commit = is_to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
     sys_flag |= PullSysFlag.COMMIT_OFFSET if has_commit else 0
@@ -205,11 +209,11 @@ def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: S
     )
     if not request.decoded:
         return replace(answer_without_messages, stored=answer.body, read=read_messages)
-    messages, first_left_message = first_portion(read_messages())
+    messages, first_remaining_message = first_portion(read_messages())
     return replace(
         answer_without_messages,
         messages=messages,
         next_offset=answer_without_messages.next_offset
-        if first_left_message is None
-        else first_left_message.queue_offset,
+        if first_remaining_message is None
+        else first_remaining_message.queue_offset,
     )

@@ -27,7 +27,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Membership, RequestCallback
-from rocketmq_spark.remoting.connection import OTHER_TRANSPORTS
+from rocketmq_spark.remoting.connection import OTHER_TRANSPORTS_REMEDY
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 
@@ -38,7 +38,7 @@ UNKNOWN_GROUP_REMEDY = (
 )
 UNKNOWN_AT_PROXY_REMEDY = (
     "If this lasts, the Proxy does not reach its brokers: check the brokers, and the log of the Proxy. In LOCAL mode "
-    f"(mqbroker --enable-proxy) a Proxy serves no Remoting clients: {OTHER_TRANSPORTS}"
+    f"(mqbroker --enable-proxy) a Proxy serves no Remoting clients: {OTHER_TRANSPORTS_REMEDY}"
 )
 
 
@@ -81,7 +81,7 @@ class RemotingMember:
         member = RegisteredMember(group, heartbeat_s, broker_requests, lambda: group_membership(group, membership()))
         leave = functools.partial(
             self._instance.leave, member
-        )  # created before ``join``, because nothing may fail after it
+        )  # created before ``join``, because nothing may fail after ``join``
         self._instance.join(member)
         return leave
 
@@ -119,7 +119,7 @@ class RemotingMember:
         for topic in topics:
             body = bodies.consume_mode_query(group_on_wire, self._rpc_client.on_wire(topic), self.client_id)
             try:
-                brokers = sorted(self._routes.recent(topic, deadline).brokers)
+                brokers = sorted(self._routes.recent_route(topic, deadline).brokers)
             except RocketMQError as e:
                 logger.debug("the brokers of %s are unknown: %s", topic, e)
                 continue
@@ -145,7 +145,7 @@ class RemotingMember:
         """Send a request to broker ``broker_name`` of the topic; by default to a random broker of the topic, because all of
         these brokers get the same heartbeats.
         """
-        routed_brokers = self._routes.recent(topic, deadline).brokers.values()
+        routed_brokers = self._routes.recent_route(topic, deadline).brokers.values()
         brokers = [data for data in routed_brokers if data.addresses and broker_name in ("", data.broker_name)]
         if not brokers:
             problem = f"{broker_name} is not a broker of the topic that" if broker_name else "no broker of the topic"
@@ -158,7 +158,7 @@ class RemotingMember:
     # --- queues and their offsets
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        return self._routes.recent(topic, deadline, refresh).subscribe_set
+        return self._routes.recent_route(topic, deadline, refresh).subscribe_set
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
         data = self._routes.broker(queue.broker_name)

@@ -1,4 +1,4 @@
-"""The list of name servers. Requests go to the current server. If this server does not answer, requests go to the next server."""
+"""The list of name servers. Requests go to the current server; if it does not answer, they go to the next server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has t
 
 
 class NameServers:
-    """The list of name servers. The current server is used while it answers. If it does not answer, the next server becomes the
-    current server.
+    """The list of name servers. Requests go to the current server. If the current server does not answer, the next server becomes
+    the current server.
     """
 
     def __init__(self, rpc_client: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
@@ -52,7 +52,7 @@ class NameServers:
         all addresses. Raises ``OptionError`` if all addresses are brokers.
         """
         first_index = self._current_index
-        topic_not_found: TopicNotFound | None = None
+        topic_not_found_error: TopicNotFound | None = None
         last_error: RocketMQError | None = None
         silent_servers: list[str] = []
         broker_address_error: OptionError | None = None
@@ -63,7 +63,7 @@ class NameServers:
                     self.addresses[index], make_command, self._server_deadline(deadline, len(self.addresses) - i)
                 )
             except TopicNotFound as e:
-                topic_not_found = topic_not_found or e
+                topic_not_found_error = topic_not_found_error or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
                 last_error = e
                 silent_servers.append(self.addresses[index])
@@ -80,9 +80,9 @@ class NameServers:
             else:
                 self._current_index = index
                 return self.addresses[index], answer
-        if topic_not_found is not None:
-            topic_not_found.silent = silent_servers
-            raise topic_not_found
+        if topic_not_found_error is not None:
+            topic_not_found_error.silent = silent_servers
+            raise topic_not_found_error
         if last_error is None:
             assert broker_address_error is not None
             raise broker_address_error
@@ -109,7 +109,7 @@ class NameServers:
             return self.rpc_client.request(address, make_command(), deadline)
 
     def serves_routes(self, address: str, deadline: Deadline | None = None) -> bool:
-        """Whether the server answers requests for routes. Name servers and Proxies do; brokers do not."""
+        """Whether the server answers requests for routes. Name servers and Proxies answer such requests; brokers do not."""
         try:
             self.rpc_client.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
         except NotSupported:
@@ -121,7 +121,7 @@ class NameServers:
     def request_many(
         self, commands: Sequence[Command], deadline: Deadline | None = None
     ) -> tuple[str, list[Command | None]]:
-        """Send several requests at once to the current server. Returns its address and the answers.
+        """Send several requests at once to the current server. Returns the address of this server and the answers.
 
         An answer is None if the request failed; callers then use ``request``, which tries the other servers.
         """
@@ -133,7 +133,7 @@ class NameServers:
             for answer in answers
         ]
 
-    def request_at_all(self, make_command: Callable[[], Command], deadline: Deadline | None = None) -> None:
+    def request_all_servers(self, make_command: Callable[[], Command], deadline: Deadline | None = None) -> None:
         """Send the request to all servers at once, because they do not replicate. Raises the first error at the end."""
         server_deadline = self._server_deadline(deadline) or Deadline.after(self.rpc_client.request_timeout_s)
         answers = self.rpc_client.invoke_each(

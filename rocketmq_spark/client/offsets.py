@@ -157,7 +157,7 @@ class RemotingOffsetReader:
             }
             self._queue_count += len(kept_queues) - (0 if cached_stats is None else len(cached_stats.queues))
             if self._queue_count > self._sweep_above:
-                self.broker_client.remove_unrouted(self._stats)
+                self.broker_client.remove_unrouted_entries(self._stats)
                 self._queue_count = len(kept_queues) + sum(
                     len(stats_of_topic.queues) for stats_of_topic in list(self._stats.values())
                 )
@@ -171,7 +171,7 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
-        """As ``bounds``, with two requests per queue. A Proxy supports these requests. Their answers are never cached."""
+        """As ``bounds``, with two requests per queue. A Proxy supports these requests. The answers are never cached."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
         commands = [self.broker_client.queue_command(row, queue) for queue in queues for row in rows]
         answers = iter(self.broker_client.request_each(commands, deadline))
@@ -247,17 +247,17 @@ class RemotingOffsetReader:
         Some answers of brokers are wrong. Brokers before 5.1.4 return the message that is nearest to the time. If all messages of
         a batch topic are older, brokers return its last batch. If several messages of the last millisecond match, brokers return
         the last of these messages. With a ``group``, messages are pulled as this group to correct such answers.
-        After old files were deleted, the answer may be below the minimum offset. So callers clamp it.
+        After old files were deleted, the answer may be below the minimum offset. Therefore callers clamp the answer.
         """
         commands = [
-            # Brokers fail with a number above Java's largest long. No message has such a store time.
+            # Brokers fail with a time above Java's largest long, and no message has a larger store time.
             self.broker_client.queue_command(
                 rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=min(ms, LONG_MAX), boundaryType="LOWER"
             )
             for queue, ms in times_ms.items()
         ]
         offsets: dict[MessageQueue, int] = {}
-        nearest_queues = set[MessageQueue]()
+        queues_with_nearest_answer = set[MessageQueue]()
         answers = dict(zip(times_ms, self.broker_client.request_each(commands, deadline), strict=True))
         # A broker of RocketMQ 5 fails for a queue of a batch topic that never had a message.
         faulty_queues = [queue for queue, answer in answers.items() if isinstance(answer, ServerFault)]
@@ -268,13 +268,13 @@ class RemotingOffsetReader:
             elif not isinstance(answer, RocketMQError):
                 offsets[queue] = rpc.SEARCH_OFFSET_BY_TIMESTAMP.answer(answer)["offset"]
                 if answer.version < codes.FIRST_VERSION_WITH_SEARCH_BOUNDARY:
-                    nearest_queues.add(queue)
+                    queues_with_nearest_answer.add(queue)
             elif on_error is None:
                 raise answer
             else:
                 on_error(answer, queue)
         if group is not None:
-            offsets.update(_corrections(self, group, offsets, nearest_queues, times_ms, deadline))
+            offsets.update(_corrections(self, group, offsets, queues_with_nearest_answer, times_ms, deadline))
         return offsets
 
     def committed(
@@ -355,11 +355,11 @@ class RemotingOffsetReader:
         commands = [BrokerCommand(name, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name), "") for name in brokers]
         answers = self.broker_client.request_each(commands, deadline)
         return {
-            name: _retriable(answer) if isinstance(answer, RocketMQError) else _log_state(answer)
+            name: _retriable_error(answer) if isinstance(answer, RocketMQError) else _log_state(answer)
             for name, answer in zip(brokers, answers, strict=True)
         }
 
-    def indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
+    def broker_indexes_after_replication(self, broker_name: str, deadline: Deadline) -> bool:
         answer = self.broker_client.broker_config(broker_name, deadline)
         if answer is None:
             return True
@@ -384,8 +384,8 @@ class RemotingOffsetReader:
         return not answer.is_from_proxy
 
 
-def _retriable(error: RocketMQError) -> RocketMQError:
-    """Make a fault retriable: a broker that has just started fails because its statistics have no sample yet."""
+def _retriable_error(error: RocketMQError) -> RocketMQError:
+    """Return a retriable error for a fault, because a broker that has just started fails until its statistics have a sample."""
     return ServiceNotAvailable(*error.args) if isinstance(error, ServerFault) else error
 
 
@@ -402,19 +402,23 @@ def _corrections(
     offset_reader: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
-    nearest_queues: set[MessageQueue],
+    queues_with_nearest_answer: set[MessageQueue],
     times_ms: Mapping[MessageQueue, int],
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
-    """Yield corrected offsets for times. The brokers of ``nearest_queues`` return the message that is nearest to the time."""
+    """Yield corrected offsets for times. For ``queues_with_nearest_answer``, brokers return the message that is nearest to the
+    time.
+    """
     attributes = raise_if_retriable(offset_reader.broker_client.attributes(first_queues(offsets), deadline))
     compacted_queues = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted_queues:
         yield queue, offset_reader.broker_client.first_kept_offset(group, queue, times_ms[queue], deadline)
-    other_offsets = {q: offset for q, offset in offsets.items() if q not in nearest_queues | compacted_queues}
+    other_offsets = {
+        q: offset for q, offset in offsets.items() if q not in queues_with_nearest_answer | compacted_queues
+    }
     for queue in [
         *_doubtful_queues(offset_reader, group, other_offsets, times_ms, attributes, deadline),
-        *(nearest_queues - compacted_queues),
+        *(queues_with_nearest_answer - compacted_queues),
     ]:
         store_time_ms = functools.partial(offset_reader.store_time_ms, group, queue, deadline=deadline)
         yield queue, first_offset_since(store_time_ms, offsets[queue], times_ms[queue])
@@ -487,7 +491,7 @@ def first_offset_since(store_time_ms: Callable[[int], int | None], near_offset: 
     while younger_offset - older_offset > 1:
         middle_offset = (older_offset + younger_offset) // 2
         stored_ms = store_time_ms(middle_offset)
-        # There is no message after the end, nor before the first one.
+        # Without a message, the offset is before the first message if the search went down, and at the end if it went up.
         is_older = stored_ms < time_ms if stored_ms is not None else step < 0
         older_offset, younger_offset = (middle_offset, younger_offset) if is_older else (older_offset, middle_offset)
     return younger_offset

@@ -2,9 +2,9 @@
 
 A request is an ordinary message with a correlation id and the client id of its sender. The reply is sent to a broker, which
 forwards it over the connection of the requester's heartbeats. Mirrors ``RequestFutureHolder``,
-``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. One deliberate difference: Java sends a
-reply to any broker. Here a reply goes first to the broker of the request, and if this broker cannot forward the reply, to the
-other brokers of the request's topic.
+``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. There is one deliberate difference: Java
+sends a reply to any broker. This module sends a reply to the broker of the request and, if this broker cannot forward the reply,
+to the other brokers of the request's topic.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AwaitedReplies:
         self._lock = threading.Lock()
         self._waiting_requests: dict[
             str, tuple[OnReply, int]
-        ] = {}  # with the number of replies that had arrived before the request
+        ] = {}  # the callback, and the number of replies that had arrived before the request
         self._reply_count = 0
         self._last_reply_numbers: dict[str, int] = {}  # by address of a broker: the number of its last reply
         self._forwarding_brokers: frozenset[str] | None = None
@@ -230,7 +230,7 @@ class RemotingReplies:
         """Names and addresses of the masters of the request's topic. The broker of the request comes first, because the requester
         is connected to it.
         """
-        brokers = self._routes.recent(request.topic, deadline).brokers.values()
+        brokers = self._routes.recent_route(request.topic, deadline).brokers.values()
         masters = [(data.broker_name, data.master) for data in brokers if data.master]
         if not masters:
             raise BrokerNotFound("no broker of the topic has a master now", topic=request.topic)

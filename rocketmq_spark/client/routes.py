@@ -42,9 +42,9 @@ UNLISTED_S = 90.0
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 
 
-# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. Above
-# ``_MAX_FORGOTTEN`` of them, the routes that were forgotten more than ``UNLISTED_S`` ago are discarded.
-_MAX_FORGOTTEN = 64
+# Forgotten routes are kept for their addresses, because a name server that has just started knows no topic. If there are more
+# than ``_MAX_FORGOTTEN_ROUTES`` forgotten routes, those that were forgotten more than ``UNLISTED_S`` ago are discarded.
+_MAX_FORGOTTEN_ROUTES = 64
 # ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
 # brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``, because each queue becomes an object, and 200 bytes may announce 200,000
 # queues. Only ``_MAX_PARALLEL`` routes are refreshed at a time, because all answers of one round are in memory.
@@ -122,14 +122,15 @@ class Routes:
         self._lock = threading.Lock()
         # By topic, with the time when the route was fetched.
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
-        # Routes of topics that name servers no longer have, in the order in which they were forgotten; and when that was.
+        # Routes of topics that name servers no longer have, in the order in which the routes were forgotten, and the times when
+        # they were forgotten.
         self._forgotten_routes: dict[str, tuple[float, TopicRoute]] = {}
-        self._forgotten_at: dict[str, float] = {}
-        # By topic: brokers that are in earlier routes, but not in the newest one.
+        self._forgotten_at_s: dict[str, float] = {}
+        # By topic: brokers that are in earlier routes, but not in the newest route.
         self._unlisted_brokers: dict[str, _UnlistedBrokers] = {}
         # Topics for which ``unlisted_queues`` was called: their queues are numbered.
         self._numbered_topics: set[str] = set()
-        # Bytes of each topic, and of the list of all brokers; and their sum.
+        # The bytes of the routes of each topic and of the list of all brokers, and the sum of these bytes.
         self._bytes_by_key: dict[str, int] = {}
         self._cached_bytes = 0
         # The brokers of the newest routes, cached because each pull needs its broker; None after a change of routes.
@@ -150,7 +151,7 @@ class Routes:
             return cached_entry[1]
         return self._store(topic, *self._fetch_with_size(topic, deadline))
 
-    def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
+    def recent_route(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
         """Return a route that is at most 30 s old (``recent_s``), or a new one with ``refresh``. If no name server answers,
         returns an older cached route, unless ``refresh`` is set.
 
@@ -171,18 +172,18 @@ class Routes:
         self._last_used_s = time.monotonic()
         with self._lock:
             growth_bytes = (
-                size + _unlisted_bytes(self._unlisted_after_locked(topic, route)) - self._bytes_by_key.get(topic, 0)
+                size + _unlisted_bytes(self._unlisted_brokers_locked(topic, route)) - self._bytes_by_key.get(topic, 0)
             )
         has_room = _make_room(self, growth_bytes)
         with self._lock:
-            unlisted_brokers = self._unlisted_after_locked(topic, route)
+            unlisted_brokers = self._unlisted_brokers_locked(topic, route)
             size += _unlisted_bytes(unlisted_brokers)
             self._check_room_locked(topic, size, has_room)
             cached_entry = self._routes.get(topic)  # another thread may have cached it since ``get`` read the cache
             if cached_entry is not None and cached_entry[1] == route:
                 route = cached_entry[1]
             self._forgotten_routes.pop(topic, None)
-            self._forgotten_at.pop(topic, None)
+            self._forgotten_at_s.pop(topic, None)
             self._routes[topic] = (time.monotonic(), route)
             self._unlisted_brokers.pop(topic, None)
             if unlisted_brokers:
@@ -225,9 +226,9 @@ class Routes:
                 "look at what the name server answers: rocketmq-spark topic describe",
             )
 
-    def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _UnlistedBrokers:
-        """The brokers that are in earlier routes, but not in ``route``. If a route may not have so many brokers, the brokers
-        that went missing last.
+    def _unlisted_brokers_locked(self, topic: str, route: TopicRoute) -> _UnlistedBrokers:
+        """Return the brokers that are in earlier routes, but not in ``route``. If there are more brokers than a route may have,
+        only the brokers that went missing last are returned.
         """
         earlier_entry, now = self._routes.get(topic) or self._forgotten_routes.get(topic), time.monotonic()
         unlisted_brokers = self._unlisted_brokers.get(topic, {})
@@ -304,14 +305,15 @@ class Routes:
                 broker.master is not None and is_new and _is_connection_refused(answer)
                 for answer, is_new in broker_answers
             ]
-            is_gone = all(state is False or down for state, down in zip(states, down_flags, strict=True))
+            is_gone = all(state is False or is_down for state, is_down in zip(states, down_flags, strict=True))
             yield True if any(states) else False if broker_answers and is_gone else None
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
         """Fetch the routes that are older than ``max_age_s`` seconds in parallel, 64 at a time. Returns the topics that it
         refreshed.
 
-        Fetches nothing if only one route is older. ``get`` fetches a single route, and the routes whose requests failed here.
+        Fetches nothing if only one route is older. A single route is left to ``get``, which also fetches the routes whose
+        requests failed here.
         """
         oldest_fetch_s = time.monotonic() - max_age_s
         with self._lock:
@@ -411,10 +413,10 @@ class Routes:
         with self._lock:
             if topic in self._routes:
                 now = time.monotonic()
-                self._forgotten_routes[topic], self._forgotten_at[topic] = self._routes.pop(topic), now
+                self._forgotten_routes[topic], self._forgotten_at_s[topic] = self._routes.pop(topic), now
                 while (
-                    len(self._forgotten_routes) > _MAX_FORGOTTEN
-                    and self._forgotten_at[oldest_topic := next(iter(self._forgotten_routes))] <= now - UNLISTED_S
+                    len(self._forgotten_routes) > _MAX_FORGOTTEN_ROUTES
+                    and self._forgotten_at_s[oldest_topic := next(iter(self._forgotten_routes))] <= now - UNLISTED_S
                 ):
                     self._discard_forgotten_locked(oldest_topic)
                 self._brokers_by_name = None
@@ -424,13 +426,13 @@ class Routes:
         """The bytes of all cached routes, of brokers that are missing in newer routes, and of the list of all brokers."""
         return self._cached_bytes
 
-    def forget_all(self, idle_at: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
-        """Forget all routes; with a time ``idle_at``, only if the cache was not used in the ``_IDLE_S`` seconds before that
+    def forget_all(self, idle_at_s: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
+        """Forget all routes; with a time ``idle_at_s``, only if the cache was not used in the ``_IDLE_S`` seconds before that
         time. Keeps up to ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, to compare the
         next routes with.
         """
         with self._lock:
-            if idle_at is not None and idle_at - self._last_used_s < _IDLE_S:
+            if idle_at_s is not None and idle_at_s - self._last_used_s < _IDLE_S:
                 return
             newest_brokers = {**self._cluster_brokers, **_newest_brokers(self._routes, self._forgotten_routes)}
             all_routes = {**self._forgotten_routes, **self._routes}
@@ -447,14 +449,14 @@ class Routes:
             for topic, (fetched_s, route) in numbered_routes.items():
                 broker_bytes = _broker_bytes(route.brokers.values())
                 if self._cached_bytes - address_bytes + broker_bytes <= _MAX_ADDRESS_BYTES:
-                    self._forgotten_routes[topic] = fetched_s, replace(route)  # without its lists of queues
+                    self._forgotten_routes[topic] = fetched_s, replace(route)  # the copy has no lists of queues
                     self._set_size_locked(topic, broker_bytes)
             self._numbered_topics = {*self._forgotten_routes}
-            self._forgotten_at = dict.fromkeys(self._forgotten_routes, self._last_used_s)
+            self._forgotten_at_s = dict.fromkeys(self._forgotten_routes, self._last_used_s)
 
     def _discard_forgotten_locked(self, topic: str) -> None:
         """Discard a forgotten route."""
-        del self._forgotten_routes[topic], self._forgotten_at[topic]
+        del self._forgotten_routes[topic], self._forgotten_at_s[topic]
         self._unlisted_brokers.pop(topic, None)
         self._numbered_topics.discard(topic)
         self._set_size_locked(topic, 0)
@@ -542,7 +544,7 @@ class Routes:
             return True
 
     def get_existing(self, topic: str, max_age_s: float = 30.0) -> TopicRoute:
-        """As ``get``, for callers that do not create the topic: ``RouteNotFound`` names similar topics."""
+        """Return a route as ``get`` does, for callers that do not create the topic. ``RouteNotFound`` names similar topics."""
         try:
             return self.get(topic, max_age_s)
         except RouteNotFound as e:
@@ -559,8 +561,9 @@ _all_routes: LiveObjects[Routes] = LiveObjects()
 
 
 def _make_room(requester: Routes, growth_bytes: int) -> bool:
-    """Make room for ``growth_bytes`` bytes of a client within the limits of the process. Without room, other clients forget their
-    routes, the clients with the most bytes first. Returns False if that is not enough, or if the requester would be next.
+    """Make room for ``growth_bytes`` bytes of a client within the limits of the process. If there is no room, other clients
+    forget their routes, beginning with the clients with the most bytes. Returns False if there is still no room, or if the
+    requester itself would have to forget its routes.
     """
     all_routes, now = _all_routes.all(), time.monotonic()
     needed_bytes = max(0, growth_bytes)  # a smaller route always fits
@@ -624,7 +627,7 @@ def format_queue_counts(queues: Mapping[str, QueueData]) -> str:
 
 
 def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
-    """Return ``cluster``. Raises ``BrokerNotFound`` if it is empty, because without brokers a missing topic proves nothing."""
+    """Return ``cluster``. Raises ``BrokerNotFound`` if ``cluster`` is empty: without brokers, a missing topic proves nothing."""
     if not cluster:
         remedy = "Start one, or look into the logs of those that should be there"
         raise BrokerNotFound("no broker is registered", remedy=remedy)

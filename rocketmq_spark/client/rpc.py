@@ -34,8 +34,9 @@ from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.header import Command, Peer
 
-# Brokers report these temporary conditions with the code of internal errors. Each key is the beginning of the remark: sends
-# before a configured time, too few slaves, no space for the next file, and too many timers for one second.
+# Brokers report these temporary conditions with the code of internal errors. Each key is the beginning of a remark. The remarks
+# mean that a client sent before a configured time, that there are too few slaves, that there is no space for the next file, and
+# that there are too many timers for one second.
 _TRANSIENT_FAULTS: Mapping[str, type[BrokerError]] = {
     "broker unable to service": ServiceNotAvailable,
     "in-sync replicas not enough": ServiceNotAvailable,
@@ -107,8 +108,8 @@ class _PendingAnswers:
 
     def record(self, index: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
-            answer.received_s = Deadline.after(0).at
-        self.outcomes[index] = answer  # first, so that ``_drop`` finds the answer if the account is revoked now
+            answer.received_s = Deadline.after(0).end_s
+        self.outcomes[index] = answer  # first, because ``_drop`` must find the answer in ``outcomes``
         if isinstance(answer, Command):
             address = self.requests[index][0]
             account = self._accounts[address]
@@ -201,7 +202,7 @@ class RpcClient:
             return
         plain_text_remedy = ", or to false if others on the network may read them" if allow_plain_text else ""
         raise OptionError(
-            f"{secrets_text} would cross the network to {connect_options.reachable(address)} in clear text",
+            f"{secrets_text} would cross the network to {connect_options.reachable_address(address)} in clear text",
             remedy=f"Set option 'tls' to true{plain_text_remedy}",
         )
 
@@ -225,7 +226,7 @@ class RpcClient:
     def invoke(self, address: str, command: Command, deadline: Deadline) -> Command:
         """Send a request and return its answer, with any code."""
         try:
-            command = self._signed(command)
+            command = self._signed_command(command)
             connection = self.pool.get(address, deadline)
         except RocketMQError as e:
             e.unsent = True
@@ -253,9 +254,9 @@ class RpcClient:
     ) -> list[Command | RocketMQError | None]:
         """As ``invoke_each``, but does not wait for addresses that are more than ``grace_s`` slower than the others.
 
-        The result has None for the requests to such a late address. Until the address answers or ``deadline`` passes, later calls
-        send it nothing and also return None. The next call with the same requests sends them again. If the new answers are late,
-        too, this call returns the earlier answers.
+        The result has None for the requests to a late address. Until the address answers or ``deadline`` passes, later calls send
+        it nothing and also return None. The next call with the same requests sends them again. If the new answers are late, too,
+        this call returns the earlier answers.
         """
         answers = _PendingAnswers(requests, self.pool.connect_options.receive_budget, deadline)
         indexes_of_address: dict[str, list[int]] = {}
@@ -273,7 +274,7 @@ class RpcClient:
             if (
                 pending_answers.deadline.expired and address not in indexes_of_address
             ):  # the address may have left the routes
-                self._forget_late(address, pending_answers)
+                self._forget_late_answers(address, pending_answers)
         outcomes: list[Command | RocketMQError | None] = []
         late_addresses: set[str] = set()
         try:
@@ -307,14 +308,14 @@ class RpcClient:
             for (a, command), outcome in zip(pending_answers.requests, pending_answers.outcomes, strict=True)
             if a == address
         ]
-        self._forget_late(address, pending_answers)
+        self._forget_late_answers(address, pending_answers)
         if [_request_content(command) for command, _ in earlier_outcomes] != [
             _request_content(answers.requests[i][1]) for i in indexes
         ]:
             return {}
         return {i: outcome for i, (_, outcome) in zip(indexes, earlier_outcomes, strict=True) if outcome is not None}
 
-    def _forget_late(self, address: str, answers: _PendingAnswers) -> None:
+    def _forget_late_answers(self, address: str, answers: _PendingAnswers) -> None:
         if self.late_answers.pop(address, None) is answers:
             answers.release(keep=[a for a, other in list(self.late_answers.items()) if other is answers])
 
@@ -347,7 +348,7 @@ class RpcClient:
 
     def _invoke_on(self, address: str, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
         try:
-            signed_commands = [self._signed(command) for command, _ in calls]
+            signed_commands = [self._signed_command(command) for command, _ in calls]
             connection = self.pool.get(address, deadline, wait_for_backoff=False)
         except RocketMQError as e:
             e.unsent = True
@@ -366,10 +367,10 @@ class RpcClient:
     def invoke_oneway(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
         """Send a one-way request."""
         deadline = deadline or Deadline.after(self.request_timeout_s)
-        command = self._signed(command)
+        command = self._signed_command(command)
         self.pool.get(address, deadline).send_oneway(command, deadline)
 
-    def _signed(self, command: Command) -> Command:
+    def _signed_command(self, command: Command) -> Command:
         return self.credentials.sign(command) if self.credentials else command
 
     def _on_answer(self, answer: Command, address: str, connection: Connection) -> None:

@@ -85,9 +85,9 @@ class RemotingSendBack:
         queues = list(self._sender.publish_queues(RETRY_PREFIX + group, deadline))
         start = message.queue_offset % len(queues)
         queues_in_order = [queues[(start + i) % len(queues)] for i in range(len(queues))]
-        other_brokers_first = sorted(queues_in_order, key=lambda queue: queue.broker_name == message.broker_name)
+        sorted_queues = sorted(queues_in_order, key=lambda queue: queue.broker_name == message.broker_name)
         last_error: RocketMQError = CallTimeout("there was no time to send the message back", topic=message.topic)
-        for queue in (other_brokers_first * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
+        for queue in (sorted_queues * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
             if deadline.expired:
                 break
             try:
@@ -106,7 +106,7 @@ _MAX_ADDED_BYTES, _MAX_PROPERTY_BYTES = 1024, 1024
 
 def _acceptable_properties(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
     """Return properties that a broker accepts. The properties of a message in a batch may have separators in values, and more
-    bytes than a single message may have. Such a message must not block its queue for ever.
+    bytes than a single message may have. A message with such properties must not block its queue for ever.
     """
     clean_properties = {name: value.replace("\x01", "?").replace("\x02", "?") for name, value in properties.items()}
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in clean_properties.items())

@@ -79,7 +79,7 @@ class RemotingSender:
         self._executor = KeyedExecutor()
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        route = self._routes.recent(topic, deadline, refresh)
+        route = self._routes.recent_route(topic, deadline, refresh)
         if not route.publish_set:
             if any(data.perm & Perm.WRITE and data.write_queues for data in route.queues):
                 raise BrokerNotFound("no broker of the topic has a master now", topic=topic)
@@ -87,13 +87,13 @@ class RemotingSender:
         return route.publish_set
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        return self._routes.recent(topic, deadline).readable_queues()
+        return self._routes.recent_route(topic, deadline).readable_queues()
 
     def partition_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         try:
-            route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
+            route = self._routes.recent_route(topic, deadline.within(deadline.remaining() / 2), refresh=True)
         except (ConnectionLost, CallTimeout):
-            route = self._routes.recent(topic, deadline)
+            route = self._routes.recent_route(topic, deadline)
         if unlisted_queues := self._routes.unlisted_queues(topic, deadline.within(self._rpc_client.request_timeout_s)):
             broker_names = ", ".join(sorted({queue.broker_name for queue in unlisted_queues}))
             raise BrokerNotFound(
@@ -110,7 +110,7 @@ class RemotingSender:
         return topic_attributes.max_timer_delays_ms(self._rpc_client, topic, masters, deadline)
 
     def has_online_consumer(self, topic: str, deadline: Deadline) -> bool:
-        masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
+        masters = [data.master for data in self._routes.recent_route(topic, deadline).brokers.values() if data.master]
         return topic_attributes.has_online_consumer(self._rpc_client, topic, masters, deadline)
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
@@ -263,7 +263,7 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
 def _command(rpc_client: RpcClient, queue: MessageQueue, request: SendRequest, is_oneway: bool = False) -> Command:
     # A broker does not clear the bits that describe a stored message. A broker would acknowledge a message with such a bit, lose
     # the message, and shift the offsets of the queue for ever.
-    if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # int(): ~ of a flag covers only the named bits
+    if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # as an int, because ~ of a flag inverts only the named bits
         raise LocalProtocolError(
             f"sysFlag {request.sys_flag:#x} has bits that a request must not have", topic=queue.topic, queue=str(queue)
         )

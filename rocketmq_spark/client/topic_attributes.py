@@ -192,7 +192,7 @@ def max_timer_delays_ms(
         (address, rpc.GET_MAX_OFFSET.request(topic=topic_on_wire, queueId=0, bname=name))
         for name, address in masters.items()
     ]
-    answers = dict(zip(masters, rpc_client.invoke_each(requests, _first_half(deadline)), strict=True))
+    answers = dict(zip(masters, rpc_client.invoke_each(requests, _first_half_deadline(deadline)), strict=True))
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     delays_ms = dict.fromkeys(versions, 0)
     brokers_with_timers = [name for name, version in versions.items() if version >= FIRST_VERSION_WITH_TIMERS]
@@ -219,7 +219,7 @@ def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str
     topic_on_wire = rpc_client.on_wire(topic)
     group_answers = rpc_client.invoke_each(
         [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=topic_on_wire)) for address in masters],
-        _first_half(deadline),
+        _first_half_deadline(deadline),
     )
     answers = [_answer_or_error(answer, address, topic) for answer, address in zip(group_answers, masters, strict=True)]
     member_requests = [
@@ -240,7 +240,7 @@ def has_online_consumer(rpc_client: RpcClient, topic: str, masters: Sequence[str
     return False
 
 
-def _first_half(deadline: Deadline) -> Deadline:
+def _first_half_deadline(deadline: Deadline) -> Deadline:
     """The deadline of the first of two requests, so that a broker that hangs leaves time for the second request."""
     return deadline.within(deadline.remaining() / 2)
 

@@ -45,7 +45,7 @@ class _ConfirmedCommits:
             # Checks of copies are answered with ROLLBACK for ``RACE_WINDOW_S``. The master is kept for longer.
             self._masters[place_key] = Deadline.after(2 * RACE_WINDOW_S), address
             self._masters.move_to_end(place_key)
-            with contextlib.suppress(RuntimeError):  # changed during iteration by garbage collection
+            with contextlib.suppress(RuntimeError):  # garbage collection may change the table here
                 while len(self._masters) > MAX_COMMITTED_KEYS or next(iter(self._masters.values()))[0].expired:
                     self._masters.popitem(last=False)
 
@@ -100,8 +100,8 @@ class HalfChecks:
     """Handles checks of half messages: calls the user's function, and sends its decision to the broker that checks.
 
     A broker stores a new copy of an undecided half message every 30 s. A decision about an earlier copy leaves the new copy
-    undecided. The user's function may be slow, so it is called once for all copies that arrive meanwhile. Its decision is sent
-    for the newest copy. A copy that is checked soon after a commit is rolled back.
+    undecided. The user's function may be slow, so it is called once for all copies that arrive meanwhile. The decision of the
+    function is sent for the newest copy. A copy that is checked soon after a commit is rolled back.
     """
 
     def __init__(self, rpc_client: RpcClient, group: str, check: HalfCheck) -> None:

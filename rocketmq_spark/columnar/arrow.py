@@ -15,19 +15,19 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-# ``pa.scalar`` is not used, because it imports pandas, which takes a quarter of a second in every process.
+# This array is not made with ``pa.scalar``, which imports pandas: the import takes a quarter of a second in every process.
 EMPTY_BYTES = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _ONE_ZERO = np.zeros(1, np.int32)
 
 
-def combined(column: Any) -> pa.Array:
+def one_array(column: Any) -> pa.Array:
     """A column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def as_bytes(column: Any) -> pa.Array:
     """A text or binary column as binary, without a copy."""
-    column = combined(column)
+    column = one_array(column)
     if pa.types.is_binary(column.type):
         return column
     return column.view(pa.binary()) if pa.types.is_string(column.type) else column.cast(pa.binary())
@@ -42,7 +42,7 @@ def lengths(array: pa.Array) -> Ints:
 
 
 def data_and_offsets(array: pa.Array) -> tuple[memoryview, npt.NDArray[np.int32]]:
-    """Bytes of a binary array and offsets into them."""
+    """The data of a binary array, and the offsets into this data."""
     data = array.buffers()[2]
     return memoryview(data) if data is not None else memoryview(b""), offsets(array)
 
@@ -54,12 +54,12 @@ def to_mask(array: Any) -> Mask:
 
 
 def null_mask(array: pa.Array) -> Mask | None:
-    """Which rows are null; None if no row is."""
+    """Which rows are null; None if no row is null."""
     return to_mask(array.is_null()) if array.null_count else None
 
 
 def non_empty_mask(array: pa.Array) -> Mask | None:
-    """Which rows are neither null nor empty; None if all rows are."""
+    """Which rows have a value that is not empty; None if all rows have one."""
     non_empty: Mask = lengths(array) > 0
     nulls = null_mask(array)
     if nulls is not None:
@@ -99,7 +99,7 @@ def non_utf8_rows(values: pa.Array) -> list[int]:
         return []
     first_bytes = np.frombuffer(content, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
     if is_utf8(content) and not bool((first_bytes & 0xC0 == 0x80).any()):
-        # No value begins inside a character of the previous value.
+        # All bytes together are UTF-8, and no value begins inside a character, so each value is UTF-8.
         return []
     return [i for i, value in enumerate(values.to_pylist()) if value is not None and not is_utf8(value)]
 
@@ -124,7 +124,9 @@ def valid_mask(column: pa.Array) -> Mask:
 
 
 def to_strings(array: pa.Array, is_present: Mask | None, ascii_only: bool) -> pa.Array:
-    """A binary array as text, null where not ``is_present``; bytes that are not UTF-8 become replacement characters."""
+    """A binary array as text. Rows where ``is_present`` is false become null, and bytes that are not UTF-8 become replacement
+    characters.
+    """
     _, offsets, content = array.buffers()
     if not ascii_only and not _is_all_utf8(array):
         return pa.array(
@@ -146,12 +148,12 @@ def _is_all_utf8(array: pa.Array) -> bool:
     return True
 
 
-def repeated(value: str, count: int) -> pa.Array:
+def constant_column(value: str, count: int) -> pa.Array:
     """A column with one value in every row."""
-    return _tiled((value,), count)
+    return _tile_cache((value,), count)
 
 
-class _Tiles:
+class _TileCache:
     """Cache of repeated texts, because the batches of one query repeat a few texts."""
 
     def __init__(self, max_entries: int = 64) -> None:
@@ -176,12 +178,12 @@ def _tile(values: tuple[str, ...], count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), content])
 
 
-_tiled = _Tiles()
+_tile_cache = _TileCache()
 
 
-def tiled(values: tuple[str, ...], count: int) -> pa.Array:
-    """The ``values`` in order, ``count`` times."""
-    return _tiled(values, count)
+def tiled_column(values: tuple[str, ...], count: int) -> pa.Array:
+    """A column that repeats the sequence ``values`` ``count`` times."""
+    return _tile_cache(values, count)
 
 
 def integers(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:

@@ -1,7 +1,7 @@
 """Java's string hash of a whole column at once. Pure.
 
-The hash of a string is a sum of products. So each hash is the difference of two entries of one running sum over all code units of
-the column. The 32-bit arithmetic wraps, as in Java.
+The hash of a string is a sum over its code units. So each hash is the difference of two entries of one running sum over all code
+units of the column. The 32-bit arithmetic wraps, as in Java.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rocketmq_spark.errors import OptionError
 
 def hash_codes(strings: Any) -> npt.NDArray[np.int32]:
     """``String.hashCode`` of each text; ``strings`` is a pyarrow string array, a numpy array or a sequence of str."""
-    if hasattr(strings, "combine_chunks"):  # a chunked array
+    if hasattr(strings, "combine_chunks"):  # true for a chunked array
         return _concatenated([hash_codes(chunk) for chunk in strings.chunks])
     if hasattr(strings, "buffers"):
         return _hash_arrow(strings)
@@ -56,15 +56,17 @@ def _hash_arrow(array: Any) -> npt.NDArray[np.int32]:
     offsets = offsets - offsets[0]
     if not (utf8_bytes & 0x80).any():
         return _hashes(utf8_bytes, offsets)
-    # The first byte of a UTF-8 sequence counts as one UTF-16 unit, or as two if the sequence has four bytes. The other bytes
-    # count as none.
+    # The first byte of a UTF-8 sequence counts as one UTF-16 unit, or as two if the sequence has four bytes. The other bytes of
+    # the sequence are not counted.
     widths = ((utf8_bytes & 0xC0) != 0x80).astype(np.int64) + (utf8_bytes >= 0xF0)
     units = np.frombuffer(utf8_bytes.tobytes().decode("utf-8").encode("utf-16-le"), np.uint16)
     return _hashes(units, _unit_offsets(widths, offsets))
 
 
 def _unit_offsets(widths: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Converts offsets that count elements to offsets that count UTF-16 units; ``widths`` has the units of each element."""
+    """Converts offsets that count elements to offsets that count UTF-16 units. ``widths`` has the number of UTF-16 units of each
+    element.
+    """
     return np.concatenate(([0], np.cumsum(widths, dtype=np.int64)))[offsets]
 
 

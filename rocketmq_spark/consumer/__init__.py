@@ -1,5 +1,5 @@
-"""Consumers, which are members of a group. ``push``, ``pull`` and ``simple`` have the three kinds that users create.
+"""Consumers, which are members of a group. The modules ``push``, ``pull`` and ``simple`` have the consumers that users create.
 
-Decisions (rebalance, start offsets, the process queue, results, flow control) are pure: no threads, clocks or requests. The
-modules that act on them are thin, and send requests through ``ports.GroupMember``.
+The modules that decide (about rebalances, start offsets, the process queue, results and flow control) are pure: they use no
+threads, clocks or requests. The modules that act on the decisions are thin, and send requests through ``ports.GroupMember``.
 """

@@ -7,8 +7,8 @@ This module is pure: time and answers are arguments, and the caller sends the re
 - ``finished_offset``: all messages before it are finished, so it may be committed.
 
 The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before that poll. If
-Ctrl-C interrupted a poll, or the caller left a loop, the poll may have taken messages that it did not return. The next poll
-returns these messages first.
+Ctrl-C interrupts a poll, or the caller leaves the loop over the messages of a poll, some of the messages that the poll took may
+not be returned. The next poll returns the unreturned messages first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rocketmq_spark.model.membership import QueueInfo
 
 Bytes = bytes | memoryview
 UncommittedOffsets = dict[MessageQueue, int]
-ONE_ANSWER = 0  # a value of ``max_parts``: only the first answer of a part
+ONE_ANSWER = 0  # a value of ``max_parts``: take only the first answer of a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class FetchedPart:
     """The messages of consecutive answers in stored form."""
 
     queue: MessageQueue
-    start: int  # the first offset
+    start: int  # the first offset of the first answer
     ends: Sequence[tuple[int, int]]  # of each answer: the offset after its messages, and the position after its bytes
     stored: Bytes
-    decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]  # arguments: the range of offsets, and the bytes
-    filter: Filter = NO_FILTER  # of the requests
-    returned_up_to: int = 0  # polls returned the messages before this offset
+    decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]  # gets start, end and bytes
+    filter: Filter = NO_FILTER  # the filter of the pull requests
+    returned_up_to: int = 0  # the messages before this offset were returned by polls
 
     @property
     def next_offset(self) -> int:
@@ -64,7 +64,7 @@ class FetchedPart:
 
     @property
     def offset_count(self) -> int:
-        """The number of offsets that were not returned yet. It includes offsets without a message."""
+        """The number of offsets that were not returned yet, including offsets without a message."""
         return self.next_offset - self.first_offset
 
     @property
@@ -105,21 +105,21 @@ class _TakenPart(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class AssignedQueue:
-    """The state of one assigned queue. The module's docstring explains its three offsets."""
+    """The state of one assigned queue. The docstring of the module explains the three offsets of a queue."""
 
     pull_offset: int
     position: int
     finished_offset: int
-    committed_offset: int | None  # None: the group has no offset of the queue yet, or the broker may have lost it
+    committed_offset: int | None  # None if the broker has no offset of the group, or may have lost the offset
     token: int = 0  # changes with each seek and assignment, which makes earlier pulls obsolete
-    in_flight: bool = False  # whether a pull or a read ahead runs
+    is_fetching: bool = False  # whether a pull or a read ahead runs
     paused: bool = False
-    retry_at: float = 0.0  # no pull before this time, after a failure
+    retry_at: float = 0.0  # after a failure, no pull is sent before this time
     broker_id: int = MASTER_ID  # the replica that gets the next pull
-    cached_count: int = 0  # offsets of the parts that wait for a poll
+    cached_count: int = 0  # how many offsets are in the parts that wait for a poll
     cached_bytes: int = 0
-    end_offset: int | None = None  # from the last answer
-    cooldown_until: float = 0.0  # not read ahead before this time
+    end_offset: int | None = None  # the end offset that the last answer reported
+    cooldown_until: float = 0.0  # the queue is not read ahead before this time
 
     @classmethod
     def from_start(cls, start: StartOffset) -> AssignedQueue:
@@ -190,8 +190,8 @@ class ReadyParts:
                 taken_part.state.position = next_offset
 
     def may_return(self, part: FetchedPart) -> bool:
-        """Whether a loop may yield messages of ``part``. The part must not be taken back, and its queue must be neither sought
-        nor paused.
+        """Whether a loop may yield messages of ``part``: not if the part was taken back, or if its queue is paused or was
+        sought.
         """
         return any(
             taken_part.part is part and not taken_part.state.paused and self._is_current(taken_part)
@@ -199,7 +199,7 @@ class ReadyParts:
         )
 
     def has_current_part(self) -> bool:
-        """Whether the queue of any taken part was neither revoked nor sought since the poll."""
+        """Whether some taken part has a queue that was not revoked and not sought since the poll."""
         return any(map(self._is_current, self._taken_parts))
 
     def has_taken(self, state: AssignedQueue) -> bool:
@@ -207,9 +207,9 @@ class ReadyParts:
         return any(taken_part.state is state for taken_part in self._taken_parts)
 
     def take_back(self) -> None:
-        """Put back messages that were taken but not returned. They come before all other messages."""
+        """Put back the messages that were taken but not returned, before all other messages."""
         if not self._taken_parts and self._counts_are_valid:
-            return  # for speed, because every poll calls this method, and thousands of parts may wait
+            return  # this saves time, because every poll calls this method, and thousands of parts may wait
         current_parts = [taken_part for taken_part in self._taken_parts if self._is_current(taken_part)]
         unreturned_parts = [
             replace(taken_part.part, returned_up_to=max(taken_part.part.returned_up_to, taken_part.returned_up_to))
@@ -222,7 +222,7 @@ class ReadyParts:
         for part in parts:
             self._states[part.queue].cached_count += part.offset_count
             self._states[part.queue].cached_bytes += len(part.stored)
-        # Only now, because Ctrl-C may interrupt the loops that count.
+        # The new values are assigned after the loops that count, because Ctrl-C may interrupt the loops.
         self._parts, self._taken_parts, self._counts_are_valid = parts, [], True
         self._skip_gaps(
             [taken_part for taken_part in current_parts if taken_part.part.next_offset <= taken_part.returned_up_to]
@@ -263,9 +263,9 @@ class AssignedQueues:
         self._max_bytes = max_bytes
         self.states: dict[MessageQueue, AssignedQueue] = {}
         self.ready_parts = ReadyParts(self.states)
-        self._last_token = 0  # the last token
-        # Called if the answer to a pull of a released queue reports a reset. Must not block.
-        self.on_reset_of_released: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self._last_token = 0  # the token that was given last
+        # The function is called if the answer to a pull of a released queue reports a reset. The function must not block.
+        self.on_released_queue_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
 
     # --- queues
 
@@ -303,7 +303,8 @@ class AssignedQueues:
         """Continue at ``offset``, which is committed next. Messages that were pulled, and pulls in flight, are dropped."""
         state = self.states[queue]
         state.pull_offset = state.position = state.finished_offset = offset
-        # None, so that the next commit stores the offset: an earlier commit without an answer may have stored another offset.
+        # The committed offset is None, so that the next commit stores the offset: an earlier commit whose answer was lost may
+        # have stored another offset.
         state.committed_offset = None
         state.broker_id, state.retry_at = MASTER_ID, 0.0
         self._renew_token(state)
@@ -313,41 +314,43 @@ class AssignedQueues:
     def _renew_token(self, state: AssignedQueue) -> None:
         self._last_token += 1
         state.token = self._last_token
-        state.in_flight = False
+        state.is_fetching = False
 
     # --- pulls
 
     def due_requests(
         self, now: float, excluded_queues: Collection[MessageQueue] = (), requests: list[FetchRequest] | None = None
     ) -> list[FetchRequest]:
-        """Return the pulls to send now, at most one per queue. Queues in ``excluded_queues`` get none.
+        """Return the pulls to send now: at most one per queue, and no pull for the queues in ``excluded_queues``.
 
-        A pull is in flight until ``on_answer``, ``on_failure`` or ``cancel``. It is added to ``requests`` before it is marked as
-        in flight, so that the caller can cancel it after Ctrl-C.
+        A pull is in flight until ``on_answer``, ``on_failure`` or ``cancel`` is called. Each pull is added to ``requests``
+        before its queue is marked, so that the caller can cancel the pull after Ctrl-C.
         """
         requests = [] if requests is None else requests
         for queue, state in self.states.items():
-            if state.in_flight or state.paused or state.retry_at > now or queue in excluded_queues:
+            if state.is_fetching or state.paused or state.retry_at > now or queue in excluded_queues:
                 continue
             if state.cached_count < self._max_count and state.cached_bytes < self._max_bytes:
                 requests.append(FetchRequest(queue, state.pull_offset, state.broker_id, state.token))
-                state.in_flight = True
+                state.is_fetching = True
         return requests
 
     def cancel(self, requests: Iterable[FetchRequest]) -> None:
-        """Make pulls that may not have been sent due again. If a pull is sent twice, the first answer counts."""
+        """Mark pulls as due again, because they may not have been sent. If a pull is sent twice, the first answer counts."""
         for request in requests:
-            if (state := self._current(request)) is not None:
-                state.in_flight = False
+            if (state := self._current_queue(request)) is not None:
+                state.is_fetching = False
 
     def next_retry_at(self, now: float) -> float | None:
         """Return the time when the next failed pull is due again; None if no failed pull waits."""
-        retry_times = [state.retry_at for state in self.states.values() if not state.in_flight and state.retry_at > now]
+        retry_times = [
+            state.retry_at for state in self.states.values() if not state.is_fetching and state.retry_at > now
+        ]
         return min(retry_times, default=None)
 
     def on_answer(self, request: FetchRequest, answer: PullAnswer, request_filter: Filter = NO_FILTER) -> bool:
         """Add the messages of an answer; returns False if the answer is obsolete."""
-        state = self._current(request)
+        state = self._current_queue(request)
         if answer.reset:
             self.reset(request, answer.next_offset)
             return request.queue in self.states
@@ -355,7 +358,7 @@ class AssignedQueues:
             return False
         if state.retry_at:  # a broker that was unavailable may have lost the last commit
             state.retry_at, state.committed_offset = 0.0, None
-        state.in_flight, state.broker_id = False, answer.broker_id
+        state.is_fetching, state.broker_id = False, answer.broker_id
         state.pull_offset, state.end_offset = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
             ends = ((answer.next_offset, len(answer.stored)),)
@@ -369,43 +372,43 @@ class AssignedQueues:
 
     def on_failure(self, request: FetchRequest, retry_at: float) -> bool:
         """Retry a failed pull at ``retry_at``; returns False if the pull is obsolete."""
-        if (state := self._current(request)) is None:
+        if (state := self._current_queue(request)) is None:
             return False
-        state.in_flight, state.broker_id, state.retry_at = False, MASTER_ID, retry_at
+        state.is_fetching, state.broker_id, state.retry_at = False, MASTER_ID, retry_at
         return True
 
     def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
         """Mark these queues as read ahead, so that they get no pulls."""
         for request in requests:
-            self.states[request.queue].in_flight = True
+            self.states[request.queue].is_fetching = True
 
     def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
         """Add messages that were read ahead; returns False if they are obsolete."""
-        state = self._current(request)
+        state = self._current_queue(request)
         if state is None:
             return False
         state.pull_offset = part.next_offset
         self.ready_parts.add(part)
         return True
 
-    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+    def process_accepted_parts(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
         """Do nothing: ``accept`` added the parts, and a poll decodes them."""
 
     def reset(self, request: FetchRequest, offset: int) -> None:
-        """Apply an operator's reset. An obsolete answer counts, too, because brokers report a reset only once."""
+        """Apply an operator's reset, even if an obsolete answer reports the reset, because brokers report a reset only once."""
         if request.queue in self.states:
             self.seek(request.queue, offset)
         else:
-            self.on_reset_of_released(request.queue, offset)
+            self.on_released_queue_reset(request.queue, offset)
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
         """Mark these queues as no longer read ahead, so that their pulls are due. The next read begins at ``cooldown_until``."""
         for request in requests:
-            if (state := self._current(request)) is not None:
-                state.in_flight = False
+            if (state := self._current_queue(request)) is not None:
+                state.is_fetching = False
                 state.cooldown_until = cooldown_until
 
-    def _current(self, request: FetchRequest) -> AssignedQueue | None:
+    def _current_queue(self, request: FetchRequest) -> AssignedQueue | None:
         state = self.states.get(request.queue)
         return state if state is not None and state.token == request.token else None
 
@@ -425,8 +428,10 @@ class AssignedQueues:
             for queue, state in self.states.items()
         }
 
-    def finish_returned(self, repeat_commits: bool = False) -> None:
-        """Count all returned messages as finished. With ``repeat_commits``, offsets that are committed are committed again."""
+    def finish_returned_messages(self, repeat_commits: bool = False) -> None:
+        """Count all returned messages as finished. With ``repeat_commits``, offsets that were committed before are committed
+        again.
+        """
         for state in self.states.values():
             state.finished_offset = state.position
             if repeat_commits:

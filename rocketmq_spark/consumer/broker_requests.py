@@ -85,7 +85,7 @@ class BrokerRequestHandler:
         membership = self._membership()
         with self._state.lock:
             queues = {queue: self._queue_info(process_queue) for queue, process_queue in self._state.queues.items()}
-            topics = self._state.figures.for_topics(membership.subscriptions, self._timer.now_ms())
+            topics = self._state.figures.figures_of_topics(membership.subscriptions, self._timer.now_ms())
         return RunningInfo(
             membership,
             self._started_ms,
@@ -137,7 +137,7 @@ class BrokerRequestHandler:
         """Raise ``MessageRefused`` if the listener must not get a message that a broker passes to it directly.
 
         The group must be subscribed to the topic of the queue, and to the topic that the message names. For a retry, the two
-        topics differ. The second topic is checked because anyone who sends a message can write it.
+        topics differ. The topic that the message names is checked because any sender can write the name of another topic.
         """
         if not self._settings.answer_direct_messages:
             raise MessageRefused("option 'answerDirectMessages' of this member is false", topic=message.topic)
@@ -172,7 +172,8 @@ def _direct_outcome(outcome: object) -> DirectOutcome:
 def stacks_of_threads() -> str:
     """Return the stacks of up to 100 threads of this process as text, with up to 100 calls each, the newest call first.
 
-    ``faulthandler`` creates no Python objects. ``sys._current_frames`` may block Python 3.11 for ever (python/cpython#106883).
+    The stacks come from ``faulthandler``, which creates no Python objects, because ``sys._current_frames`` may block Python
+    3.11 for ever (python/cpython#106883).
     """
     try:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:

@@ -3,9 +3,9 @@
 Failed messages are sent back, so that the committed offset can advance. A message that cannot be sent back goes to the
 listener again. Results of a queue count only while this member owns the queue.
 
-A listener that does not return would keep the offset from advancing. ``late_messages`` finds its messages, as Java's
-``ProcessQueue.cleanExpiredMsg`` does. It checks only the call that has the first message of a queue, because only this message
-keeps the offset from advancing.
+A listener that does not return would keep the offset from advancing. ``late_messages`` finds the messages of such a call, as
+Java's ``ProcessQueue.cleanExpiredMsg`` does. The function checks only the call that has the first message of a queue, because
+only the first message keeps the offset from advancing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rocketmq_spark.consumer.listener import (
     Listener,
     ListenerCall,
     Replier,
-    judge_concurrent,
+    judge_concurrent_outcome,
     with_replier,
 )
 from rocketmq_spark.consumer.listener_pool import ListenerPool
@@ -41,17 +41,19 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
-_IDLE_CHECK_S = 0.01
-_CLOSED_CHECK_S = 1.0
-MAX_LATE_PER_RUN = 16  # late messages of one queue that a run sends back; more if a single call has more
+_IDLE_CHECK_INTERVAL_S = 0.01
+_CLOSED_CHECK_INTERVAL_S = 1.0
+MAX_LATE_MESSAGES_PER_RUN = (
+    16  # a run sends back at most this many late messages of a queue, or all late messages of one call
+)
 DELAY_LEVEL = 3
 
 
 class ConcurrentCall(ListenerCall):
     """One call of the listener: its messages (perhaps ``Rows``), its start, and its result. ``on_outcome`` is called once.
 
-    The first ``done_count`` messages succeeded. A broker accepted all other ``finished_messages`` back. The messages of a call
-    that ``has_outcome`` are not late, because the thread that has the outcome sends them back.
+    The first ``done_count`` messages succeeded. A broker accepted all other ``finished_messages`` back. If ``has_outcome`` is
+    True, the messages of the call are not late, because the thread that has the outcome sends the failed messages back.
     """
 
     __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished_messages", "has_outcome", "queue", "started_ms")
@@ -100,7 +102,7 @@ def late_messages(
     return next(filter(len, (queue.late_messages(call.messages) for call in late_calls)), ())
 
 
-RETRY_S = 5.0
+RETRY_DELAY_S = 5.0
 
 
 class ConcurrentConsumeService:
@@ -129,19 +131,21 @@ class ConcurrentConsumeService:
         self._send_back = send_back
         self._tracebacks = TracebackLimit()
         self.replier: Replier | None = None  # sends replies to requests
-        # The calls by identity. They are changed without a lock, in single steps of the interpreter: see ``_record_results``. A
-        # call stays here until its messages are finished or wait for another call, so that they become late if anything fails.
+        # The calls by identity. The dictionary is changed without a lock, in single steps of the interpreter: see
+        # ``_record_results``. A call stays in the dictionary until its messages are finished or wait for another call, so that
+        # the messages become late if anything fails.
         self._calls: dict[int, ConcurrentCall] = {}
         self._ended_calls: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
         self._result_lock = threading.Lock()  # held by the thread that records results
         self._late_return_threads = late_return_threads
-        # Each queue whose late messages are being sent back has a lock here. If a call of the queue fails at that time, it
-        # waits for the lock, and then sends back only the messages that were not late.
+        # Each queue whose late messages are being sent back has a lock in this dictionary. If a call of the queue fails while
+        # the late messages are sent back, the thread of the call waits for the lock, and then sends back only the messages that
+        # were not late.
         self._return_locks: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
     def is_ready(self, queue: ProcessQueue) -> bool:
-        """A queue may be pulled at any time (``pulling.ConsumeService``)."""
+        """Return True, because a concurrent consumer may pull a queue at any time (see ``pulling.ConsumeService``)."""
         return True
 
     def close(self) -> None:
@@ -153,7 +157,7 @@ class ConcurrentConsumeService:
         own.
         """
         batches, call_count = queue.split_into_calls(messages, self._batch_size)
-        # One object for all calls, because each run of the garbage collector visits the objects that wait for a thread.
+        # All calls share one object, because each run of the garbage collector visits the objects that wait for a thread.
         next_call = partial(self._start_call, queue, batches)
         if not isinstance(self._listener, DeferredListener):
             self._workers.submit(*repeat(partial(self._consume, next_call), call_count))
@@ -166,7 +170,8 @@ class ConcurrentConsumeService:
         call = ConcurrentCall(
             queue, messages, self._timer.now_ms(), self.context(queue.queue, messages), self._on_outcome
         )
-        # Before the check, because a thread that closes this service, and then waits for calls, must see the call.
+        # The call is added before the check, because a thread that closes this service, and then waits for calls, must see the
+        # call.
         self._calls[id(call)] = call
         if queue.dropped or self._closed:
             self._calls.pop(id(call), None)
@@ -192,7 +197,7 @@ class ConcurrentConsumeService:
         submission = capture(self._listener.submit, lambda: None if self._closed else call, 1, True)
         while not isinstance(submission, Failure):
             try:
-                return call.outcome.get(timeout=_CLOSED_CHECK_S)
+                return call.outcome.get(timeout=_CLOSED_CHECK_INTERVAL_S)
             except Empty:
                 if self._closed:  # a cancelled call has no outcome
                     return Failure(ClosedError("the consumer is closed"))
@@ -203,14 +208,14 @@ class ConcurrentConsumeService:
         if not isinstance(self._listener, DeferredListener):
             return True
         while self._calls and not deadline.expired:
-            self._timer.pause(_IDLE_CHECK_S)
+            self._timer.pause(_IDLE_CHECK_INTERVAL_S)
         return not self._calls
 
     def unfinished_messages(self) -> list[ReceivedMessage]:
         """Return the messages that listeners are processing now."""
         return [message for call in list(self._calls.values()) for message in call.messages]
 
-    def send_late_back(self) -> None:
+    def send_late_messages_back(self) -> None:
         """Send late messages back, so that the offset of their queue can advance.
 
         Each queue has a separate thread: a slow broker may take minutes for the rows of a call, and must delay neither the thread
@@ -220,7 +225,7 @@ class ConcurrentConsumeService:
             if self._late_return_threads.has_work(queue.queue) or not self._late_messages(queue):
                 continue
             try:
-                self._late_return_threads.run(queue.queue, partial(self._send_late_of_queue_back, queue))
+                self._late_return_threads.run(queue.queue, partial(self._send_late_messages_of_queue_back, queue))
             except RuntimeError as e:
                 logger.warning("late messages of %s are not sent back yet: no thread can start: %s", queue.queue, e)
                 return
@@ -229,22 +234,24 @@ class ConcurrentConsumeService:
         with self._state.lock:
             return late_messages(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
 
-    def _send_late_of_queue_back(self, queue: ProcessQueue) -> None:
+    def _send_late_messages_of_queue_back(self, queue: ProcessQueue) -> None:
         """Send back the late messages of a queue, until the queue has none or no broker accepts them."""
-        remaining_count = MAX_LATE_PER_RUN
+        remaining_count = MAX_LATE_MESSAGES_PER_RUN
         # The lock exists before the search for late messages, so that a call that is settled after the search finds the lock.
         lock = self._return_locks.setdefault(queue, threading.Lock())
         try:
             while remaining_count > 0 and not self._closed:
                 with lock:
-                    late_batch, unsent_messages = self._send_late_call_back(queue)
+                    late_batch, unsent_messages = self._send_late_messages_of_call_back(queue)
                 if unsent_messages or not late_batch:
                     return  # the next search would find the same messages
                 remaining_count -= len(late_batch)
         finally:
             del self._return_locks[queue]
 
-    def _send_late_call_back(self, queue: ProcessQueue) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
+    def _send_late_messages_of_call_back(
+        self, queue: ProcessQueue
+    ) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
         """Send back the late messages of one call. Returns the late messages, and the messages among them that no broker
         accepted.
         """
@@ -264,11 +271,11 @@ class ConcurrentConsumeService:
         )
         if late_batch:
             with self._state.lock:
-                queue.finish_late(late_batch, unsent_messages)
+                queue.finish_late_messages(late_batch, unsent_messages)
         return late_batch, unsent_messages
 
     def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
-        if outcome is None and call.context.ack_index is None:  # nearly always; spares ``judge_concurrent``
+        if outcome is None and call.context.ack_index is None:  # fast, for nearly all calls
             self._finish(call, len(call.messages), call.messages)
             return
         result = capture(self._handle_failure, call, outcome)
@@ -280,12 +287,14 @@ class ConcurrentConsumeService:
         """Send the messages that did not succeed back to brokers, and record the result."""
         queue, messages = call.queue, call.messages
         call.has_outcome = True
-        verdict = judge_concurrent(outcome, call.context, len(messages))
+        verdict = judge_concurrent_outcome(outcome, call.context, len(messages))
         if verdict.problem:
             error = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", queue.queue, verdict.problem, exc_info=error)
         failed_messages = [] if queue.dropped else messages[verdict.done_count :]
-        unsent_messages = self._send_failed_back(call, failed_messages, verdict.level) if failed_messages else []
+        unsent_messages = (
+            self._send_failed_messages_back(call, failed_messages, verdict.level) if failed_messages else []
+        )
         unsent_offsets = {message.queue_offset for message in unsent_messages}
         finished_messages = (
             [message for message in messages if message.queue_offset not in unsent_offsets]
@@ -305,8 +314,8 @@ class ConcurrentConsumeService:
         """Record the results of all threads. If another thread is recording results, that thread also records the result of
         this thread.
 
-        If threads waited for each other here, the interpreter would switch threads with each message. With a quick listener, a
-        message would then take three times as long.
+        If the threads waited for each other, the interpreter would switch threads with each message, and a message would take
+        three times as long with a quick listener.
         """
         while self._ended_calls and self._result_lock.acquire(blocking=False):
             try:
@@ -341,9 +350,9 @@ class ConcurrentConsumeService:
         with self._state.lock:
             messages_to_retry = call.queue.requeue(call.messages, unsent_messages)
             self._calls.pop(id(call), None)
-        self._timer.call_later(RETRY_S, partial(self.submit, call.queue, messages_to_retry))
+        self._timer.call_later(RETRY_DELAY_S, partial(self.submit, call.queue, messages_to_retry))
 
-    def _send_failed_back(
+    def _send_failed_messages_back(
         self, call: ConcurrentCall, failed_messages: Sequence[ReceivedMessage], level: int
     ) -> list[ReceivedMessage]:
         """Send messages of a call back. Returns the messages that no broker accepted."""
@@ -354,7 +363,7 @@ class ConcurrentConsumeService:
         queue = call.queue
         is_late = self._timer.now_ms() - call.started_ms > self._timeout_ms
         with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._state.lock:
-            cached_messages = queue.still_cached(call.messages, failed_messages)
+            cached_messages = queue.messages_still_cached(call.messages, failed_messages)
         return send_all_back(
             cached_messages,
             lambda message: self._send_one_back(queue.with_original_body(message), level),
@@ -362,7 +371,7 @@ class ConcurrentConsumeService:
         )
 
     def _send_one_back(self, message: ReceivedMessage, level: int) -> bool:
-        """Return whether a broker accepted the message back. True in a broadcasting group, which drops failed messages."""
+        """Return whether a broker accepted the message back; True in a broadcasting group, which drops failed messages."""
         if self._send_back is None:
             return True
         send_outcome = capture(self._send_back, message, level)

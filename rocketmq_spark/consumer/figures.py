@@ -62,34 +62,39 @@ class ConsumerFigures:
         bucket.failed_count += failed_count
         bucket.consumed_ms += duration_ms
 
-    def for_topic(self, topic: str, now_ms: int) -> TopicFigures:
-        """Return the figures of the last minute. If that minute has no call, ``consume_ms`` is the mean of the last hour, as in
-        Java.
+    def figures_of_topic(self, topic: str, now_ms: int) -> TopicFigures:
+        """Return the figures of the last minute. If the listener was not called in the last minute, ``consume_ms`` is the mean
+        of the last hour, as in Java.
         """
-        last_hour = [bucket for bucket in self._buckets.get(topic, ()) if bucket.start_ms > now_ms - HOUR_MS]
-        last_minute = [bucket for bucket in last_hour if bucket.start_ms > now_ms - MINUTE_MS]
-        if not last_hour:
+        last_hour_buckets = [bucket for bucket in self._buckets.get(topic, ()) if bucket.start_ms > now_ms - HOUR_MS]
+        last_minute_buckets = [bucket for bucket in last_hour_buckets if bucket.start_ms > now_ms - MINUTE_MS]
+        if not last_hour_buckets:
             return TopicFigures()
-        start_ms = max(self._first_record_ms[topic], min((bucket.start_ms for bucket in last_minute), default=now_ms))
+        start_ms = max(
+            self._first_record_ms[topic], min((bucket.start_ms for bucket in last_minute_buckets), default=now_ms)
+        )
         seconds = max(1.0, (now_ms - start_ms) / 1000)
-        buckets_with_calls = last_minute if any(bucket.call_count for bucket in last_minute) else last_hour
+        buckets_with_calls = (
+            last_minute_buckets if any(bucket.call_count for bucket in last_minute_buckets) else last_hour_buckets
+        )
         return TopicFigures(
             pull_ms=_mean(
-                sum(bucket.pull_ms for bucket in last_minute), sum(bucket.pull_count for bucket in last_minute)
+                sum(bucket.pull_ms for bucket in last_minute_buckets),
+                sum(bucket.pull_count for bucket in last_minute_buckets),
             ),
-            pulled_per_s=sum(bucket.pulled_count for bucket in last_minute) / seconds,
+            pulled_per_s=sum(bucket.pulled_count for bucket in last_minute_buckets) / seconds,
             consume_ms=_mean(
                 sum(bucket.consumed_ms for bucket in buckets_with_calls),
                 sum(bucket.call_count for bucket in buckets_with_calls),
             ),
-            consumed_per_s=sum(bucket.consumed_count for bucket in last_minute) / seconds,
-            failed_per_s=sum(bucket.failed_count for bucket in last_minute) / seconds,
-            failed=sum(bucket.failed_count for bucket in last_hour),
+            consumed_per_s=sum(bucket.consumed_count for bucket in last_minute_buckets) / seconds,
+            failed_per_s=sum(bucket.failed_count for bucket in last_minute_buckets) / seconds,
+            failed=sum(bucket.failed_count for bucket in last_hour_buckets),
         )
 
-    def for_topics(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
+    def figures_of_topics(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
         """Return the figures of ``topics``, and of all other topics that have figures."""
-        return {topic: self.for_topic(topic, now_ms) for topic in sorted({*topics, *self._buckets})}
+        return {topic: self.figures_of_topic(topic, now_ms) for topic in sorted({*topics, *self._buckets})}
 
     def _bucket(self, topic: str, now_ms: int) -> _Bucket:
         buckets = self._buckets.get(topic)

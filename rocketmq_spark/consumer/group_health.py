@@ -29,9 +29,11 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# Shorter than the interval of heartbeats (30 s), so that some checks find the subscription of another member's heartbeat.
-COMPARE_S = 20.0
-# Other members control the differences, so these limits keep the differences from filling the memory and the log.
+# The interval of the checks is shorter than the interval of heartbeats (30 s), so that some checks find the subscription of
+# another member's heartbeat.
+COMPARISON_INTERVAL_S = 20.0
+# The subscriptions of other members may differ in any number of ways. These limits keep the differences from filling the memory
+# and the log.
 _MAX_REMEMBERED_DIGESTS, _MAX_SHOWN_DIFFERENCES, _MAX_SHOWN_CHARACTERS = 100, 5, 200
 
 
@@ -44,8 +46,8 @@ class SubscriptionConflicts:
         self._port = port
         self._group = group
         self._subscriptions = subscriptions
-        self._last_digest = b""  # of the conflict that the last check found; empty if it found none
-        self._logged_digests: dict[bytes, None] = {}  # digests, the newest last
+        self._last_digest = b""  # the digest of the conflict that the last check found, if any
+        self._logged_digests: dict[bytes, None] = {}  # the digests of the logged conflicts, the newest last
 
     def check(self, deadline: Deadline) -> None:
         own_filters = self._subscriptions.filters()
@@ -148,14 +150,15 @@ class ConsumeModes:
 
 TIMEOUT_S = 3.0
 MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of heartbeats after rejected pulls
-HEARTBEAT_RETRY_S = 1.0  # the interval of heartbeats while a broker has no connection
-HEARTBEAT_RETRY_FOR_S = 60.0  # after this time, only the regular heartbeats are sent
+HEARTBEAT_RETRY_INTERVAL_S = 1.0  # the interval of heartbeats while a broker has no connection
+HEARTBEAT_RETRY_PERIOD_S = 60.0  # after this time, only the regular heartbeats are sent
 
 
 class Reregistration:
-    """Registers this member again with brokers that were restarted. The heartbeat makes a broker notify all members.
+    """Registers this member again with brokers that were restarted. The heartbeat that registers the member makes the broker
+    notify all members.
 
-    The route may have lost the broker meanwhile. ``rebalance`` fetches the route and the list of members again.
+    ``rebalance`` then fetches the route again, which may have lost the broker during the restart, and the list of members.
     """
 
     def __init__(self, port: GroupMember, timer: Timer, rebalance: Callable[[], None]) -> None:
@@ -165,19 +168,21 @@ class Reregistration:
         self._rate_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
 
     def on_unknown_member(self) -> None:
-        """Register soon, because a broker that does not know this member rejected a pull. Does not block."""
+        """Register soon, without blocking, because a broker that does not know this member rejected a pull."""
         if self._rate_limit.due():
             self._timer.call_later(0, self._register_again)
 
     def on_connection_lost(self, broker_name: str) -> None:
-        """Send a heartbeat when the lost connection to a broker is open again. Does not block.
+        """Send a heartbeat when the lost connection to a broker is open again. This method does not block.
 
         A restarted broker that already knows another member of the group does not reject the pulls of this member.
         """
-        self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_FOR_S)
+        self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_PERIOD_S)
 
     def _schedule_heartbeat(self, broker_name: str, retry_until_ms: float) -> None:
-        self._timer.call_later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, retry_until_ms))
+        self._timer.call_later(
+            HEARTBEAT_RETRY_INTERVAL_S, partial(self._heartbeat_until_connected, broker_name, retry_until_ms)
+        )
 
     def _heartbeat_until_connected(self, broker_name: str, retry_until_ms: float) -> None:
         try:

@@ -21,7 +21,7 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.options.transport import NO_REPLIES
 
 MIN_SUSPEND_MS, MAX_SUSPEND_MS = 10, 30_000
-MAX_LEVEL = (1 << 31) - 1  # brokers reduce larger levels to their highest one
+MAX_LEVEL = (1 << 31) - 1  # brokers reduce a level that is too high to their highest level
 
 
 class Listener(Protocol):
@@ -33,7 +33,8 @@ class Listener(Protocol):
     value, means that the messages failed.
     """
 
-    # Positional, so that users may name the arguments freely. Their types depend on the kind of consumer.
+    # The arguments are positional, so that users may name them freely. The types of the arguments depend on the kind of
+    # consumer.
     def __call__(self, messages: Any, context: Any, /) -> object: ...
 
 
@@ -51,7 +52,7 @@ def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> N
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """A listener's result: the messages failed. ``level`` is as in ``Context.retry``."""
+    """A listener's result: the messages failed. ``level`` means the same as in ``Context.retry``."""
 
     level: int = 0
 
@@ -101,9 +102,9 @@ class ReplyingContext:
         If the message is delivered again and answered again, the requester uses the first answer.
 
         Args:
-            body: The answer, not empty.
-            to: The request; it may be omitted if the listener got one message. With option ``arrow`` it must be omitted, so only
-                a batch with one row can be answered.
+            body: The answer, which must not be empty.
+            to: The request; it may be omitted if the listener got one message. With option ``arrow``, ``to`` must be omitted,
+                so only a batch with one row can be answered.
             properties: The user's own properties of the answer.
 
         Raises:
@@ -173,8 +174,8 @@ class Context(ReplyingContext):
     def retry(self, level: int = 0) -> Redeliver:
         """Return this from the listener if none of the messages is done.
 
-        The broker delivers them again after the delay of this level in its delay table; the first level is 1. 0 increases the
-        delay with each attempt; -1 makes them dead letters at once.
+        The broker delivers the messages again after the delay of ``level`` in its delay table, which begins with level 1. Level
+        0 increases the delay with each attempt. Level -1 makes the messages dead letters at once.
         """
         return Redeliver(level)
 
@@ -183,13 +184,13 @@ class Context(ReplyingContext):
 class OrderedContext(ReplyingContext):
     """Passed to an ordered listener together with messages.
 
-    During the call, no other messages of the queue are processed. Over gRPC, this holds for the message group instead, if the
-    messages have one.
+    During the call, no other messages of the queue are processed. Over gRPC, if the messages have a message group, no other
+    messages of the message group are processed.
 
     Args:
         queue: The queue of the messages.
-        auto_commit: Whether returning None finishes the messages; option ``autoCommit`` by default. If False, they are finished
-            by returning ``commit()``. Always True over gRPC.
+        auto_commit: Whether returning None finishes the messages; option ``autoCommit`` by default. If False, the listener
+            finishes messages by returning ``commit()``. Over gRPC, the value is always True.
     """
 
     queue: MessageQueue
@@ -198,14 +199,15 @@ class OrderedContext(ReplyingContext):
     def suspend(self, ms: float | None = None) -> Suspend:
         """Return this from the listener if the messages are not done.
 
-        They are delivered again after ``ms`` milliseconds (10 to 30000; default: option ``suspendCurrentQueueTime``).
+        The messages are delivered again after ``ms`` milliseconds (10 to 30000; default: option ``suspendCurrentQueueTime``).
         """
         return Suspend(ms)
 
     def commit(self) -> CommitAction:
         """Return this from the listener with ``auto_commit=False``: all messages since the last commit are done.
 
-        Until then they count as cached: a queue with more cached messages than option 'pullThresholdForQueue' is not pulled.
+        Until the commit, the messages count as cached: a queue with more cached messages than option 'pullThresholdForQueue' is
+        not pulled.
         """
         return CommitAction.COMMIT
 
@@ -254,12 +256,12 @@ class DeferredListener:
     def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
         """Queue ``count`` calls without blocking; with ``at_front``, before the calls that wait already.
 
-        If this raises, none of these calls begins.
+        If this method raises, no call begins.
         """
         raise NotImplementedError
 
     def __call__(self, messages: Any, context: Any) -> object:
-        """Not supported: use ``submit``."""
+        """Raise ``NotImplementedError``: callers use ``submit``."""
         raise NotImplementedError
 
 
@@ -293,8 +295,8 @@ class _ObservedListener(DeferredListener):
 def observed_listener(listener: DeferredListener, on_start: Callable[[Any, Any], OutcomeCallback]) -> Listener:
     """Wrap ``listener``, so that each of its calls is observed.
 
-    ``on_start`` gets the messages and the context before each call, and returns a function that gets the outcome. Neither
-    function may raise.
+    ``on_start`` gets the messages and the context before each call, and returns a function that gets the outcome. ``on_start``
+    and the returned function must not raise.
     """
     return _ObservedListener(listener, on_start)
 
@@ -311,7 +313,7 @@ class Verdict(NamedTuple):
     problem: str | None = None
 
 
-def judge_concurrent(outcome: object, context: Context, size: int) -> Verdict:
+def judge_concurrent_outcome(outcome: object, context: Context, size: int) -> Verdict:
     """Return the verdict for ``size`` messages. ``outcome``: the listener's return value, or ``Failure``."""
     if outcome is None:
         last_index = size - 1 if context.ack_index is None else context.ack_index
@@ -342,14 +344,14 @@ class OrderedVerdict:
     problem: str | None = None
 
 
-def judge_ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
+def judge_ordered_outcome(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
     """Return the verdict for one call. An invalid outcome means that the same messages are delivered again.
 
     Unlike in Java, a rollback with ``auto_commit`` does not count as success, because nothing would be rolled back.
     """
     if outcome is None:
         return OrderedVerdict(OrderedAction.COMMIT if context.auto_commit else OrderedAction.CONTINUE)
-    pause_ms = _clamped(suspend_ms if not isinstance(outcome, Suspend) or outcome.ms is None else outcome.ms)
+    pause_ms = _clamped_ms(suspend_ms if not isinstance(outcome, Suspend) or outcome.ms is None else outcome.ms)
     if outcome is CommitAction.COMMIT:
         return OrderedVerdict(OrderedAction.COMMIT)
     if outcome is CommitAction.ROLLBACK and not context.auto_commit:
@@ -379,7 +381,7 @@ def _check_level(level: object) -> None:
         )
 
 
-def _clamped(ms: float) -> int:
+def _clamped_ms(ms: float) -> int:
     return round(min(max(ms, MIN_SUSPEND_MS), MAX_SUSPEND_MS))
 
 

@@ -3,9 +3,9 @@
 ``ListenerPool`` has a fixed number of threads and an unbounded queue, as Java's pool: adding work never blocks. The limits on
 cached messages pause the pulls of a consumer whose listener is slow.
 
-Waking a thread takes longer than a call of a quick listener, and threads that are awake compete for the interpreter. So new
-work wakes a single thread, and a thread that starts work wakes the next thread if more work is waiting. So few threads do quick
-work. If listeners block, each thread wakes the next until all threads are awake.
+Waking a thread takes longer than a call of a quick listener, and threads that are awake compete for the interpreter. Therefore,
+new work wakes a single thread, and a thread that starts work wakes the next thread if more work is waiting. If the work is
+quick, few threads do it. If listeners block, each thread wakes the next until all threads are awake.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ Work = Callable[[], None]
 
 
 class ListenerPool:
-    """``count`` threads, started with the first work. Exceptions of work are logged."""
+    """A pool of ``count`` threads, which are started with the first work. Exceptions of work are logged."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
         self._thread_count = count
         self._queue: deque[Work] = deque()
         self._wake_tokens: SimpleQueue[None] = SimpleQueue()
-        # Whether a token is in ``_wake_tokens``. The thread that gets it sets this to False before it checks the queue.
+        # Whether a token is in ``_wake_tokens``. The thread that gets the token sets this flag to False before it checks the
+        # queue.
         self._wake_pending = False
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        # Knows whether the current thread is a worker. ``_threads`` does not know this, because a new thread runs before it is
-        # added there.
+        # Marks the current thread as a worker. The list ``_threads`` is not enough, because a new thread runs before it is
+        # added to the list.
         self._thread_local = threading.local()
         self._is_short_of_threads = False
         self._closed = False
 
     def submit(self, *work: Work) -> None:
-        """Queue work. Must not be called after ``close``."""
+        """Queue work. After ``close``, the work is ignored."""
         if self._closed:
             return
         self._queue.extend(work)
@@ -103,4 +104,4 @@ class ListenerPool:
             if self._queue and not self._wake_pending:
                 self._wake()
             work()
-            del work  # otherwise the waiting thread would keep the messages alive
+            del work  # without this statement, the waiting thread would keep the messages of the last call alive

@@ -25,7 +25,7 @@ from rocketmq_spark.model.membership import ConsumerStats
 @dataclass(slots=True)
 class _Entry:
     offset: int
-    # The last offset that was stored. None if the offset must be stored even if it does not change.
+    # The last offset that was stored; None if the offset must be stored even if it does not change.
     committed_offset: int | None = None
 
 
@@ -40,17 +40,17 @@ class OffsetTable:
         return None if entry is None else entry.offset
 
     def raise_to(self, queue: MessageQueue, offset: int) -> None:
-        """Set the offset if it is higher than the current one, for results that end in any order."""
+        """Set the offset of a queue whose calls end in any order, unless the current offset is higher."""
         entry = self._entries.get(queue)
         if entry is None or entry.offset < offset:
             self._set(queue, offset)
 
     def set(self, queue: MessageQueue, offset: int) -> None:
-        """Set the offset, even if it is lower than the current one, for results that end in their order."""
+        """Set the offset of a queue whose calls end in their order, even if the current offset is higher."""
         self._set(queue, offset)
 
     def force(self, queue: MessageQueue, offset: int) -> None:
-        """Set the offset of a queue that starts or is reset. It must be stored even if it does not change."""
+        """Set the offset of a queue that starts or is reset. The next commit stores the offset even if it does not change."""
         self._set(queue, offset)
         self._entries[queue].committed_offset = None
 
@@ -98,13 +98,13 @@ class MemberState:
     def __init__(self, thresholds: Thresholds) -> None:
         self.lock = threading.Lock()
         self.room_available = threading.Condition(self.lock)  # notified when a queue has room for messages again
-        self.resume_count = -1  # ``room_available`` is notified when the message count of a queue falls to this
-        self.queues: dict[MessageQueue, ProcessQueue] = {}  # also dropped queues, until they are released
+        self.resume_count = -1  # ``room_available`` is notified when the message count of a queue falls to this number
+        self.queues: dict[MessageQueue, ProcessQueue] = {}  # includes dropped queues, until they are released
         self.offsets = OffsetTable()
         # The limits of each queue of a topic, by topic, if the limits of the topic are divided among its queues.
         self.thresholds: dict[str, Thresholds] = {}
         self.end_offsets: dict[MessageQueue, int] = {}  # the last known ends of the queues
-        self.counts: Counter[str] = Counter()  # since the start: "consumed", "failed", "sent back" and "rebalances"
+        self.counts: Counter[str] = Counter()  # since the start, of "consumed", "failed", "sent back", "rebalances"
         self.figures = ConsumerFigures()
         self._default_thresholds = thresholds
 
@@ -112,15 +112,15 @@ class MemberState:
         return self.thresholds.get(topic, self._default_thresholds)
 
     def record_finished_locked(self, queue: ProcessQueue, offset: int | None) -> None:
-        """Record a result of a concurrent consumer, whose offsets only grow. Ignores dropped queues. The caller holds the
-        lock.
+        """Record a result of a concurrent consumer, whose offsets only grow; do nothing if the queue was dropped. The caller
+        holds the lock.
         """
         if offset is not None and not queue.dropped:
             self.offsets.raise_to(queue.queue, offset)
 
     def record_end_offset(self, queue: ProcessQueue, end_offset: int | None, now_ms: int) -> None:
-        """Record the end of an owned queue, which was requested at ``now_ms``; None if the request failed. An end that a later
-        pull returned stays.
+        """Record the end offset of an owned queue, which was requested at ``now_ms``; None if the request failed. If a pull
+        returned an end offset after ``now_ms``, do nothing.
         """
         with self.lock:
             if self.queues.get(queue.queue) is not queue or queue.end_updated_ms > now_ms:

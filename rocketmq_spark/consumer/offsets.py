@@ -2,9 +2,9 @@
 
 Members of a group that shares its queues commit to brokers. A broadcasting member keeps a file, as Java's
 ``LocalFileOffsetStore``. Each write replaces the file atomically and keeps the previous file as ``.bak``, so one of the two is
-complete whatever happens to the process. If neither can be read, loading raises an error, because starting without offsets
-would repeat or lose messages. One consumer at a time owns a file. If two consumers shared a file, the slower consumer would
-continue at the offsets of the faster one.
+complete whatever happens to the process. If both files are unreadable, loading raises an error, because starting without
+offsets would repeat or lose messages. One consumer at a time owns a file. If two consumers shared a file, the slower consumer
+would continue at the offsets of the faster consumer.
 
 Each cluster has its own file, because brokers of two clusters may have the same names. Name servers identify a cluster: two lists
 with an address in common belong to one cluster.
@@ -44,7 +44,7 @@ from rocketmq_spark.queues.environment import EnvironmentQueues
 
 logger = logging.getLogger(__name__)
 
-# The files that this process has locked (see ``_file_identity``). Needed because a process can lock a file twice.
+# The files that this process has locked (see ``_file_identity``). The set is needed because a process can lock a file twice.
 _locked_files: set[tuple[int, int, int]] = set()
 _locked_files_guard = threading.Lock()
 
@@ -121,7 +121,7 @@ class LocalOffsets:
         self.check_owner()
         path = self._lock_path
         with _locked_files_guard:
-            # Checked before the file is opened: closing it would release the lock of this process.
+            # The set is checked before the file is opened, because closing the file would release the lock of this process.
             if _file_identity(path) in _locked_files:
                 raise self._locked_error()
             try:
@@ -129,14 +129,14 @@ class LocalOffsets:
                 descriptor = folders.open_lock(path, os.O_RDWR | os.O_CREAT)
             except OSError as e:
                 logger.info("%s cannot be created: %s", path, e)
-                return  # offsets cannot be stored there either: ``store`` raises
+                return  # ``store`` raises, because offsets cannot be stored in this folder either
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
                 os.close(descriptor)
                 if e.errno in (errno.EACCES, errno.EAGAIN):
                     raise self._locked_error() from e
-                logger.info("%s cannot be locked: %s", path, e)  # a file system without locks
+                logger.info("%s cannot be locked: %s", path, e)  # the file system has no locks
                 return
             self._lock = descriptor, _file_identity(descriptor)
             _locked_files.add(self._lock[1])
@@ -159,7 +159,7 @@ class LocalOffsets:
 
     @property
     def exists(self) -> bool:
-        """Whether offsets were ever stored here."""
+        """Whether offsets were ever stored in this file or its backup."""
         return any(path.exists() for path in (self._path, self._backup))
 
     def legacy_file(self) -> LocalOffsets:
@@ -167,13 +167,14 @@ class LocalOffsets:
         return LocalOffsets(self._path.parents[1] / self._path.name, self._depth - 1)
 
     def adopt_renamed_file(self) -> None:
-        """If this file does not exist, replace it by the group's file for another list of this cluster's name servers.
+        """If this file does not exist, move the group's file for another list of the cluster's name servers to the path of this
+        file.
 
         Raises ``OptionError`` if another consumer has locked a file for another list, and ``OffsetError`` if the file cannot be
         moved.
         """
         files_of_cluster = self._other_files_of_cluster()
-        for other_file in files_of_cluster:  # also if no offset is stored yet
+        for other_file in files_of_cluster:  # a file may be locked even if no offset is stored yet
             other_file.lock()
             other_file.unlock()
         if _modified_at(self._path) > -math.inf:
@@ -198,13 +199,13 @@ class LocalOffsets:
             cluster_folders = [
                 folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))
             ]
-        except OSError:  # a folder that cannot be read: ``load`` reports it
+        except OSError:  # if the folder cannot be read, ``load`` raises the error
             return []
         files = [LocalOffsets(folder / self._path.name) for folder in cluster_folders if folder != self._path.parent]
         return [other_file for other_file in files if other_file._foreign_file() is None]
 
     def _foreign_file(self) -> folders.ForeignFile | None:
-        folders_above = self._path.parents[: self._depth]  # the owner of each can rename the folders in it
+        folders_above = self._path.parents[: self._depth]  # the owner of a folder can rename the folders in the folder
         paths = (*reversed(folders_above), self._path, self._backup, self._lock_path)
         return next(filter(None, map(folders.foreign_file, paths)), None)
 
@@ -221,14 +222,14 @@ class LocalOffsets:
 
     def warn_if_shared(self) -> None:
         """Log once if other users may read, write or replace the file."""
-        with contextlib.suppress(OSError):  # ``store`` reports it
+        with contextlib.suppress(OSError):  # ``store`` raises the error
             folders.warn_if_replaceable(self._path.parent, "the folder of 'localOffsetsDir'")
             folders.warn_if_open(self._path.parent, "offsets")
 
     @property
     def _modified_at(self) -> tuple[float, float]:
-        """The times at which the file and its backup were written, to be compared. A file counts as newer than every backup
-        without a file, because an interrupted move leaves such a backup behind.
+        """The times at which the file and its backup were written, to compare files. A file counts as newer than a backup whose
+        file is missing, because an interrupted move leaves such a backup behind.
         """
         return _modified_at(self._path), _modified_at(self._backup)
 
@@ -250,7 +251,7 @@ class LocalOffsets:
         servers.
         """
         group_folder = self._path.parents[1]
-        with contextlib.suppress(OSError):  # a folder that cannot be read: ``load`` reports it
+        with contextlib.suppress(OSError):  # if the folder cannot be read, ``load`` raises the error
             if not self.exists and not self.legacy_file().exists:
                 patterns = (f"*/{group_folder.name}/{FILE_NAME}", f"*/{group_folder.name}/*/{FILE_NAME}")
                 return sorted(file for pattern in patterns for file in group_folder.parents[1].glob(pattern))
@@ -291,9 +292,9 @@ class LocalOffsets:
             ) from e
 
     def remove(self) -> None:
-        """Remove the file and its backup. Raises ``OffsetError`` if they cannot be removed."""
+        """Remove the file and its backup. Raises ``OffsetError`` if a file cannot be removed."""
         try:
-            for path in (self._backup, self._path):  # the backup first: ``load`` would read a backup that is left
+            for path in (self._backup, self._path):  # ``load`` would read a backup without a file
                 path.unlink(missing_ok=True)
         except OSError as e:
             raise OffsetError(
@@ -320,7 +321,7 @@ def _replace_file(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary_path.replace(path)
-        with contextlib.suppress(OSError):  # a file system without fsync for folders
+        with contextlib.suppress(OSError):  # some file systems have no fsync for folders
             _fsync_folder(path.parent)
     finally:
         temporary_path.unlink(missing_ok=True)
@@ -381,7 +382,8 @@ class CommitFailureLog:
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Log what changed with a commit of ``queues`` that had these ``errors``."""
-        # The first error of each broker, because the reversed order assigns it last.
+        # These are the first errors of the brokers, because with the reversed order, the first error of a broker is assigned
+        # last.
         first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
         for broker, error in first_errors.items():
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
@@ -395,16 +397,18 @@ class OffsetStore(Protocol):
     """Reads and stores the offsets of a member. Errors of reads are raised; failed stores are logged, and repeated later."""
 
     def open(self) -> None:
-        """Lock the file. Raises ``OptionError`` if another member has locked it, and ``OffsetError`` if it is damaged."""
+        """Lock the file. Raises ``OptionError`` if another member has locked the file, and ``OffsetError`` if the file is
+        damaged.
+        """
 
     def close(self) -> None:
         """Unlock the file."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
-        """Return the stored offset; None only if certainly no offset is stored."""
+        """Return the stored offset; None if it is certain that no offset is stored."""
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store the offsets that have changed; only the offsets of ``queues`` if they are given."""
+        """Store the offsets that have changed. If ``queues`` is given, store only the offsets of these queues."""
 
 
 class BrokerOffsets:
@@ -433,7 +437,7 @@ class BrokerOffsets:
         """Do nothing: brokers keep the offsets."""
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: offsets on brokers need no open file."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
         return self._port.committed(self._group, queue, deadline)
@@ -475,8 +479,8 @@ class BrokerOffsets:
         self, queues: Collection[MessageQueue], deadline: Deadline, started_offsets: dict[MessageQueue, int]
     ) -> bool:
         """Wait until one of ``queues`` has an offset to commit and no commit in flight; returns False if no queue has an offset
-        to commit, or at the deadline. Adds the offsets to ``started_offsets`` before their queues count as in flight, so that
-        the caller can free the queues after Ctrl-C.
+        to commit, or at the deadline. Adds the offsets to ``started_offsets`` before the commits of the queues count as in
+        flight, so that the caller can free the queues after Ctrl-C.
         """
         with self._state.lock:
             while True:
@@ -499,9 +503,9 @@ class FileOffsets:
     """``OffsetStore`` of a broadcasting member. The file keeps the offsets of queues that the member does not have now.
 
     A queue without an offset in ``file`` adopts its offset from the earlier file, in which earlier releases stored the offsets
-    of all clusters. The earlier file does not name clusters. So the first member that starts the queue adopts the offset,
-    unless the offset is greater than the end of the queue. The member stores the offset in ``file`` before it removes the
-    offset from the earlier file, so that a crash loses no offset.
+    of all clusters. The earlier file does not name clusters. Therefore, the first member that starts the queue adopts the
+    offset, unless the offset is greater than the end offset of the queue. The member stores the offset in ``file`` before it
+    removes the offset from the earlier file, so that a crash loses no offset.
     """
 
     def __init__(
@@ -515,15 +519,15 @@ class FileOffsets:
         self._write_lock = threading.Lock()
 
     def open(self) -> None:
-        for file in (self._legacy_file, self._file):  # before a file is created in a folder of another user
+        for file in (self._legacy_file, self._file):  # checked before a file is created in a foreign folder
             file.check_owner()
         self._file.lock()
         self._file.warn_if_shared()
         self._file.adopt_renamed_file()
-        # Damaged files raise now, not when the first queue is started.
+        # ``load`` raises the error of a damaged file now, and not when the first queue is started.
         stored_offsets, legacy_offsets = self._file.load(), self._legacy_file.load()
-        # These offsets are in both files, because a process crashed between the two writes of ``_adopt_offset``. If they stayed
-        # in the earlier file, another cluster would adopt them, too.
+        # The offsets of ``adopted_queues`` are in both files, because a process crashed between the two writes of
+        # ``_adopt_offset``. If the offsets stayed in the earlier file, another cluster would adopt them, too.
         if adopted_queues := {queue for queue, offset in legacy_offsets.items() if stored_offsets.get(queue) == offset}:
             self._remove_adopted(adopted_queues)
         if other_files := self._file.other_files():
@@ -642,7 +646,7 @@ class OffsetRequests:
 
     def start_offset_of(self, queue: MessageQueue) -> StartOffset:
         """Return the start offset of a new queue. Raises ``OptionError`` if the queue belongs to another environment."""
-        queues = self.queues(queue.topic)  # this also fetches the address of the broker
+        queues = self.queues(queue.topic)  # the request also fetches the address of the broker
         if self._settings.environment is not None and queue not in queues:
             name = self._settings.environment.name
             raise OptionError(f"queue {queue} does not belong to environment {name!r}; expected one of {list(queues)}")
@@ -680,7 +684,7 @@ class OffsetRequests:
         return self._member.committed(self._settings.group, queue, self.request_deadline(), zero_if_new=False)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Commit offsets. Returns the errors by queue, and logs when a broker starts to fail, or works again."""
+        """Commit offsets, and return the errors by queue. Logs when a broker starts to fail, and when the broker works again."""
         if not offsets:
             return {}
         errors = self._member.commit(self._settings.group, offsets, self.request_deadline())

@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.listener import (
     OrderedContext,
     OrderedVerdict,
     Replier,
-    judge_ordered,
+    judge_ordered_outcome,
     with_replier,
 )
 from rocketmq_spark.consumer.listener_pool import ListenerPool
@@ -59,8 +59,8 @@ class OrderedConsumeService:
     """Calls ``listener`` on the threads of ``workers``. The owner may set these attributes before the first message:
 
     Attributes:
-        request_locks: Requests the locks of queues, and returns the queues whose lock was granted. None means that no other
-            member can have the queues, so that they need no locks.
+        request_locks: Requests the locks of queues, and returns the queues whose lock was granted. The value is None if the
+            queues need no locks, because no other member can have them.
         lock_timer: Runs ``request_locks``, so that a broker that hangs does not block the threads of the listener.
         connection: Returns the current connection to a broker (see ``ports.GroupMember``).
         on_queue_free: Called when the listener has returned the messages of a dropped queue.
@@ -96,7 +96,7 @@ class OrderedConsumeService:
         self.on_queue_free: Callable[[], None] = lambda: None
         self._scheduled_queues: set[ProcessQueue] = set()  # queues with a task that waits or runs
         self._calls: dict[MessageQueue, _Call] = {}  # running calls of the listener
-        # New process queues that wait for the call of the old process queue of the same queue.
+        # New process queues that wait until the call of the old process queue of the same queue ends.
         self._successors: dict[MessageQueue, ProcessQueue] = {}
         self._closed = False
 
@@ -112,7 +112,7 @@ class OrderedConsumeService:
             if queue in self._queues_to_lock or queue in self._refused_queues:
                 return
             self._queues_to_lock.add(queue)
-        # Called without the lock of the state, because ``_request_locks_now`` may run at once.
+        # The timer is called without the lock of the state, because ``_request_locks_now`` may run at once.
         self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
@@ -135,7 +135,7 @@ class OrderedConsumeService:
 
     @property
     def auto_commit(self) -> bool:
-        """Whether returning None finishes messages."""
+        """Whether a listener finishes its messages by returning None."""
         return self._settings.auto_commit
 
     def has_call(self, queue: ProcessQueue) -> bool:
@@ -166,7 +166,8 @@ class OrderedConsumeService:
                 with self._state.lock:
                     self._queues_waiting_for_lock.append(queue)
                     self._queues_to_lock.add(queue)
-                # Called after the queue was added to the list, because only this timer resumes the task.
+                # The timer is called after the queue was added to the list, because only ``_request_locks_now`` resumes the
+                # task.
                 self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
                 return
             if self._timer.now_ms() - started_ms > MAX_TASK_MS:
@@ -202,7 +203,7 @@ class OrderedConsumeService:
     def _start_call(self, queue: ProcessQueue) -> _Call | None:
         """Start a call with the next batch. Returns None if there is no batch, or if another call of the queue still runs.
 
-        In both cases the task ends. When the other call ends, it starts the task again.
+        If this method returns None, the task ends. The other call starts the task again when the call ends.
         """
         with self._state.lock:
             if self._closed or queue.dropped:
@@ -252,8 +253,8 @@ class OrderedConsumeService:
         return pause_s
 
     def _stall_reason_locked(self, queue: ProcessQueue) -> str | None:
-        """Return why the queue is stalled, which means that its cache is full of consumed, uncommitted messages. None if the
-        queue is not stalled. The caller holds the lock.
+        """Return why the queue is stalled; None if it is not stalled. A stalled queue has a full cache of messages that are
+        consumed, but not committed. The caller holds the lock.
         """
         if queue.dropped or queue.waiting_count:
             return None
@@ -261,7 +262,7 @@ class OrderedConsumeService:
 
     def _result_of(self, call: _Call, outcome: object, context: OrderedContext) -> _CallResult:
         """Return the result of a call. Messages that had their last attempt become dead letters, as in Java."""
-        verdict = judge_ordered(outcome, context, self._suspend_ms)
+        verdict = judge_ordered_outcome(outcome, context, self._suspend_ms)
         if verdict.problem:
             error = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", call.queue.queue, verdict.problem, exc_info=error)
@@ -269,7 +270,7 @@ class OrderedConsumeService:
         max_reconsume_times = self._settings.max_reconsume_times
         if verdict.action is not OrderedAction.RETRY or call.queue.dropped:
             return _CallResult(has_failed, verdict, messages)
-        if any(message.reconsume_times < max_reconsume_times for message in messages):  # not all had their last attempt
+        if any(message.reconsume_times < max_reconsume_times for message in messages):  # some have attempts left
             return _CallResult(has_failed, verdict, messages)
         queue = call.queue
         undelivered_messages = send_all_back(
@@ -282,9 +283,10 @@ class OrderedConsumeService:
         return _CallResult(has_failed, verdict, undelivered_messages, dead_letters, dlq_failed=True)
 
     def _make_dead_letter(self, message: ReceivedMessage) -> bool:
-        """Make a message a dead letter; returns whether that succeeded. Broadcasting groups drop the message.
+        """Make a message a dead letter, and return whether a broker accepted the message. Broadcasting groups drop the message.
 
-        Does not raise, because a retry of the call would make the other messages dead letters a second time.
+        This method does not raise, because after an error, the call would be retried, and the other messages would become dead
+        letters a second time.
         """
         if self._send_back is None:
             logger.warning("message %s failed and is %s", message.msg_id, DROPPED_TEXT)

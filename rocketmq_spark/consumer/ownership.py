@@ -2,9 +2,9 @@
 
 Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A released queue is dropped first, so
 that no listener gets more of its messages; then its offset is committed, its lock is released, and it is forgotten. While an
-ordered listener has messages of the queue, the queue is only dropped. The other steps follow when the listener returns, so that
-the committed offset is behind these messages. (Java ignores the result of such a call, and the next owner repeats its
-messages.)
+ordered listener has messages of the queue, the queue is only dropped. The offset is committed, and the lock is released, when
+the listener returns, so that the committed offset is behind the listener's messages. (Java ignores the result of the listener,
+and the next owner repeats the messages.)
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 3.0
 # A Proxy does not answer for a broker that is away, and listeners keep running until the request times out.
 NO_NOTICES_TIMEOUT_S = 1.0
-HANDOVER_MS = 60_000  # for this time, this member may start a queue again that it released or could not start
+HANDOVER_MS = 60_000  # how long this member may start a queue again that it released or could not start
 # After this time, other members get a revoked queue even if a listener still has messages of the queue.
-FORCED_UNLOCK_MS = 20_000
-# A queue that appears later than this after the subscription to its topic is new, or its broker did not answer before.
+FORCED_UNLOCK_DELAY_MS = 20_000
+# If a queue appears later than this after its topic was subscribed to, the queue is new, or its broker did not answer before.
 START_PERIOD_MS = 5_000
 
 StartPulls = Callable[[ProcessQueue, int], None]
@@ -49,7 +49,7 @@ class Ownership:
     """The queues of one member. The owner may set these attributes before the first queue:
 
     Attributes:
-        subscribed_ms: Returns when a topic was subscribed to, by ``Timer.lease_ms``.
+        subscribed_ms: Returns the time at which a topic was subscribed to, by ``Timer.lease_ms``.
         make_queue: Creates a process queue.
         ordered_service: Calls the listener in order. A queue is released after the call that has its messages.
     """
@@ -81,14 +81,16 @@ class Ownership:
         self._pending_resets: dict[MessageQueue, int] = {}
         # Queues that were released for a reset, until they are started again.
         self._queues_in_reset: set[MessageQueue] = set()
-        # Queues between their release and their next start, with the end of this handover. A reset during the handover applies
-        # to them, too.
+        # Queues between their release and their next start, with the end of this handover. A reset during the handover also
+        # applies to the queues in handover.
         self._handover_until_ms: dict[MessageQueue, int] = {}
         self._reset_count = 0  # changes with each reset, so that longer actions notice a reset that came meanwhile
-        self._log_throttle = LogThrottle()  # by topic and broker
+        self._log_throttle = LogThrottle()  # limits the log lines of each topic and broker
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Release ``queues``; returns the released queues. A queue whose messages a listener has is released later."""
+        """Release ``queues``, and return the released queues. If a listener has messages of a queue, the queue is released
+        later.
+        """
         with self._state.lock:
             process_queues = [self._state.queues[queue] for queue in queues if queue in self._state.queues]
             for process_queue in process_queues:
@@ -109,7 +111,7 @@ class Ownership:
         if self._needs_locks and queues_to_start:
             lock_connections = request_locks(self._port, self._settings.group, queues_to_start, TIMEOUT_S)
             queues_to_start = [queue for queue in queues_to_start if queue in lock_connections]
-        # Brokers that do not answer, so that only the first queue of each broker waits for an answer.
+        # The set has the brokers that do not answer, so that only the first queue of each broker waits for an answer.
         unavailable_brokers: set[str] = set()
         started_queues = [
             queue
@@ -119,17 +121,20 @@ class Ownership:
         ]
         with self._state.lock:
             uncommitted_queues = self._state.offsets.changed_offsets().keys() & set(started_queues)
-        # Otherwise, after a crash, the next owner might start at a later offset and lose messages.
+        # The start offsets are committed, because otherwise, after a crash, the next owner might start at a later offset and
+        # lose messages.
         if uncommitted_queues:
             self._store.persist(Deadline.after(TIMEOUT_S), uncommitted_queues)
         with self._state.lock:
             queues_not_started = set(queues_to_start) - self._state.queues.keys() - set(started_queues)
-        if self._needs_locks and queues_not_started:  # otherwise the next owner waits until the locks expire
+        if self._needs_locks and queues_not_started:  # without ``unlock``, the next owner waits for the locks
             self._port.unlock(self._settings.group, queues_not_started, Deadline.after(TIMEOUT_S))
         return started_queues
 
     def drop_foreign_resets(self, topic: str, assigned_queues: Collection[MessageQueue]) -> None:
-        """Forget pending resets of queues of the topic that are not assigned to this member. Their owners apply the resets."""
+        """Forget pending resets of queues of the topic that are not assigned to this member. The owners of the queues apply the
+        resets.
+        """
         with self._state.lock:
             unassigned_queues = self._queues_in_reset - set(assigned_queues) - self._state.queues.keys()
             for queue in [queue for queue in unassigned_queues if queue.topic == topic]:
@@ -184,7 +189,8 @@ class Ownership:
                 self._pending_resets[queue] = offsets[queue]
             self._queues_in_reset |= owned_queues
         queues_in_use = [process_queue.queue for process_queue in process_queues if self._is_in_use(process_queue)]
-        # The release below commits the offsets of the other owned queues. Another member may start the queues in handover soon.
+        # The offsets of the queues in handover are committed now, because another member may start these queues soon. ``drop``
+        # commits the offsets of the owned queues that no listener uses.
         self._store.persist(Deadline.after(TIMEOUT_S), [*queues_in_use, *handover_queues])
         self.drop(owned_queues)
         with self._state.lock:
@@ -202,7 +208,9 @@ class Ownership:
         return self._request_locks([process_queue.queue for process_queue in queues], 1.0)
 
     def leave(self, deadline: Deadline) -> None:
-        """Release all queues, even if listeners have messages: commit offsets and release locks. No queue is added afterwards."""
+        """Release all queues, even if listeners have messages: commit offsets and release locks. After this call, no queue is
+        added.
+        """
         with self._state.lock:
             self._has_left = True
             queues = list(self._state.queues)
@@ -217,13 +225,13 @@ class Ownership:
     def _is_in_use(self, queue: ProcessQueue) -> bool:
         """Whether a listener has messages of a dropped queue, and the queue still waits for the listener.
 
-        Without the broker's lock, another member may have the queue. Then the waiting time counts from the last lock, as in
-        Java.
+        If this member has lost the broker's lock, another member may have the queue, so the waiting time counts from the last
+        lock, as in Java.
         """
         if self.ordered_service is None or not self.ordered_service.has_call(queue):
             return False
         waiting_since_ms = queue.dropped_ms if self.ordered_service.is_ready(queue) else queue.lock.granted_ms or 0
-        return self._lease_ms() <= waiting_since_ms + FORCED_UNLOCK_MS
+        return self._lease_ms() <= waiting_since_ms + FORCED_UNLOCK_DELAY_MS
 
     def _release(self, queues: Sequence[MessageQueue], deadline: Deadline | None = None) -> None:
         if not queues:
@@ -236,8 +244,8 @@ class Ownership:
                     # owner.
                     process_queue.released = True
         while True:
-            # Read before the commit. If another thread resets offsets meanwhile, the loop repeats, so that the new offsets are
-            # committed, too.
+            # The count is read before the commit. If another thread resets offsets during the commit, the loop repeats, so that
+            # the new offsets are committed, too.
             reset_count = self._reset_count
             self._store.persist(deadline, queues)
             if self._needs_locks:
@@ -253,8 +261,8 @@ class Ownership:
                 return
 
     def _forget_locked(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget queues; the caller holds the lock. Keeps the offset of a reset, or a later offset, until a broker has stored
-        it.
+        """Forget queues, but keep the offset of a reset, or a later offset, until a broker has stored the offset. The caller
+        holds the lock.
         """
         never_committed_offsets = self._state.offsets.never_committed_offsets()
         for queue in queues:
@@ -292,7 +300,7 @@ class Ownership:
         except RocketMQError as e:
             level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "queue %s is not started yet, because its offset cannot be read: %s", queue, e)
-            if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue
+            if isinstance(e, CallTimeout | ConnectionLost):  # another error may concern only this queue
                 unavailable_brokers.add(queue.broker_name)
             return False
         self._log_throttle.resolved((queue.topic, queue.broker_name))
@@ -300,7 +308,7 @@ class Ownership:
         if self._needs_locks:
             process_queue.lock.grant(locked_ms, connection)
         with self._state.lock:
-            # Another thread started the queue first, or a reset came after the offset was read.
+            # This start is given up if another thread started the queue first, or if a reset came after the offset was read.
             if self._has_left or queue in self._state.queues or self._reset_count != reset_count:
                 return False
             if queue in self._pending_resets:  # the stored offset is older than the reset

@@ -42,13 +42,14 @@ class Polls:
         self._subscriptions = subscriptions
         self._clock = clock
         self.reachability = Reachability(settings.group, clock)
-        # ``with`` enters the lock, not the condition: Ctrl-C in the methods of a condition would leave the lock held.
+        # ``with`` statements enter the lock, and not the condition, because Ctrl-C in the methods of a condition would leave
+        # the lock held.
         self._lock = threading.RLock()
         self._condition = threading.Condition(self._lock)
         self._queues = AssignedQueues(settings.thresholds.max_count, settings.thresholds.max_bytes)
-        # Called if the answer to a pull of a released queue reports a reset. Must not block.
-        self.on_reset_of_released: Callable[[MessageQueue, int], None] = lambda queue, offset: None
-        self._queues.on_reset_of_released = lambda queue, offset: self.on_reset_of_released(queue, offset)
+        # The function is called if the answer to a pull of a released queue reports a reset. The function must not block.
+        self.on_released_queue_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self._queues.on_released_queue_reset = lambda queue, offset: self.on_released_queue_reset(queue, offset)
         self._prefetcher: Prefetcher | None = None
         if backlog_reader is not None:
             limits = PrefetchLimits(
@@ -56,14 +57,14 @@ class Polls:
             )
             self._prefetcher = Prefetcher(self._lock, self._condition, self._queues, limits, backlog_reader, clock)
             self._prefetcher.resume_long_polls = self._pull
-        # A permanent failure that the next ``wait`` raises.
+        # The queue and the error of a permanent failure. The next ``wait`` raises the error.
         self._error: tuple[MessageQueue, RocketMQError] | None = None
         self.failed_queue: MessageQueue | None = None  # the queue whose error ``wait`` raised last
         self._is_woken = False  # whether the next ``wait`` returns at once
         # The next two attributes are set in the last instruction before a poll returns or a loop yields, so that messages count
         # as not returned if Ctrl-C comes before this instruction.
         self.has_returned_all = False  # whether the poll returned all messages that it took
-        self.returned_up_to: int | None = None  # or the offset before which the poll or a loop returned the messages
+        self.returned_up_to: int | None = None  # the messages before this offset were returned, if not all were
         self.closed = False
 
     # --- queues and positions, as in ``AssignedQueues``
@@ -96,7 +97,7 @@ class Polls:
             queues_to_seek = named_queues or list(self._queues.states)
         offsets = {queue: offset_of(queue) for queue in queues_to_seek}
         with self._lock:
-            for queue in named_queues:  # seek all of them or none
+            for queue in named_queues:  # if one is not assigned, no queue is sought
                 _check_assigned(self._queues, queue)
             for queue in offsets.keys() & self._queues.states.keys():
                 self._queues.seek(queue, offsets[queue])
@@ -125,13 +126,13 @@ class Polls:
         with self._lock:
             self._apply_returned()
             self._queues.ready_parts.take_back()
-            self._queues.finish_returned(repeat_commits)
+            self._queues.finish_returned_messages(repeat_commits)
 
-    def finish_returned(self) -> dict[MessageQueue, int]:
+    def finish_returned_messages(self) -> dict[MessageQueue, int]:
         """Count all returned messages as finished. Returns the offsets to commit."""
         with self._lock:
             self._apply_returned()
-            self._queues.finish_returned()
+            self._queues.finish_returned_messages()
             return self._queues.offsets_to_commit()
 
     def _apply_returned(self) -> None:
@@ -190,11 +191,11 @@ class Polls:
                 retry_at = self._queues.next_retry_at(now)
                 try:
                     self._condition.wait(remaining_s if retry_at is None else min(remaining_s, retry_at - now))
-                except BaseException:  # Ctrl-C may interrupt ``Condition.wait`` while the lock is released
+                except BaseException:  # Ctrl-C may leave ``wait`` without the lock
                     if not self._condition._is_owned():  # type: ignore[attr-defined]
                         self._lock.acquire()
                     raise
-        self._pull()  # the next messages arrive while the caller processes these
+        self._pull()  # the next messages arrive while the caller processes ``parts``
         return parts
 
     def _take(self, max_parts: int) -> list[FetchedPart]:
@@ -221,7 +222,7 @@ class Polls:
             self.has_returned_all, self.returned_up_to = True, None
 
     def is_current(self) -> bool:
-        """Whether the queue of the last poll's messages was neither revoked nor sought since the poll."""
+        """Whether the queue of the last poll's messages was not revoked and not sought since the poll."""
         with self._lock:
             return self._queues.ready_parts.has_current_part()
 
@@ -242,7 +243,7 @@ class Polls:
                 deadline = Deadline.after(self._settings.pull_timeout_s)
                 self._member.pull(pull_request, deadline, functools.partial(self._on_answer, request, topic_filter))
                 sent_count += 1
-        except BaseException:  # also Ctrl-C: the pulls that were not sent get no answers
+        except BaseException:  # after Ctrl-C, too, the unsent pulls get no answers
             with self._lock:
                 self._queues.cancel(requests[sent_count:])
             raise

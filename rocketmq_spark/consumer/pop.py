@@ -5,8 +5,8 @@
 - ``Pollers`` has one thread for each broker of each topic. The thread waits until there is room for messages, and then requests
   messages from the Proxy, which holds the request until a message arrives.
 - ``StandardConsumeService`` and ``FifoConsumeService`` pass the messages to the listener, one in each call: in any order, or in
-  the order of each message group. They mirror the classes of the same names in RocketMQ's Java client for gRPC.
-- ``UnackedMessages`` has the state of the messages, guarded by one lock. It sends no requests.
+  the order of each message group. Both classes mirror the classes of the same names in RocketMQ's Java client for gRPC.
+- ``UnackedMessages`` has the state of the messages, guarded by one lock, and sends no requests.
 - ``Acknowledger`` acknowledges messages, makes them visible again, or extends their invisible time. If a request fails, no
   message is lost: the Proxy delivers the message again when its invisible time is over.
 """
@@ -32,12 +32,12 @@ from rocketmq_spark.consumer.listener import (
     Context,
     Listener,
     OrderedAction,
-    judge_concurrent,
-    judge_ordered,
+    judge_concurrent_outcome,
+    judge_ordered_outcome,
 )
 from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
+from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_INTERVAL_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import ClosedError, NotFound, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.message import GroupPolicy, PoppedMessage, PopTarget, estimated_popped_memory
@@ -50,18 +50,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class InvisibleMessage:
-    """A message that is invisible to other members. ``Acknowledger`` extends that time until the message is settled."""
+    """A message that is invisible to other members. ``Acknowledger`` extends the invisible time until the message is settled."""
 
     message: PoppedMessage
-    until_ms: int  # when it becomes visible again
-    since_ms: int  # when it arrived; during a call of the listener, when the call started
+    invisible_until_ms: int  # when the message becomes visible again
+    held_since_ms: int  # when the message arrived, or when the running call of the listener started
     ordering_key: tuple[str, Hashable]  # the topic, and the key of the message in ``UnackedMessages``
     body: bytes  # the original body, because a listener may change the message
-    memory_bytes: int  # about how much memory it uses
-    listener_thread: int | None = None  # the id of the thread whose listener has it
-    was_delivered: bool = False  # whether the listener has received it at least once
-    is_settled: bool = False  # acknowledged, sent back or forwarded, or the request for that failed
-    # Allows one request at a time, because each request invalidates the receipt that other requests use.
+    memory_bytes: int  # about how much memory the message uses
+    listener_thread: int | None = None  # the id of the thread whose listener has the message
+    was_delivered: bool = False  # whether the listener has received the message at least once
+    is_settled: bool = False  # whether the request to acknowledge, send back or forward the message has ended
+    # The lock allows one request at a time, because each request invalidates the receipt that other requests use.
     request_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -76,7 +76,9 @@ def unique_key(message: PoppedMessage) -> Hashable:
 
 
 def ordering_key_of(message: PoppedMessage) -> Hashable:
-    """Return the key of a message: its message group, or its queue if it has none. Messages of one key keep their order."""
+    """Return the key of a message: its message group, or its queue if the message has no group. Messages of one key keep their
+    order.
+    """
     return message.queue if message.message_group is None else (message.topic, message.message_group)
 
 
@@ -90,25 +92,27 @@ class UnackedMessages:
         self._ordering_key_of = ordering_key_of
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
-        self._messages: dict[int, InvisibleMessage] = {}  # by identity, in the order of arrival
-        # By topic and key: how many messages there are, and how many of them were delivered to the listener. Counted at each
-        # change, because every poller reads the counts before each request.
+        self._messages: dict[int, InvisibleMessage] = {}  # the messages by identity, in the order of arrival
+        # How many messages each topic and key has, and how many of them were delivered to the listener. The counts are updated
+        # at each change, because every poller reads the counts before each request.
         self._count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._delivered_count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
-        self._waiting_bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
-        # Keys whose waiting messages were dropped to save memory while the listener had a message of the key. Until the end of
-        # that call, new messages of the key are not accepted, because the Proxy delivers all messages of the key again, in
-        # their order.
+        self._waiting_bytes: Counter[str] = Counter()  # by topic: the bytes of the messages that no listener has
+        # Keys whose waiting messages were dropped to save memory while the listener had a message of the key. Until the
+        # listener's call ends, new messages of the key are not accepted, because the Proxy delivers all messages of the key
+        # again, in their order.
         self._dropped_keys: set[tuple[str, Hashable]] = set()
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 
-    def add(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
+    def add(
+        self, topic: str, messages: Sequence[PoppedMessage], invisible_until_ms: int, now_ms: int
+    ) -> list[InvisibleMessage]:
         """Add messages that arrived now. Returns the added messages; messages whose key was dropped are left out."""
         new_messages = [
             InvisibleMessage(
                 message,
-                until_ms,
+                invisible_until_ms,
                 now_ms,
                 (message.topic, self._ordering_key_of(message)),
                 message.body,
@@ -132,11 +136,11 @@ class UnackedMessages:
         so that another member may have it.
         """
         with self._lock:
-            if id(invisible_message) not in self._messages or now_ms >= invisible_message.until_ms:
+            if id(invisible_message) not in self._messages or now_ms >= invisible_message.invisible_until_ms:
                 self._remove_locked(invisible_message)
                 return False
             self._waiting_bytes[invisible_message.ordering_key[0]] -= invisible_message.memory_bytes
-            invisible_message.listener_thread, invisible_message.since_ms = threading.get_ident(), now_ms
+            invisible_message.listener_thread, invisible_message.held_since_ms = threading.get_ident(), now_ms
             if not invisible_message.was_delivered:
                 invisible_message.was_delivered = True
                 _add_count(self._delivered_count_by_key, invisible_message.ordering_key)
@@ -151,7 +155,7 @@ class UnackedMessages:
                 invisible_message.message.topic,
                 int(is_done),
                 int(not is_done),
-                now_ms - invisible_message.since_ms,
+                now_ms - invisible_message.held_since_ms,
                 now_ms,
             )
 
@@ -159,7 +163,7 @@ class UnackedMessages:
         """Take the message back from the listener for a retry, with its original body."""
         with self._lock:
             invisible_message.message.body = invisible_message.body
-            invisible_message.listener_thread, invisible_message.since_ms = None, now_ms
+            invisible_message.listener_thread, invisible_message.held_since_ms = None, now_ms
             self._waiting_bytes[invisible_message.ordering_key[0]] += invisible_message.memory_bytes
 
     def remove(self, invisible_message: InvisibleMessage, sent_back: bool = False) -> None:
@@ -172,16 +176,16 @@ class UnackedMessages:
         with self._lock:
             return list(self._messages.values())
 
-    def wait_for_room(self, topic: str, max_waiting: int, wait_s: float) -> bool:
-        """Wait until fewer than ``max_waiting`` messages of a topic are ready for a listener; returns False after the timeout.
+    def wait_for_room(self, topic: str, max_waiting_count: int, wait_s: float) -> bool:
+        """Wait until fewer than ``max_waiting_count`` messages of a topic are ready; returns False after the timeout.
 
-        Messages that wait behind another message of their key, or for a retry, do not count. Otherwise one message that hangs or
-        fails would block all other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with the most
-        bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
+        Messages that wait behind another message of their key, or for a retry, do not count, because otherwise a message that
+        hangs or fails would block all other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with
+        the most bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
         """
         with self._lock:
             return self._condition.wait_for(
-                lambda: self._waiting_count(topic) < max_waiting and self._make_room_locked(topic), wait_s
+                lambda: self._waiting_count(topic) < max_waiting_count and self._make_room_locked(topic), wait_s
             )
 
     def _make_room_locked(self, topic: str) -> bool:
@@ -217,10 +221,10 @@ class UnackedMessages:
         return self._waiting_bytes[topic] < MAX_WAITING_BYTES
 
     def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Wait until all messages are settled. Returns the messages that listeners still have after the timeout.
+        """Wait until all messages are settled, and return the messages that listeners still have after the timeout.
 
-        If a listener calls this method, the messages behind the listener's own message cannot be consumed. So this method then
-        waits only for the other running calls.
+        If a listener calls this method, the method waits only for the other running calls, because the messages behind the
+        listener's own message cannot be consumed.
         """
         this_thread_id = threading.get_ident()
         with self._lock:
@@ -252,7 +256,7 @@ class UnackedMessages:
     def figures(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""
         with self._lock:
-            return self._figures.for_topics(topics, now_ms)
+            return self._figures.figures_of_topics(topics, now_ms)
 
     def _waiting_count(self, topic: str) -> int:
         return len(self._count_by_key.get(topic, ())) - len(self._delivered_count_by_key.get(topic, ()))
@@ -281,19 +285,19 @@ def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hash
 
 
 # The invisible time, and the interval at which it is extended: two extensions in a row may fail.
-INVISIBLE_S, RENEW_S = 30.0, 10.0
-# Several threads extend the invisible time of the messages of one broker, each of at least 32. With a single thread and a slow
-# Proxy, the time of the last messages would be over before their requests are sent.
+INVISIBLE_S, RENEW_INTERVAL_S = 30.0, 10.0
+# Several threads extend the invisible time of the messages of one broker, and each thread has at least 32 messages. With a
+# single thread and a slow Proxy, the invisible time of the last messages would end before their requests are sent.
 _MAX_RENEW_THREADS, _MIN_PER_RENEW_THREAD = 8, 32
 
 
 def _is_due(invisible_message: InvisibleMessage, now_ms: int) -> bool:
-    return invisible_message.until_ms - now_ms <= 1000 * (INVISIBLE_S - RENEW_S)
+    return invisible_message.invisible_until_ms - now_ms <= 1000 * (INVISIBLE_S - RENEW_INTERVAL_S)
 
 
 class Acknowledger:
-    """Settles the messages of one consumer, and extends the invisible time of messages that are not settled yet. Safe to use
-    from several threads.
+    """Settles the messages of one consumer, and extends the invisible time of messages that are not settled yet. Several
+    threads may use this object.
     """
 
     def __init__(
@@ -308,11 +312,13 @@ class Acknowledger:
         self._renew_threads: set[Hashable] = set()
 
     def close(self) -> None:
-        """Let later acknowledgements fail without a request, so that the broker delivers the messages again."""
+        """Close this object: later acknowledgements fail without a request, so that the broker delivers the messages again."""
         self._closed = True
 
     def ack(self, invisible_message: InvisibleMessage) -> bool:
-        """Acknowledge a message; returns whether the Proxy confirmed. Only then may the next message of its key be consumed."""
+        """Acknowledge a message, and return whether the Proxy confirmed. If not, the next message of the key must not be
+        consumed.
+        """
         return self._settle(invisible_message, self._port.ack, "acknowledged")
 
     def forward_to_dlq(self, invisible_message: InvisibleMessage) -> bool:
@@ -320,9 +326,10 @@ class Acknowledger:
         is_confirmed = self._settle(invisible_message, self._port.forward_to_dlq, "moved to the dead letters")
         return is_confirmed and self._log_dead_letter(invisible_message)
 
-    def redeliver_later(self, invisible_message: InvisibleMessage, pause_s: float, is_last: bool = False) -> bool:
-        """Let the Proxy deliver a message again after a pause. After the last attempt, the message becomes a dead letter
-        instead.
+    def redeliver_later(
+        self, invisible_message: InvisibleMessage, pause_s: float, is_last_attempt: bool = False
+    ) -> bool:
+        """Let the Proxy deliver a message again after a pause. After the last attempt, the message becomes a dead letter.
 
         Returns whether the Proxy confirmed.
         """
@@ -331,7 +338,7 @@ class Acknowledger:
             self._port.change_invisible(message, pause_s, deadline)
 
         is_confirmed = self._settle(invisible_message, change, "sent back", True)
-        return is_confirmed and (not is_last or self._log_dead_letter(invisible_message))
+        return is_confirmed and (not is_last_attempt or self._log_dead_letter(invisible_message))
 
     def _log_dead_letter(self, invisible_message: InvisibleMessage) -> bool:
         message, topic = invisible_message.message, dlq_topic(self._settings.group)
@@ -343,13 +350,14 @@ class Acknowledger:
         """Extend the invisible time of all messages for which it is due, with separate threads for each broker and endpoint.
 
         If a listener has had a message for longer than ``consumeTimeout``, the time is extended only for an ordered consumer,
-        whose next messages wait for this message. Otherwise another member gets the message.
+        whose next messages wait for this message. The time is not extended for other consumers, so that another member gets the
+        message.
         """
         now_ms = self._timer.lease_ms()
         due_messages_by_broker: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
         for invisible_message in self._unacked_messages.all_messages():
             if (
-                now_ms - invisible_message.since_ms > 1000 * self._settings.consume_timeout_s
+                now_ms - invisible_message.held_since_ms > 1000 * self._settings.consume_timeout_s
                 and invisible_message.listener_thread is not None
             ):
                 consequence = "its queue waits" if self._settings.ordered else "other members may get it"
@@ -394,9 +402,9 @@ class Acknowledger:
                 return
             try:
                 self._port.change_invisible(invisible_message.message, INVISIBLE_S, self._request_deadline())
-                invisible_message.until_ms = now_ms + round(1000 * INVISIBLE_S)
+                invisible_message.invisible_until_ms = now_ms + round(1000 * INVISIBLE_S)
             except NotFound as e:
-                invisible_message.until_ms = now_ms
+                invisible_message.invisible_until_ms = now_ms
                 logger.warning(
                     "the invisible time of message %s is over, the Proxy delivers it again: %s",
                     invisible_message.message.msg_id,
@@ -481,11 +489,11 @@ class StandardConsumeService:
         outcome = capture(self._listener, (invisible_message.message,), context)
         result = capture(self._settle, invisible_message, outcome, context)
         if isinstance(result, Failure):
-            _log_unreported(invisible_message, result)
+            _log_unreported_outcome(invisible_message, result)
             self._unacked_messages.remove(invisible_message)
 
     def _settle(self, invisible_message: InvisibleMessage, outcome: object, context: Context) -> None:
-        message, verdict = invisible_message.message, judge_concurrent(outcome, context, 1)
+        message, verdict = invisible_message.message, judge_concurrent_outcome(outcome, context, 1)
         if verdict.problem:
             _warn_of_failure(invisible_message, verdict.problem, self._tracebacks.due(outcome))
         self._unacked_messages.record_outcome(invisible_message, bool(verdict.done_count), self._timer.lease_ms())
@@ -560,27 +568,27 @@ class FifoConsumeService:
             self._paused_keys.discard(key)
         while (invisible_message := self._first_message(key)) is not None:
             if not self._unacked_messages.start_call(invisible_message, self._timer.lease_ms()):
-                self._drop_all(key)  # the Proxy delivers this message and the messages behind it again
+                self._drop_messages_of_key(key)  # the Proxy delivers this message and the messages behind it again
                 continue
             pause_s = capture(self._consume, invisible_message)
             if isinstance(pause_s, Failure):
-                _log_unreported(invisible_message, pause_s)
+                _log_unreported_outcome(invisible_message, pause_s)
                 pause_s = -1.0
             if pause_s is None:
-                self._remove_first(key)
+                self._remove_first_message(key)
             elif pause_s < 0 or not self._pause_key(key):
-                self._drop_all(key)
+                self._drop_messages_of_key(key)
             else:
                 self._timer.call_later(pause_s, partial(self._workers.submit, partial(self._consume_key, key)))
                 return
 
     def _consume(self, invisible_message: InvisibleMessage) -> float | None:
-        """Consume one message. Returns None if the message was settled, -1 if settling failed, and otherwise the pause before a
-        retry.
+        """Consume one message. Returns None if the message was settled, -1 if the request to settle it failed, and the pause
+        before the next attempt if the message failed.
         """
         message, context = invisible_message.message, AcknowledgingContext(invisible_message.message.queue)
         outcome = capture(self._listener, (message,), context)
-        verdict = judge_ordered(outcome, context, self._suspend_ms)
+        verdict = judge_ordered_outcome(outcome, context, self._suspend_ms)
         is_done = verdict.action is OrderedAction.COMMIT
         if verdict.problem:
             _warn_of_failure(invisible_message, verdict.problem, self._tracebacks.due(outcome))
@@ -609,11 +617,11 @@ class FifoConsumeService:
                 return None
             return self._messages_by_key[key][0]
 
-    def _remove_first(self, key: Hashable) -> None:
+    def _remove_first_message(self, key: Hashable) -> None:
         with self._lock:
             self._messages_by_key[key].popleft()
 
-    def _drop_all(self, key: Hashable) -> None:
+    def _drop_messages_of_key(self, key: Hashable) -> None:
         """Drop the messages of a key. The Proxy delivers them again, in their order, when their invisible time is over."""
         with self._lock:
             dropped_messages = list(self._messages_by_key[key])
@@ -639,15 +647,15 @@ def _warn_of_failure(invisible_message: InvisibleMessage, problem: str, error: B
     )
 
 
-def _log_unreported(invisible_message: InvisibleMessage, failure: Failure) -> None:
+def _log_unreported_outcome(invisible_message: InvisibleMessage, failure: Failure) -> None:
     text = "could not report the result of message %s of %s to the Proxy, which delivers it again"
     failure.log(logger, text, invisible_message.message.msg_id, invisible_message.message.queue)
 
 
 # The interval of checks for new and removed topics and brokers.
-POLLER_CHECK_S = 10.0
+POLLER_CHECK_INTERVAL_S = 10.0
 _ROOM_WAIT_S = 1.0
-_EARLY_RENEW_S = 1.0
+_EARLY_RENEW_DELAY_S = 1.0
 
 
 class Pollers:
@@ -694,7 +702,9 @@ class Pollers:
                 self._threads[target] = start_thread(name, partial(self._run, target), on_end, restart=False)
 
     def close(self) -> None:
-        """Pass no more messages to the listener. Pending requests end when the port is closed; call ``join`` after that."""
+        """Pass no more messages to the listener. Pending requests end when the port is closed, so the caller closes the port
+        before it calls ``join``.
+        """
         self._closed.set()
 
     def join(self, deadline: Deadline) -> None:
@@ -725,15 +735,16 @@ class Pollers:
         if not self._unacked_messages.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
+        # The time is taken before the request, because the invisible time begins at the Proxy, and the answer may be read much
+        # later if the process was suspended.
         requested_ms = self._timer.lease_ms()
         messages = self._port.receive(target, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if self._log_throttle.resolved(target):
             logger.warning("messages of %s are received again", topic)
         if not messages or self._is_obsolete(target):
             return  # the Proxy delivers messages that arrive after the close to other members
-        until_ms = requested_ms + round(1000 * INVISIBLE_S)
-        if new_messages := self._unacked_messages.add(topic, messages, until_ms, self._timer.lease_ms()):
+        invisible_until_ms = requested_ms + round(1000 * INVISIBLE_S)
+        if new_messages := self._unacked_messages.add(topic, messages, invisible_until_ms, self._timer.lease_ms()):
             self._submit(new_messages)
 
     def _is_obsolete(self, target: PopTarget) -> bool:
@@ -750,11 +761,13 @@ class Pollers:
 
 
 def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
-    """Whether the Proxy delivers in the order that the settings require. It may report a change at any time."""
+    """Whether the Proxy delivers messages in the order that the settings require. The Proxy may report a change of the order at
+    any time.
+    """
     return not settings.ordered or port.policy().ordered
 
 
-START_S = 10.0
+START_TIMEOUT_S = 10.0
 _consumer_numbers = itertools.count()
 
 
@@ -773,8 +786,8 @@ class RunningPopConsumer:
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
-        self._check_timer, self._renew_timer = tools.timer(f"{name}-check"), tools.timer(f"{name}-renew")
-        self._workers = tools.workers(f"{name}-listener", settings.threads)
+        self._check_timer, self._renew_timer = tools.make_timer(f"{name}-check"), tools.make_timer(f"{name}-renew")
+        self._workers = tools.make_workers(f"{name}-listener", settings.threads)
         self._unacked_messages = UnackedMessages(ordering_key_of) if settings.ordered else UnackedMessages()
         self._acknowledger = Acknowledger(port, settings, self._unacked_messages, self._renew_timer)
         self._consume_service = self._new_consume_service(listener)
@@ -789,9 +802,9 @@ class RunningPopConsumer:
         """
         self._subscribe()
         self._check_order()
-        self._check_timer.call_repeatedly(POLLER_CHECK_S, self._check, 0.0)
-        self._renew_timer.call_repeatedly(RENEW_S, self._acknowledger.renew, RENEW_S)
-        self._check_timer.call_repeatedly(STATS_S, self._log_stats, STATS_S)
+        self._check_timer.call_repeatedly(POLLER_CHECK_INTERVAL_S, self._check, 0.0)
+        self._renew_timer.call_repeatedly(RENEW_INTERVAL_S, self._acknowledger.renew, RENEW_INTERVAL_S)
+        self._check_timer.call_repeatedly(STATS_INTERVAL_S, self._log_stats, STATS_INTERVAL_S)
 
     def send_subscriptions(self) -> None:
         """Report changed subscriptions to the Proxy."""
@@ -799,7 +812,9 @@ class RunningPopConsumer:
         self._check_timer.call_later(0.0, self._check)
 
     def stop(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Settle all messages and leave. Returns the messages that listeners still had at ``deadline``. May be repeated."""
+        """Settle all messages and leave. Returns the messages that listeners still had at ``deadline``. This method may be
+        called again.
+        """
         try:
             self._pollers.close()
             self._consume_service.close()
@@ -810,7 +825,7 @@ class RunningPopConsumer:
             for timer in (self._check_timer, self._renew_timer):
                 timer.close(CLOSE_TIMEOUT_S)
             return unfinished_messages
-        finally:  # also if Ctrl-C ends the wait
+        finally:  # the consumer leaves even if Ctrl-C ends the wait
             self._acknowledger.close()
             # The Proxy gets its own time to answer, even if listeners used all of their time.
             self._port.close(Deadline.after(TIMEOUT_S))
@@ -843,12 +858,13 @@ class RunningPopConsumer:
 
     def _submit(self, messages: Sequence[InvisibleMessage]) -> None:
         self._consume_service.submit(messages)
-        remaining_ms = messages[0].until_ms - self._renew_timer.lease_ms()
-        if remaining_ms <= 1000 * RENEW_S:
+        remaining_ms = messages[0].invisible_until_ms - self._renew_timer.lease_ms()
+        if remaining_ms <= 1000 * RENEW_INTERVAL_S:
             self._acknowledger.renew()
-        elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_S):
-            # The next regular renewal may be too late. After a second, a quick listener has finished, and needs no renewal.
-            self._renew_timer.call_later(_EARLY_RENEW_S, self._acknowledger.renew)
+        elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_INTERVAL_S):
+            # The next regular renewal may be too late. The early renewal runs after a second, because a quick listener has then
+            # finished, and needs no renewal.
+            self._renew_timer.call_later(_EARLY_RENEW_DELAY_S, self._acknowledger.renew)
 
     def _subscribe(self) -> None:
         with self._subscribe_lock:
@@ -858,10 +874,11 @@ class RunningPopConsumer:
 
     def _join(self) -> None:
         try:
-            self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_S))
+            self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_TIMEOUT_S))
         finally:
             if self._pollers.closed:
-                # Another thread stopped the consumer during the request, and may have left before it.
+                # Another thread stopped the consumer during the request, and may have left the group before the request joined
+                # it.
                 self._port.close(Deadline.after(TIMEOUT_S))
 
     def _check_order(self) -> None:
@@ -873,7 +890,7 @@ class RunningPopConsumer:
             )
 
     def _check(self) -> None:
-        self._workers.start_missing_threads()  # if the system could not start a thread before, work may be waiting for it
+        self._workers.start_missing_threads()  # work may wait for a thread that could not be started before
         if not keeps_order(self._settings, self._port):
             logger.error(
                 "group %s requests no messages: option 'ordered' is true, but brokers deliver them in any order now. "

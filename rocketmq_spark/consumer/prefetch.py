@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # A queue is read ahead if its backlog has at least this many answers. A smaller backlog is not worth a connection.
 MIN_BACKLOG_ANSWERS = 32
 # Half of the cache must hold at least this many answers; otherwise single pulls are as fast.
-MIN_HALF_ANSWERS = 4
+MIN_ANSWERS_PER_HALF_CACHE = 4
 # The most ranges of one read. The next read uses the new end offsets of the queues.
 MAX_RANGES = 1024
 
@@ -45,14 +45,14 @@ MAX_RANGES = 1024
 class PrefetchLimits:
     """Limits of a read, which waits while the cache of a queue is full.
 
-    The read checks whether there is room when the consumer takes messages, and every ``recheck_s`` seconds.
+    The read checks whether there is room when the consumer takes messages, and every ``recheck_interval_s`` seconds.
     """
 
-    pull_batch_size: int  # messages per answer
-    max_count: int  # the most offsets of one queue that are cached or in flight
-    max_bytes: int  # of one queue
-    max_full_s: float = math.inf  # a read ends if a cache is full for this time
-    recheck_s: float | None = None
+    pull_batch_size: int  # the most messages of one answer
+    max_count: int  # the most offsets of one queue in the cache and in flight
+    max_bytes: int  # the most bytes of one queue in the cache and in flight
+    max_full_s: float = math.inf  # a read ends if a cache is full for so many seconds
+    recheck_interval_s: float | None = None
 
     @property
     def half_count(self) -> int:
@@ -60,15 +60,15 @@ class PrefetchLimits:
 
 
 class PrefetchableQueue(Protocol):
-    """The state of one queue of a consumer: ``AssignedQueue`` or ``BacklogQueue``."""
+    """The state of one queue of a consumer, which is an ``AssignedQueue`` or a ``BacklogQueue``."""
 
     token: int  # changes when the position of the queue changes, which makes earlier reads obsolete
-    in_flight: bool  # whether a pull or a read of the queue runs
+    is_fetching: bool  # whether a pull or a read of the queue runs
     pull_offset: int  # the offset of the next pull
     end_offset: int | None  # the last known end of the queue
     broker_id: int
-    retry_at: float  # no pull before this time, after a failure
-    cooldown_until: float  # no read before this time
+    retry_at: float  # after a failure, no pull is sent before this time
+    cooldown_until: float  # the queue is not read ahead before this time
 
     @property
     def paused(self) -> bool: ...
@@ -100,16 +100,17 @@ def lagging_queues(
     limits: PrefetchLimits,
     is_unfiltered: Callable[[MessageQueue], bool],
 ) -> dict[str, list[BacklogRange]]:
-    """Return the unread ranges of the queues to read ahead, by broker.
+    """Return the unread ranges of the queues to read ahead, by broker: of queues that are far behind, and have no pull in
+    flight.
 
-    These queues are far behind, and have no pull in flight. Queues with a filter are not read ahead, because a broker then
-    searches hundreds of offsets per answer, so that the offset of the next pull is unknown.
+    Queues with a filter are not read ahead, because a broker then searches hundreds of offsets per answer, so that the offset
+    of the next pull is unknown.
     """
     backlogs: dict[str, list[BacklogRange]] = {}
-    if limits.half_count < MIN_HALF_ANSWERS * limits.pull_batch_size:
+    if limits.half_count < MIN_ANSWERS_PER_HALF_CACHE * limits.pull_batch_size:
         return backlogs
     for queue, state in states.items():
-        if state.in_flight or state.paused or state.end_offset is None or is_full(state, limits):
+        if state.is_fetching or state.paused or state.end_offset is None or is_full(state, limits):
             continue
         if max(state.retry_at, state.cooldown_until) > now:
             continue
@@ -154,10 +155,11 @@ def next_pace(
     return ReadPace.WAIT if has_full_queue else ReadPace.GO
 
 
-COOLDOWN_S = 10.0  # after a read that ended early, the queue is not read ahead for this time
+COOLDOWN_S = 10.0  # how long a queue is not read ahead after a read that ended early
 
 IsUnfiltered = Callable[[MessageQueue], bool]
-# The queue, the first offset, the ends of the answers (see ``FetchedPart.ends``), and the stored messages.
+# Consecutive answers for one queue: the queue, the first offset, the end of each answer (see ``FetchedPart.ends``), and the
+# stored messages.
 ReadAnswer = tuple[MessageQueue, int, Sequence[tuple[int, int]], Bytes]
 
 
@@ -170,7 +172,7 @@ class RangeRead(Protocol):
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """The offsets to which an operator reset queues; complete when the read has ended. Brokers report a reset only once."""
+        """The offsets to which an operator reset queues. The mapping is complete when the read has ended."""
 
     def fetch(self) -> Generator[Sequence[ReadAnswer], None, None]:
         """Yield answers. Before an answer whose offsets do not follow those of the last answer, the read ends, and
@@ -182,9 +184,9 @@ class RangeRead(Protocol):
 
 
 class PrefetchQueues(Protocol):
-    """The queues of a consumer: ``AssignedQueues`` or ``Backlogs``.
+    """The queues of a consumer, which are an ``AssignedQueues`` or a ``Backlogs`` object.
 
-    The caller holds the lock, except for ``process_accepted``.
+    The caller holds the lock, except for ``process_accepted_parts``.
     """
 
     @property
@@ -196,21 +198,21 @@ class PrefetchQueues(Protocol):
     def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
         """Accept a part of a read; returns False if the part is obsolete."""
 
-    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
-        """Process accepted parts. Called without the lock, because decoding is slow."""
+    def process_accepted_parts(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+        """Process accepted parts. The caller does not hold the lock, because decoding is slow."""
 
     def reset(self, request: FetchRequest, offset: int) -> None:
         """Apply an operator's reset: ignore answers for this queue, and continue at ``offset``."""
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
-        """Mark queues as no longer read ahead. They are not read ahead again before ``cooldown_until``."""
+        """Mark queues as no longer read ahead. The next read ahead of the queues begins at ``cooldown_until`` or later."""
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogReader:
     """Functions for reading ahead.
 
-    ``start`` starts a read of ranges of one broker. Two more arguments of ``start`` limit the offsets and the bytes in flight.
+    ``start`` starts a read of ranges of one broker, and its last two arguments limit the offsets and the bytes in flight.
     ``decode`` decodes the messages of a queue between two offsets.
     """
 
@@ -272,14 +274,14 @@ class Prefetcher:
         return started_queues
 
     def _start_reader(self, broker_name: str, is_unfiltered: IsUnfiltered) -> bool:
-        """Start the thread of a broker. Returns False if the system cannot start a thread; then long polls continue."""
+        """Start the thread of a broker. Returns False if the system cannot start a thread, so that long polls continue."""
         reader = _BrokerReader(is_unfiltered)
         run, on_end = partial(self._run, broker_name, reader), partial(self._on_reader_end, broker_name, reader)
         try:
             self._readers[broker_name] = reader
             reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, restart=False)
         except BaseException as e:
-            # BaseException, for Ctrl-C. A thread that was started already ends, because its reader is not registered.
+            # The handler also gets Ctrl-C. A thread that was started before Ctrl-C ends, because its reader is not registered.
             self._readers.pop(broker_name, None)
             if not isinstance(e, RuntimeError):
                 raise
@@ -369,7 +371,7 @@ class Prefetcher:
         with self._lock:
             accepted_flags = [self._queues.accept(request, part) for request, part in parts]
             self._condition.notify_all()
-        self._queues.process_accepted(
+        self._queues.process_accepted_parts(
             [part for part, is_accepted in zip(parts, accepted_flags, strict=True) if is_accepted]
         )
 
@@ -379,7 +381,7 @@ class Prefetcher:
         with self._lock:
             while (pace := self._current_pace(reader)) is ReadPace.WAIT and self._clock.now() < wait_until:
                 self._waiting_reader_count += 1
-                self._condition.wait(self._limits.recheck_s)
+                self._condition.wait(self._limits.recheck_interval_s)
                 self._waiting_reader_count -= 1
             return pace
 
@@ -401,14 +403,14 @@ class Prefetcher:
         self._condition.notify_all()
 
 
-MAX_FULL_S = 1.0  # if a cache is full for this time, the listener is slow, and pulls are fast enough
-RECHECK_S = 0.05  # the interval at which Java checks a full queue
+MAX_FULL_S = 1.0  # if a cache is full for this long, the listener is slow, and pulls are fast enough
+RECHECK_INTERVAL_S = 0.05  # the interval at which Java checks a full queue
 SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
-# The items for a process queue, and the offset of the first message that was left out because the messages before it are large;
-# None if no message was left out.
+# A decoded part has the items for a process queue, and the offset of the first message that was left out because the messages
+# before it are large. The offset is None if no message was left out.
 DecodedPart = tuple[Sequence[Any], int | None]
 DecodeParts = Callable[[Sequence[FetchedPart]], Iterable[DecodedPart]]
-# Resets offsets of queues on another thread; must not block.
+# A function that resets offsets of queues on another thread, and does not block.
 ResetOffsetsSoon = Callable[[Mapping[MessageQueue, int]], None]
 
 
@@ -420,12 +422,12 @@ def decode_messages(parts: Sequence[FetchedPart]) -> Iterator[DecodedPart]:
 
 
 class BacklogQueue:
-    """A queue that may be read ahead (``PrefetchableQueue``). Its messages are in the process queue, or not decoded yet."""
+    """A queue that may be read ahead (``PrefetchableQueue``). Cached messages are in the process queue, or not decoded yet."""
 
     def __init__(self, process_queue: ProcessQueue, token: int, max_span: int | None) -> None:
         self.process_queue = process_queue
         self.token = token
-        self.in_flight = True
+        self.is_fetching = True
         self.pull_offset = 0
         self.end_offset: int | None = None
         self.cooldown_until = self.retry_at = 0.0
@@ -458,7 +460,7 @@ class Backlogs:
         self._timer = timer
         self._max_span = thresholds.max_span
         limits = PrefetchLimits(
-            settings.pull_batch_size, thresholds.max_count, thresholds.max_bytes, MAX_FULL_S, RECHECK_S
+            settings.pull_batch_size, thresholds.max_count, thresholds.max_bytes, MAX_FULL_S, RECHECK_INTERVAL_S
         )
         self._min_backlog = MIN_BACKLOG_ANSWERS * limits.pull_batch_size
         self._prefetcher = Prefetcher(state.lock, state.room_available, self, limits, backlog_reader, Clock())
@@ -473,7 +475,7 @@ class Backlogs:
         state.resume_count = limits.half_count
 
     def try_read_ahead(self, queue: ProcessQueue, offset: int) -> bool:
-        """Start to read ``queue`` ahead from ``offset`` on, if it is far behind. If this method returns False, the caller pulls
+        """Start to read ``queue`` ahead from ``offset`` on, if the queue is far behind. Returns False if the caller must pull
         the queue.
         """
         with self._state.lock:
@@ -481,9 +483,9 @@ class Backlogs:
             if end_offset is None or end_offset - offset < self._min_backlog:
                 return False
             backlog_queue = self._backlog_queue(queue)
-            backlog_queue.pull_offset, backlog_queue.end_offset, backlog_queue.in_flight = offset, end_offset, False
-            backlog_queue.in_flight = queue.queue not in self._prefetcher.start(self.is_unfiltered)
-            return not backlog_queue.in_flight
+            backlog_queue.pull_offset, backlog_queue.end_offset, backlog_queue.is_fetching = offset, end_offset, False
+            backlog_queue.is_fetching = queue.queue not in self._prefetcher.start(self.is_unfiltered)
+            return not backlog_queue.is_fetching
 
     def close(self, wait_s: float) -> None:
         self._prefetcher.close(wait_s)
@@ -496,10 +498,10 @@ class Backlogs:
 
     def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
         for request in requests:
-            self._states[request.queue].in_flight = True
+            self._states[request.queue].is_fetching = True
 
     def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
-        backlog_queue = self._current(request)
+        backlog_queue = self._current_queue(request)
         if backlog_queue is None:
             return False
         backlog_queue.undecoded_count += part.offset_count
@@ -512,31 +514,32 @@ class Backlogs:
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
         for request in requests:
-            if (backlog_queue := self._current(request)) is not None:
-                backlog_queue.in_flight = False
+            if (backlog_queue := self._current_queue(request)) is not None:
+                backlog_queue.is_fetching = False
                 backlog_queue.cooldown_until = cooldown_until
                 # Messages that could not be decoded are no longer counted, because pulls request them again.
                 backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
-        # Called even if ``requests`` is empty, because other queues may have come too late for the read.
+        # ``_resume_pulls`` runs even if ``requests`` is empty, because other queues may have come too late for the read.
         self._timer.call_later(0, self._resume_pulls)
 
     # --- ``PrefetchQueues``; without the lock
 
-    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+    def process_accepted_parts(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
         """Decode messages, on the thread that read them."""
         for (request, part), decoded_part in zip(parts, self.decode([part for _, part in parts]), strict=True):
-            self._put_decoded(request, part, *decoded_part)
+            self._put_decoded_messages(request, part, *decoded_part)
 
-    def _put_decoded(
+    def _put_decoded_messages(
         self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], left_out_offset: int | None
     ) -> None:
         with self._state.lock:
-            backlog_queue = self._current(request)
+            backlog_queue = self._current_queue(request)
             if backlog_queue is None:
                 return
             backlog_queue.undecoded_count -= part.offset_count
             backlog_queue.undecoded_bytes -= len(part.stored)
-            # Set only after the messages were decoded, because if decoding fails, pulls request the messages again.
+            # The pull offset is set after the messages were decoded, so that pulls request the messages again if decoding
+            # fails.
             backlog_queue.pull_offset = part.next_offset if left_out_offset is None else left_out_offset
             now_ms = self._timer.now_ms()
             backlog_queue.process_queue.last_pull_ms = now_ms
@@ -553,9 +556,11 @@ class Backlogs:
     def _resume_pulls(self) -> None:
         """Continue to pull the queues that are not read ahead."""
         with self._state.lock:
-            released_queues = [backlog_queue for backlog_queue in self._states.values() if not backlog_queue.in_flight]
+            released_queues = [
+                backlog_queue for backlog_queue in self._states.values() if not backlog_queue.is_fetching
+            ]
             for backlog_queue in released_queues:
-                backlog_queue.in_flight = True
+                backlog_queue.is_fetching = True
         for backlog_queue in released_queues:
             self.pull(backlog_queue.process_queue, backlog_queue.pull_offset)
 
@@ -571,7 +576,7 @@ class Backlogs:
             backlog_queue = self._states[queue.queue] = BacklogQueue(queue, self._last_token, self._max_span)
         return backlog_queue
 
-    def _current(self, request: FetchRequest) -> BacklogQueue | None:
+    def _current_queue(self, request: FetchRequest) -> BacklogQueue | None:
         backlog_queue = self._states.get(request.queue)
         return (
             backlog_queue

@@ -7,8 +7,8 @@ it are finished. An ordered consumer takes messages from the front, and then com
 
 This module is pure: the caller holds a lock, passes the time, and acts on the result.
 
-Pulls mirror ``DefaultMQPushConsumerImpl.pullMessage`` and its callback. Pulls never wait for listeners. Instead, limits on the
-cached messages (``Thresholds``) delay the pulls.
+Pulls mirror ``DefaultMQPushConsumerImpl.pullMessage`` and its callback. Pulls do not wait for listeners, but limits on the
+cached messages (``Thresholds``) delay the pulls of a slow listener.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rocketmq_spark.base.codes import MAX_INT, Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
-LOCK_EXPIRES_MS = 30_000  # the client renews a lock within this time; on the broker, a lock lasts 60 s
+LOCK_LEASE_MS = 30_000  # the client renews a lock within this time; on the broker, a lock lasts 60 s
 
 
 class QueueLock:
@@ -40,7 +40,7 @@ class QueueLock:
         self._is_lost = False
 
     def grant(self, requested_ms: int, connection: object) -> None:
-        """Record a lock that was requested at ``requested_ms``. The broker's lease began at that moment or later."""
+        """Record a lock that was requested at ``requested_ms``. The broker's lease did not begin before ``requested_ms``."""
         self.granted_ms, self._connection, self._is_lost = requested_ms, connection, False
 
     def mark_lost(self) -> None:
@@ -51,7 +51,7 @@ class QueueLock:
         """Whether this member certainly has the lock. ``connection`` is the current connection to the broker, or None."""
         if self.granted_ms is None or self._is_lost or connection is None or connection != self._connection:
             return False
-        return now_ms - self.granted_ms <= LOCK_EXPIRES_MS
+        return now_ms - self.granted_ms <= LOCK_LEASE_MS
 
 
 def with_next_attempt(message: ReceivedMessage, added_attempts: int = 1) -> ReceivedMessage:
@@ -63,15 +63,15 @@ def with_next_attempt(message: ReceivedMessage, added_attempts: int = 1) -> Rece
 
 
 def in_batches(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
-    """Return consecutive batches of at most ``size`` messages, as tuples, so that listeners cannot change them.
+    """Return consecutive batches of at most ``size`` messages, as tuples, because listeners must not change a batch.
 
-    Several threads may take batches at the same time. (A generator would raise in this case.) The iterator returns each batch
-    once, and keeps no reference to it.
+    Several threads may take batches from the iterator at the same time. (A generator would raise ``ValueError`` if two threads
+    called it.) The iterator returns each batch once, and keeps no reference to a returned batch.
     """
     if size > 1:
         batches = deque([tuple(messages[start : start + size]) for start in range(0, len(messages), size)])
         return map(operator.call, repeat(batches.popleft, len(batches)))
-    # Tuples are created late, because each run of the garbage collector would traverse all tuples that wait.
+    # Each tuple is created when a thread takes it, because each run of the garbage collector would traverse all waiting tuples.
     remaining_messages = deque(messages)
 
     def next_message(_: int) -> tuple[ReceivedMessage]:
@@ -83,8 +83,8 @@ def in_batches(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple
 class MessageCache:
     """Items of one queue, sorted by offset. An item is a message or ``Rows``. An item is waiting, taken by a call, or finished.
 
-    Most offsets arrive in order. So the sorted offsets are a deque, in which a removed offset stays until it reaches an end of
-    the deque.
+    Most offsets arrive in order, so the sorted offsets are kept in a deque. A removed offset stays in the deque until it
+    reaches an end.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class MessageCache:
         self._bodies: dict[int, bytes] = {}  # the pulled bodies, because a listener may change its message
         self._dead_letter_offsets: set[int] = set()  # offsets of taken messages that are dead letters
         self._single_call_offsets: set[int] = set()  # offsets of messages that get calls without other messages
-        self._sorted_offsets: deque[int] = deque()  # of the waiting items, and of some that were removed
+        self._sorted_offsets: deque[int] = deque()  # offsets of the waiting items, and of some removed items
         self._end_of_last_put: int | None = None  # the offset after the message that was put last
 
     def put(self, messages: Iterable[Any]) -> int:
@@ -248,7 +248,7 @@ class MessageCache:
         elif offset < self._sorted_offsets[0]:
             self._sorted_offsets.appendleft(offset)
         elif not is_present and offset != self._sorted_offsets[0]:
-            # A removed offset may still be at an end of the deque. Then it needs no second entry.
+            # If a removed offset is still at an end of the deque, the offset needs no second entry.
             self._sorted_offsets = deque(sorted(self._waiting_items))
         return is_present
 
@@ -266,11 +266,12 @@ class MessageCache:
 
 
 class ProcessQueue(MessageCache):
-    """The unfinished messages of ``queue``. The methods apply a listener's results to these messages.
+    """The unfinished messages of ``queue``, with methods that apply a listener's results to the messages.
 
     A ``dropped`` queue is not pulled, and no listener gets messages of it. If an ordered listener still has messages of the
-    queue, the queue stays locked until the call ends. So this call may still advance the offset, unless the queue is
-    ``released`` earlier. The result of a concurrent call has no effect, because the queue of such a call is released at once.
+    queue, the queue stays locked until the listener's call ends. The result of the call may still advance the offset, unless
+    the queue is ``released`` earlier. The result of a concurrent call has no effect, because the queue of such a call is
+    released at once.
     """
 
     def __init__(self, queue: MessageQueue, now_ms: int = 0) -> None:
@@ -317,11 +318,13 @@ class ProcessQueue(MessageCache):
             else ()
         )
 
-    def finish_late(self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]) -> None:
+    def finish_late_messages(
+        self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]
+    ) -> None:
         """Finish the ``late_messages`` that are not among the ``unsent_messages``."""
         self.remove([message for message in late_messages if message not in unsent_messages])
 
-    def still_cached(
+    def messages_still_cached(
         self, call_messages: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
         """Return the ``messages`` of a call that are still cached. The other messages were late, and were sent back."""
@@ -349,7 +352,7 @@ class Thresholds:
 def divide_thresholds(
     thresholds: Thresholds, topic_max_count: int | None, topic_max_bytes: int | None, queue_count: int
 ) -> Thresholds:
-    """Divide the thresholds of a topic by its number of queues. Each result is at least 1."""
+    """Divide the thresholds of a topic by its number of queues. Each divided threshold is at least 1."""
     divisor = max(1, queue_count)
     return Thresholds(
         thresholds.max_count if topic_max_count is None else max(1, topic_max_count // divisor),
@@ -378,8 +381,8 @@ class PullDecision:
         pause_s: Seconds until the next pull.
         messages: The messages to cache and consume.
         finished_offset: All messages before this offset are finished, if the cache is empty.
-        corrected_offset: Set instead of the other attributes if the offset was illegal. This offset is committed, the queue is
-            released, and a rebalance adds the queue again.
+        corrected_offset: The offset to commit if the broker has no message at the requested offset. The other attributes are
+            then ignored, the queue is released, and a rebalance adds the queue again.
     """
 
     offset: int
@@ -390,17 +393,18 @@ class PullDecision:
 
 
 def decide_next_pull(
-    offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float
+    offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_pause_s: float
 ) -> PullDecision:
-    """Decide what to do after the ``answer`` to the pull at ``offset``. ``interval_s`` and ``error_s`` are the pauses that the
-    options set.
+    """Decide what to do after the ``answer`` to the pull at ``offset``.
+
+    The options set the pauses ``interval_s`` and ``error_pause_s``.
     """
     if isinstance(answer, RocketMQError):
-        return PullDecision(offset, BUSY_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
+        return PullDecision(offset, BUSY_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_pause_s)
     if answer.status is PullStatus.OFFSET_ILLEGAL:
         return PullDecision(offset, corrected_offset=answer.next_offset)
     if answer.status is not PullStatus.FOUND:
         return PullDecision(answer.next_offset, finished_offset=answer.next_offset)
-    if not answer.messages:  # the hash of a tag matched, but not its text
+    if not answer.messages:  # the broker compares only hashes of tags
         return PullDecision(answer.next_offset, finished_offset=answer.next_offset)
     return PullDecision(answer.next_offset, interval_s, answer.messages)

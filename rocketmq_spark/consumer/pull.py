@@ -1,7 +1,7 @@
 """The methods of ``PullConsumer``. Mirrors ``DefaultLitePullConsumer``.
 
-Periodic work runs at the beginning of a poll and while it waits. Only rebalances and prefetching also run between polls. One
-thread polls; another thread may call ``close``.
+Periodic work runs at the beginning of a poll, and while the poll waits. Only rebalances and prefetching also run between polls.
+One thread polls, but another thread may call ``close``.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rocketmq_spark.wire.messages import PORTION_BYTES, first_portion
 # Decodes the stored messages of several parts into a single ``pyarrow.RecordBatch``. If a single part is too large, the
 # function decodes the first messages, and returns the offset of the next message. (This package does not import Arrow.)
 ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
-ARROW_PARTS = 1024
-POLL_S, MAX_POLL_S = 5.0, 1e9
+MAX_ARROW_PARTS = 1024
+DEFAULT_POLL_TIMEOUT_S, MAX_POLL_TIMEOUT_S = 5.0, 1e9
 
 
 class BasePullConsumer(ClosedWhenDropped):
-    """Returns messages of subscribed topics, whose queues the group shares, or of queues that the user assigns. Call ``close`` at
+    """Polls messages of subscribed topics, whose queues the group shares, or of queues that the user assigns. Call ``close`` at
     the end.
 
     Delivery is at least once: messages that a poll returned are finished when the next poll begins, or ``commit`` is called.
@@ -105,7 +105,7 @@ class BasePullConsumer(ClosedWhenDropped):
         Args:
             topic: The topic.
             tags: One tag or several (``a || b``); by default, all messages match.
-            sql: An SQL92 expression, for brokers with ``enablePropertyFilter``. Not together with ``tags``.
+            sql: An SQL92 expression, for brokers with ``enablePropertyFilter``; it cannot be combined with ``tags``.
 
         Raises:
             RouteNotFound: There is no such topic.
@@ -114,7 +114,7 @@ class BasePullConsumer(ClosedWhenDropped):
         """
         self._owner.check(self._polls.closed)
         if self._uses_assign:
-            raise _mutually_exclusive()
+            raise _mutually_exclusive_error()
         self._set_subscription(checked_topic(topic), parse_filter(tags, sql))
         self._upkeep.start_background()
 
@@ -150,12 +150,12 @@ class BasePullConsumer(ClosedWhenDropped):
 
         Raises:
             OptionError: An item is not a queue, or belongs to another environment.
-            RocketMQError: A start offset could not be read. The assignment is then unchanged.
+            RocketMQError: A start offset could not be read, and the assignment is unchanged.
             LocalProtocolError: The consumer uses ``subscribe`` already.
         """
         self._owner.check(self._polls.closed)
         if self._group.topics:
-            raise _mutually_exclusive()
+            raise _mutually_exclusive_error()
         check_instance("queues", queues, Iterable, "a list of MessageQueue, such as queues() returns")
         assigned_queues, requested_queues = (
             set(self._polls.assigned_queues()),
@@ -200,7 +200,7 @@ class BasePullConsumer(ClosedWhenDropped):
             offset: The offset of the next message.
 
         Raises:
-            OffsetError: The queue is not assigned, or has no such offset.
+            OffsetError: The queue is not assigned, or does not have the offset.
         """
         self._owner.check(self._polls.closed)
         self._polls.seek([_check_queue(queue)], lambda queue: self._offsets.checked_offset(queue, offset))
@@ -242,11 +242,11 @@ class BasePullConsumer(ClosedWhenDropped):
         """Store offsets of the group on the brokers.
 
         Args:
-            offsets: Offsets by queue. Without it, all messages that polls returned so far count as finished, and their offsets
-                are committed.
+            offsets: Offsets by queue. Without ``offsets``, all messages that polls returned so far count as finished, and their
+                offsets are committed.
 
         Raises:
-            OffsetError: An offset is negative or not an integer. No offset is stored then.
+            OffsetError: An offset is negative or not an integer, and no offset was stored.
             RocketMQError: The first error, if some offsets could not be stored. The next commit retries the offsets of finished
                 messages, but not offsets that were passed as ``offsets``.
         """
@@ -266,16 +266,15 @@ class BasePullConsumer(ClosedWhenDropped):
 
     # --- messages
 
-    def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
+    def poll(self, timeout_s: float = DEFAULT_POLL_TIMEOUT_S) -> list[ReceivedMessage]:
         """Return messages of one queue in its order, as soon as there are any.
 
         Args:
             timeout_s: Seconds to wait for a message.
 
         Returns:
-            The messages; an empty list after the timeout. The list ends at the latest with the message that brings the
-            decompressed bodies to 64 MiB. A message that cannot be decoded has a ``decode_error``, and its stored bytes as the
-            body.
+            The messages; an empty list after the timeout. A list ends early if the decompressed bodies of its messages reach 64
+            MiB. A message that cannot be decoded has a ``decode_error``, and its stored bytes as the body.
 
         Raises:
             OptionError: The consumer has neither a subscription nor an assignment.
@@ -289,33 +288,34 @@ class BasePullConsumer(ClosedWhenDropped):
 
     @signal_safe
     def _poll(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
-        """Return messages, and the offset of the first message that was left out (None: all messages of the answer are returned).
+        """Return messages, and the offset of the first message that was left out; None if no message was left out.
 
-        The messages do not count as returned yet, because Ctrl-C may still interrupt older Pythons after the method returned.
+        The caller records that the messages were returned, because in older versions of Python, Ctrl-C may come after this
+        method returned.
         """
         deadline = _start_poll(self, timeout_s)
         while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):
             messages, left_out_message = first_portion(parts[0].read())
-            if messages or deadline.expired:  # a filter may remove all messages of each answer
+            if messages or deadline.expired:  # after a filter, an answer may have no messages
                 return messages, None if left_out_message is None else left_out_message.queue_offset
             self._polls.has_returned_all = True
         return [], None
 
-    def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
+    def poll_arrow(self, timeout_s: float = DEFAULT_POLL_TIMEOUT_S) -> Any:
         """Return all messages that have arrived, of any queue, as one record batch.
 
         Args:
             timeout_s: Seconds to wait for a message.
 
         Returns:
-            A ``pyarrow.RecordBatch`` with the columns of the Spark source; without rows after the timeout. Messages of a queue
-            are in its order. No more messages are added once the batch has 64 MiB.
+            A ``pyarrow.RecordBatch`` with the columns of the Spark source; without rows after the timeout. The messages of each
+            queue are in the order of the queue. A batch that has reached 64 MiB gets no more messages.
 
         Raises:
             DecodeError: A message cannot be decoded. The error is raised after the messages of all earlier pulls have been
                 returned. To continue, call ``poll``, which returns the message raw, or ``seek`` past the message.
             OptionError: pyarrow is not installed, or the consumer has neither a subscription nor an assignment.
-            RocketMQError: As for ``poll``.
+            RocketMQError: A permanent failure, or no broker has answered, as for ``poll``.
         """
         batch, left_out_offset = _poll_arrow(self, timeout_s)
         self._polls.has_returned_all, self._polls.returned_up_to = left_out_offset is None, left_out_offset
@@ -364,9 +364,9 @@ def _start_poll(consumer: BasePullConsumer, timeout_s: object) -> Deadline:
 @signal_safe
 def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int | None]:
     """Return the messages of several parts as one record batch, and the offset of the first message that was left out."""
-    deadline, max_parts = _start_poll(consumer, timeout_s), ARROW_PARTS
+    deadline, max_parts = _start_poll(consumer, timeout_s), MAX_ARROW_PARTS
     while parts := consumer._upkeep.next_parts(deadline, max_parts):
-        is_single_answer = len(parts) == 1 and len(parts[0].split_first_answer()) == 1  # the smallest unit
+        is_single_answer = len(parts) == 1 and len(parts[0].split_first_answer()) == 1  # nothing smaller can be decoded
         try:
             batch, left_out_offset = consumer._to_arrow(parts)
             is_too_large = left_out_offset is not None and not is_single_answer
@@ -377,7 +377,7 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
                 raise
         if is_too_large:
             consumer._polls.start_poll()
-            max_parts = len(parts) // 2  # 0 is ``ONE_ANSWER``
+            max_parts = len(parts) // 2  # the last value is 0, which is ``ONE_ANSWER``
             continue
         if batch.num_rows or deadline.expired:
             return batch, left_out_offset
@@ -386,11 +386,11 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
 
 
 @signal_safe
-def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
+def next_answer(consumer: BasePullConsumer, timeout_s: float = DEFAULT_POLL_TIMEOUT_S) -> Iterator[ReceivedMessage]:
     """Wait up to ``timeout_s`` seconds for messages of one queue, and return an iterator over them, which does not block.
 
-    A yielded message is finished by the next poll, the next call of this function, or ``commit``. The next poll returns messages
-    that were not yielded first.
+    A yielded message is finished by the next poll, the next call of this function, or ``commit``. The next poll begins with the
+    messages that were not yielded.
     """
     parts = consumer._upkeep.next_parts(_start_poll(consumer, timeout_s), 1)
     return consumer._polls.yield_messages(parts[0]) if parts else iter(())
@@ -404,15 +404,15 @@ def take_messages(
     If this function raises, none of the messages counts as returned, and the iterator must not be used any more.
     """
     polls, messages, room_bytes = consumer._polls, list[ReceivedMessage](), PORTION_BYTES
-    returned_before = polls.has_returned_all, polls.returned_up_to
+    values_before = polls.has_returned_all, polls.returned_up_to
     try:
         for message in islice(message_iterator, max_messages):
             messages.append(message)
             room_bytes -= len(message.body)
             if room_bytes <= 0:
                 break
-    except BaseException:  # such as Ctrl-C, or no memory for a body; then the caller gets none of the messages
-        polls.has_returned_all, polls.returned_up_to = returned_before
+    except BaseException:  # after Ctrl-C or a lack of memory, the caller gets none of the messages
+        polls.has_returned_all, polls.returned_up_to = values_before
         raise
     return messages
 
@@ -428,33 +428,35 @@ class PolledMessages:
     def __init__(self, consumer: BasePullConsumer, timeout_s: float) -> None:
         self.messages = consumer.poll(timeout_s)
         self._polls = consumer._polls
-        self._values_after_all = self._polls.has_returned_all, self._polls.returned_up_to
+        self._values_of_complete_poll = self._polls.has_returned_all, self._polls.returned_up_to
         self.mark_finished(0)
 
     def mark_finished(self, count: int) -> None:
         """Record that the first ``count`` messages are finished."""
         is_all = count == len(self.messages)
-        values = self._values_after_all if is_all else (False, self.messages[count].queue_offset)
+        values = self._values_of_complete_poll if is_all else (False, self.messages[count].queue_offset)
         self._polls.has_returned_all, self._polls.returned_up_to = values
 
     @property
     def is_current(self) -> bool:
-        """Whether the queue was neither revoked nor sought since the poll. If False, do not finish the other messages."""
+        """Whether the queue was not revoked and not sought since the poll. If False, the caller must not finish the other
+        messages.
+        """
         return self._polls.is_current()
 
 
 def checked_timeout(timeout_s: object) -> float:
-    """Return the timeout of a poll. Raises ``OptionError`` if it is not a number, or longer than locks support."""
-    return check_seconds("timeout_s", timeout_s, MAX_POLL_S)
+    """Return the timeout of a poll. Raises ``OptionError`` if the timeout is not a number, or longer than locks support."""
+    return check_seconds("timeout_s", timeout_s, MAX_POLL_TIMEOUT_S)
 
 
 def _check_queue(queue: object) -> MessageQueue:
-    if not isinstance(queue, MessageQueue):  # for example, a field of a queue if a queue was passed instead of a list
+    if not isinstance(queue, MessageQueue):  # a single queue instead of a list yields its fields
         raise argument_error("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 
 
-def _mutually_exclusive() -> LocalProtocolError:
+def _mutually_exclusive_error() -> LocalProtocolError:
     return LocalProtocolError(
         "subscribe and assign are mutually exclusive", remedy="Use two consumers with different groups"
     )

@@ -4,10 +4,9 @@ One thread serves all queues and never waits for answers or listeners. From the 
 queue is dropped, the queue has one pull at a time.
 
 Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and
-involves three threads, while reading ahead has many pulls in flight. A queue is either pulled or read ahead; between
-``try_read_ahead`` and the start of the read it is neither pulled nor read ahead. The conditions that pause pulls (a full cache,
-a listener that blocks the offset) also end a read. After the read, the queue is pulled again as soon as the condition no longer
-holds.
+involves three threads, while reading ahead has many pulls in flight. A queue is never pulled and read ahead at the same time.
+Between ``try_read_ahead`` and the start of the read, the queue waits. The conditions that pause pulls (a full cache, a listener
+that blocks the offset) also end a read. After the read, the queue is pulled again when the condition has ended.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-# A broker that was restarted does not know the group and its subscriptions until the next heartbeat.
+# The codes of a broker that does not know this member: after a restart, a broker knows no group until the next heartbeat.
 _UNKNOWN_MEMBER_CODES = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
 
 
 class ConsumeService(Protocol):
-    """Passes messages to the listener: ``ConcurrentConsumeService`` or ``OrderedConsumeService``."""
+    """A ``ConcurrentConsumeService`` or an ``OrderedConsumeService``, which passes messages to the listener."""
 
     def is_ready(self, queue: ProcessQueue) -> bool:
-        """Whether the queue may be pulled. An ordered consumer needs its lock."""
+        """Whether the queue may be pulled: an ordered consumer must have the lock of the queue."""
 
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
-        """Consume messages that were put into ``queue``. Must not block."""
+        """Consume messages that were put into ``queue``, without blocking."""
 
 
 class Pulling:
-    """Pulls the queues of one member. ``topic_filter`` returns the current filter of a topic. ``correct_offset`` replaces an
+    """Pulls the queues of one member. ``topic_filter_of`` returns the current filter of a topic. ``correct_offset`` replaces an
     offset that does not exist, and releases the queue.
     """
 
@@ -64,25 +63,25 @@ class Pulling:
         settings: ConsumerSettings,
         state: MemberState,
         timer: Timer,
-        topic_filter: Callable[[str], TopicFilter | None],
+        topic_filter_of: Callable[[str], TopicFilter | None],
         correct_offset: Callable[[ProcessQueue, int], None],
     ) -> None:
         self._port = port
         self._settings = settings
         self._state = state
         self._timer = timer
-        self._topic_filter = topic_filter
+        self._topic_filter_of = topic_filter_of
         self._correct_offset = correct_offset
-        self._replicas: dict[MessageQueue, int] = {}  # the broker id from which a queue is pulled next
+        self._replica_ids: dict[MessageQueue, int] = {}  # the broker id from which a queue is pulled next
         self._logged_failures: set[tuple[str, int | None]] = set()  # brokers, and the response codes that were logged
         self._backlogs: Backlogs | None = None
-        self.decode: DecodeParts | None = None  # None: answers are decoded already
+        self.decode: DecodeParts | None = None  # None if the answers are decoded already
         self.consume_service: ConsumeService | None = None
-        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # called if an answer reports a reset
-        # Called if a queue is not pulled because ``ConsumeService.is_ready`` is False.
+        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # gets the resets that answers report
+        # The function is called for a queue that is not pulled because ``ConsumeService.is_ready`` is False.
         self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: None
-        self.on_unknown_member: Callable[[], None] = lambda: None  # called if a broker does not know this member
-        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # called once per lost connection
+        self.on_unknown_member: Callable[[], None] = lambda: None  # a broker does not know this member
+        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # runs once per lost connection
         self._disconnected_brokers: set[str] = set()  # brokers that have not answered since their connection was lost
 
     def use_backlogs(self, backlogs: Backlogs) -> None:
@@ -90,7 +89,7 @@ class Pulling:
         backlogs.pull, backlogs.submit, backlogs.reset_offsets_soon = self._pull, self._submit, self.reset_offsets_soon
         backlogs.decode = self.decode or decode_messages
         backlogs.is_unfiltered = lambda queue: (
-            (topic_filter := self._topic_filter(queue.topic)) is not None and not topic_filter.filter
+            (topic_filter := self._topic_filter_of(queue.topic)) is not None and not topic_filter.filter
         )
         self._backlogs = backlogs
 
@@ -109,7 +108,7 @@ class Pulling:
             return
         queue.last_pull_ms = self._timer.now_ms()
         wait_s = self._pause_s(queue)
-        topic_filter = self._topic_filter(queue.queue.topic)
+        topic_filter = self._topic_filter_of(queue.queue.topic)
         if wait_s or topic_filter is None:
             self.pull_later(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
             return
@@ -123,8 +122,9 @@ class Pulling:
         )
 
     def _pause_s(self, queue: ProcessQueue) -> float:
-        """Return the pause in seconds before the next pull of the queue; 0 for none."""
-        # Checked first, because the lock of a full queue must be renewed even if the queue is not pulled for a long time.
+        """Return the pause in seconds before the next pull of the queue; 0 if the queue may be pulled now."""
+        # ``is_ready`` is checked first, because a lost lock must be requested even if the queue is full and is not pulled for
+        # long.
         if self.consume_service is None or not self.consume_service.is_ready(queue):
             self.on_not_ready(queue)
             return self._settings.pull_delay_on_error_s
@@ -147,7 +147,7 @@ class Pulling:
             version_ms=topic_filter.version_ms,
             suspend_s=self._settings.pull_suspend_s,
             commit_offset=finished_offset or None,
-            broker_id=self._replicas.get(queue, MASTER_ID),
+            broker_id=self._replica_ids.get(queue, MASTER_ID),
             max_bytes=self._settings.pull_batch_size_in_bytes,
             decoded=self.decode is None,
         )
@@ -166,7 +166,7 @@ class Pulling:
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
             decoded_answer = capture(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
             if isinstance(decoded_answer, Failure):
-                # Memory may be short, for example. The next pull requests the messages again.
+                # The cause may be temporary, such as a lack of memory, so the next pull requests the messages again.
                 decoded_answer.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
                 answer = DecodeError(f"the answer could not be decoded: {decoded_answer}", queue=str(queue.queue))
             else:
@@ -179,8 +179,8 @@ class Pulling:
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
-            # The slave that was asked may be gone. So the next pull goes to the master, whose answer says which replica to ask.
-            self._replicas.pop(queue.queue, None)
+            # If a slave failed, it may be gone, so the next pull goes to the master, whose answer says which replica to ask.
+            self._replica_ids.pop(queue.queue, None)
             self._log_failure(queue.queue, offset, answer)
             if answer.broker_code in _UNKNOWN_MEMBER_CODES:
                 self.on_unknown_member()
@@ -188,14 +188,14 @@ class Pulling:
                 self._disconnected_brokers.add(queue.queue.broker_name)
                 self.on_connection_lost(queue.queue.broker_name)
         else:
-            self._replicas[queue.queue] = answer.broker_id
+            self._replica_ids[queue.queue] = answer.broker_id
             self._logged_failures = {
                 failure for failure in self._logged_failures if failure[0] != queue.queue.broker_name
             }
             self._disconnected_brokers.discard(queue.queue.broker_name)
-            topic_filter = self._topic_filter(queue.queue.topic)
+            topic_filter = self._topic_filter_of(queue.queue.topic)
             if topic_filter is None or topic_filter.filter_version_ms != request_filter.filter_version_ms:
-                self._pull(queue, offset)  # the answer may have skipped messages that match the new filter
+                self._pull(queue, offset)  # messages that match the new filter may be missing
                 return
         decision = decide_next_pull(
             offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s
@@ -219,8 +219,8 @@ class Pulling:
             self.consume_service.submit(queue, messages)
 
     def _log_failure(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
-        """Log a failed pull. A failure that may last, such as a missing group, is a warning; each broker causes one warning
-        until it answers again.
+        """Log a failed pull. A failure that may last, such as a missing group, is logged as a warning, but only once until the
+        broker answers again.
         """
         failure = queue.broker_name, error.broker_code
         is_transient = error.retriable or error.broker_code in _UNKNOWN_MEMBER_CODES

@@ -19,7 +19,12 @@ from rocketmq_spark.base.process import Closeable, OwnerProcess, defer_close, on
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.broker_requests import BrokerRequestHandler
 from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
-from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
+from rocketmq_spark.consumer.group_health import (
+    COMPARISON_INTERVAL_S,
+    ConsumeModes,
+    Reregistration,
+    SubscriptionConflicts,
+)
 from rocketmq_spark.consumer.listener import DeferredListener, Listener, check_listener
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, offsets_path
@@ -33,7 +38,7 @@ from rocketmq_spark.consumer.rebalancing import Rebalancing
 from rocketmq_spark.consumer.rows import RowsQueue, batch_listener
 from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
-from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
+from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_INTERVAL_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
@@ -43,7 +48,9 @@ from rocketmq_spark.ports import GroupMember, PopMember
 
 logger = logging.getLogger(__name__)
 
-_STOP_CHECK_S = 0.05  # how often a listener that calls ``stop`` checks whether another thread is stopping the consumer
+_STOP_CHECK_INTERVAL_S = (
+    0.05  # how often a listener that calls ``stop`` checks whether another thread is stopping the consumer
+)
 
 
 class BaseConsumer(Closeable):
@@ -65,12 +72,13 @@ class BaseConsumer(Closeable):
         self._port: Any = port  # a ``PopMember`` if ``settings.uses_pop``, otherwise a ``GroupMember``
         self._owner = OwnerProcess("consumer")
         self._tools = tools or ConsumerTools()
-        clock = self._tools.timer(f"rocketmq-{settings.group}-clock")
+        clock = self._tools.make_timer(f"rocketmq-{settings.group}-clock")
         self._subscriptions = Subscriptions(settings.group, settings.uses_retry_topic, clock.wall_ms, clock.lease_ms)
-        # For start and stop. Reentrant, because a signal handler may interrupt either of them.
+        # ``start`` and ``stop`` hold this lock. The lock is reentrant, because a signal handler that interrupts ``start`` or
+        # ``stop`` may call ``stop``.
         self._lifecycle_lock = threading.RLock()
         self._is_starting_or_stopping = False  # whether the thread that holds the lock starts or stops the consumer
-        self._is_stopping = False  # whether that thread stops the consumer
+        self._is_stopping = False  # whether the thread that holds the lock stops the consumer
         self._running: RunningConsumer | RunningPopConsumer | None = None
         self._stop_requested = Latch()
         self._closed = self._has_stopped = False
@@ -79,12 +87,12 @@ class BaseConsumer(Closeable):
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume messages of ``topic``. All members of a group must have the same subscriptions.
 
-        May be called again, for other topics or to change a filter, also while the consumer runs.
+        This method may be called again for other topics or to change a filter, even while the consumer runs.
 
         Args:
             topic: The topic.
             tags: One tag or several (``a || b``); by default, all messages match.
-            sql: An SQL92 expression, for brokers with ``enablePropertyFilter``. Not together with ``tags``.
+            sql: An SQL92 expression, for brokers with ``enablePropertyFilter``; it cannot be combined with ``tags``.
 
         Raises:
             OptionError: The filter is wrong.
@@ -111,21 +119,23 @@ class BaseConsumer(Closeable):
     def start(self, listener: Listener) -> None:
         """Join the group and call ``listener(messages, context)`` on background threads.
 
-        Returns when the start offsets of the first assigned queues are set, so messages sent after that are not skipped; or, if
-        a broker does not answer, after 6 s at most. Over gRPC it returns when the Proxy has accepted the subscriptions.
+        The method returns when the start offsets of the first assigned queues are set, so that later messages are not skipped.
+        If a broker does not answer, the method returns after 6 s at most. Over gRPC, it returns when the Proxy has accepted the
+        subscriptions.
 
-        The consumer runs until ``stop``, even if your program drops the last reference to it. Keep a reference to call ``stop``.
+        The consumer runs until ``stop``, even if your program drops the last reference to the consumer. Keep a reference to
+        call ``stop``.
 
-        If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
-        the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
-        in the log. An ordered consumer retries them in place instead, and accepts the return values that ``OrderedContext``
-        describes.
+        If the listener returns None, the messages are done. If the listener raises, or returns ``context.retry()`` or another
+        value, the messages are sent back and delivered again later. With option ``model`` broadcasting, failed messages are
+        dropped, with a warning in the log. An ordered consumer retries failed messages in place, and accepts the return values
+        that ``OrderedContext`` describes.
 
-        With option ``arrow`` the listener is called with ``(batch, context)``. The batch is a ``pyarrow.RecordBatch`` with the
-        same columns as a batch of ``PullConsumer.poll_arrow``, and has at most ``consumeMessageBatchMaxSize`` rows, all of
-        ``context.queue`` and in its order. What the listener returns counts for the whole batch, unless only its first rows are
-        done: then set ``context.ack_index`` to the index of the last of these rows, and return None. Rows that fail are sent
-        back one by one. An ordered consumer retries the whole batch in place.
+        With option ``arrow``, the listener is called with ``(batch, context)``. The batch is a ``pyarrow.RecordBatch`` with the
+        same columns as a batch of ``PullConsumer.poll_arrow``, and has at most ``consumeMessageBatchMaxSize`` rows of
+        ``context.queue``, in the order of the queue. The return value of the listener counts for the whole batch. If only the
+        first rows are done, the listener sets ``context.ack_index`` to the index of the last row that is done, and returns
+        None. Rows that fail are sent back one by one. An ordered consumer retries the whole batch in place.
 
         Raises:
             LocalProtocolError: This process already has a member of the group.
@@ -144,14 +154,14 @@ class BaseConsumer(Closeable):
                 raise OptionError("the consumer has no subscription; expected subscribe() before start()")
             if self._running is not None:
                 raise OptionError("the consumer was started already; expected one listener for each consumer")
-            # Assigned before it starts, so that an interrupted start can be stopped.
+            # The attribute is set before the start, so that ``stop`` can stop an interrupted start.
             running = self._running = self._new_running(listener)
             self._is_starting_or_stopping = True
             try:
                 running.start()
                 if isinstance(running, RunningConsumer) and not self._closed:
                     running.wait_for_first_rebalance()
-            except BaseException:  # also Ctrl-C: the group must not have a member that consumes nothing
+            except BaseException:  # includes Ctrl-C: the group must not keep a member that consumes nothing
                 running.stop(Deadline.after(0))
                 self._running = None
                 raise
@@ -172,24 +182,24 @@ class BaseConsumer(Closeable):
     def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage] | list[PoppedMessage]:
         """Leave the group.
 
-        Waits for running listeners, commits offsets, and releases the queues to other members. Messages that are not finished
-        are delivered again, to the new owner of their queue. That includes the messages of a listener that calls ``stop``
-        itself. Over remoting (the default ``transport``), no new listener call begins. Over gRPC, listeners are still called
-        with messages that the Proxy has already handed out, until the timeout.
+        Waits for running listeners, commits offsets, and releases the queues to other members. Messages that are not finished,
+        such as the messages of a listener that calls ``stop`` itself, are delivered again, to the new owner of their queue.
+        Over remoting (the default ``transport``), no new listener call begins. Over gRPC, listeners are still called with
+        messages that the Proxy has already handed out, until the timeout.
 
-        A second call waits for the first one, or continues it after an interruption. A call from a listener returns at once if
-        another thread is stopping the consumer, because that thread waits for the listener. If a signal handler calls ``stop``
-        while another method of this consumer runs in the same thread, ``stop`` returns at once, and the consumer leaves the
-        group when that method returns.
+        A second call waits for the first call, or completes the first call if it was interrupted. A call from a listener
+        returns at once if another thread is stopping the consumer, because that thread waits for the listener. If a signal
+        handler calls ``stop`` while another method of this consumer runs in the same thread, ``stop`` returns at once, and the
+        consumer leaves the group when that method returns.
 
         Args:
-            timeout_s: Seconds to wait for listeners. A broker that does not answer may take 3 s more.
+            timeout_s: Seconds to wait for listeners. If a broker does not answer, the call takes up to 3 s more.
 
         Returns:
-            The messages that a listener still had after that time.
+            The messages that listeners still had after the timeout.
 
         Raises:
-            OptionError: ``timeout_s`` is not a number. Nothing has changed.
+            OptionError: ``timeout_s`` is not a number. The consumer continues.
         """
         if not self._owner.is_current:
             return []
@@ -218,13 +228,13 @@ class BaseConsumer(Closeable):
             self._lifecycle_lock.release()
 
     def _acquire_lifecycle_lock(self, deadline: Deadline) -> bool:
-        """Return whether the lock was acquired: False after the timeout, or if another thread stops the consumer and waits for
-        the listener that calls this.
+        """Return whether the lock was acquired: False after the timeout, or if the caller is a listener for which another
+        thread waits to stop the consumer.
         """
         running = self._running
         if running is None or not running.is_listener_thread:
             return self._lifecycle_lock.acquire(timeout=deadline.remaining())
-        while not self._lifecycle_lock.acquire(timeout=min(_STOP_CHECK_S, deadline.remaining())):
+        while not self._lifecycle_lock.acquire(timeout=min(_STOP_CHECK_INTERVAL_S, deadline.remaining())):
             if self._is_stopping or deadline.expired:
                 return False
         return True
@@ -238,8 +248,8 @@ class BaseConsumer(Closeable):
         """Return counts since the start, and recent figures by topic.
 
         Returns:
-            ``ConsumerStats`` with ``consumed``, ``failed``, ``sent_back``, ``cached``, ``lag``, ``rebalances`` and ``topics``;
-            before ``start`` the counts are 0, ``lag`` is None and ``topics`` is empty.
+            ``ConsumerStats`` with ``consumed``, ``failed``, ``sent_back``, ``cached``, ``lag``, ``rebalances`` and ``topics``.
+            Before ``start``, the counts are 0, ``lag`` is None, and ``topics`` is empty.
 
         Raises:
             ClosedError: The consumer belongs to another process.
@@ -260,18 +270,20 @@ class BaseConsumer(Closeable):
 
 
 def _stop_timeout(timeout_s: float) -> float:
-    """Return the timeout of ``stop``: at most the longest wait of ``threading``, less the rounding error of a deadline."""
+    """Return the timeout of ``stop``, limited to the longest wait of ``threading``, less a second for rounding errors."""
     return max(0.0, min(check_seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))
 
 
-FIRST_COMMIT_S = 10.0
-FIRST_LOCK_S, LOCK_S = 1.0, 20.0
-# A broker that restarts forgets its locks. The connection to a Proxy stays open, so only the next lock request shows the loss.
-NO_NOTICES_LOCK_S = 3.0
-# Each answer to a pull has the end offset of its queue, and pulls are answered within 15 s. For other queues, the end offset is
-# requested.
-END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
-# The instance name in the folder of a broadcasting member: Java's default. The folder must be the same after a restart.
+FIRST_COMMIT_DELAY_S = 10.0
+FIRST_LOCK_DELAY_S, LOCK_INTERVAL_S = 1.0, 20.0
+# A broker that restarts forgets its locks. Because the connection to a Proxy stays open, a member learns this only from its
+# next lock request.
+NO_NOTICES_LOCK_INTERVAL_S = 3.0
+# Each answer to a pull has the end offset of its queue, and pulls are answered within 15 s. The end offsets of queues that are
+# not pulled are requested.
+END_OFFSETS_INTERVAL_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
+# The instance name in the folder of a broadcasting member. It is Java's default, because the folder must be the same after a
+# restart.
 INSTANCE_NAME = "DEFAULT"
 _consumer_numbers = itertools.count()
 
@@ -282,10 +294,10 @@ class RunningConsumer:
 
     Besides the threads of the listener, there are four threads: for pulls (which never wait), for rebalances, for commits with
     other upkeep, and for locks. Each queue whose late messages are sent back has one more thread. A broker that hangs delays
-    only its own requests.
+    only the requests to this broker.
 
-    The upkeep commits, compares subscriptions and consume modes (``consumer/group_health``), and reads the end offsets of queues
-    that are not pulled.
+    The upkeep thread commits offsets, compares subscriptions and consume modes (``consumer/group_health``), and reads the end
+    offsets of queues that are not pulled.
     """
 
     def __init__(
@@ -296,14 +308,14 @@ class RunningConsumer:
         listener: Listener,
         tools: ConsumerTools,
     ) -> None:
-        make_timer = tools.timer
+        make_timer = tools.make_timer
         name = f"rocketmq-{settings.group}-{next(_consumer_numbers)}"
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
         self._pull_timer, self._upkeep_timer = make_timer(f"{name}-pull"), make_timer(f"{name}-upkeep")
         self._lock_timer = make_timer(f"{name}-lock")
-        self._workers = tools.workers(f"{name}-listener", settings.threads)
+        self._workers = tools.make_workers(f"{name}-listener", settings.threads)
         self.state = MemberState(settings.thresholds)
         self._store = self._new_offset_store()
         self._pulling = Pulling(port, settings, self.state, self._pull_timer, subscriptions.get, self._correct_offset)
@@ -314,7 +326,7 @@ class RunningConsumer:
         if tools.rows_decoder is not None:
             self._pulling.decode, listener = tools.rows_decoder, batch_listener(listener, tools.rows_decoder.to_batch)
             self._ownership.make_queue = partial(RowsQueue, tools.rows_decoder.to_batch)
-        self._traces = tools.traces()
+        self._traces = tools.make_traces()
         if self._traces is not None:
             listener = self._traces.wrap(listener, settings)
         self._consume_service = self._new_consume_service(listener, tools)
@@ -342,8 +354,8 @@ class RunningConsumer:
     def start(self) -> None:
         """Join the group, send a heartbeat, and rebalance.
 
-        Raises ``LocalProtocolError`` for a second member in a process, ``OptionError`` for an environment without queues
-        or if another member has locked the offset file, and ``OffsetError`` if that file is damaged.
+        Raises ``LocalProtocolError`` if this process already has a member, ``OptionError`` if the environment has no queues or
+        another member has locked the offset file, and ``OffsetError`` if the offset file is damaged.
         """
         self._store.open()
         self._fetch_routes()
@@ -352,25 +364,27 @@ class RunningConsumer:
         )
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.start()
-        self._upkeep_timer.call_repeatedly(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_S)
-        self._upkeep_timer.call_repeatedly(STATS_S, self._log_stats, STATS_S)
-        self._upkeep_timer.call_repeatedly(COMPARE_S, self._check_subscriptions, COMPARE_S)
-        self._upkeep_timer.call_repeatedly(END_OFFSETS_S, self._read_end_offsets, END_OFFSETS_S)
+        self._upkeep_timer.call_repeatedly(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_DELAY_S)
+        self._upkeep_timer.call_repeatedly(STATS_INTERVAL_S, self._log_stats, STATS_INTERVAL_S)
+        self._upkeep_timer.call_repeatedly(COMPARISON_INTERVAL_S, self._check_subscriptions, COMPARISON_INTERVAL_S)
+        self._upkeep_timer.call_repeatedly(END_OFFSETS_INTERVAL_S, self._read_end_offsets, END_OFFSETS_INTERVAL_S)
         if self._settings.clustering:
-            self._upkeep_timer.call_repeatedly(COMPARE_S, self._check_consume_modes, 0.0)
+            self._upkeep_timer.call_repeatedly(COMPARISON_INTERVAL_S, self._check_consume_modes, 0.0)
         if isinstance(self._consume_service, ConcurrentConsumeService):
             timeout_s = self._settings.consume_timeout_s
-            self._upkeep_timer.call_repeatedly(timeout_s, self._consume_service.send_late_back, timeout_s)
+            self._upkeep_timer.call_repeatedly(timeout_s, self._consume_service.send_late_messages_back, timeout_s)
         elif self._settings.clustering:
-            self._lock_timer.call_repeatedly(LOCK_S, self._ownership.renew_locks, FIRST_LOCK_S)
-            self._lock_timer.call_repeatedly(NO_NOTICES_LOCK_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_S)
+            self._lock_timer.call_repeatedly(LOCK_INTERVAL_S, self._ownership.renew_locks, FIRST_LOCK_DELAY_S)
+            self._lock_timer.call_repeatedly(
+                NO_NOTICES_LOCK_INTERVAL_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_INTERVAL_S
+            )
 
     def _renew_locks_without_notices(self) -> None:
         if not self._port.receives_notices:
             self._ownership.renew_locks()
 
     def wait_for_first_rebalance(self) -> None:
-        """Wait for the first rebalance. Messages that are sent after it are behind the start offsets of the assigned queues."""
+        """Wait for the first rebalance. Later messages are behind the start offsets of the assigned queues."""
         self.rebalancing.wait_for_first_run(TIMEOUT_S)
 
     def stop(self, deadline: Deadline) -> list[ReceivedMessage]:
@@ -401,11 +415,11 @@ class RunningConsumer:
             for close in (self.rebalancing.close, self._upkeep_timer.close, self._lock_timer.close):
                 close(close_deadline.remaining())
             self._ownership.leave(deadline)
-            self.rebalancing.apply_resets()  # an answer to a pull may have reported a reset since ``rebalancing.close``
+            self.rebalancing.apply_resets()  # a pull may have reported a reset since ``rebalancing.close``
         finally:
             if self._leave_group is not None:
                 self._leave_group(deadline)
-                self._leave_group = None  # only now, so that a second call repeats an interrupted call
+                self._leave_group = None  # set after the call, so that a second ``stop`` repeats an interrupted call
             self._store.close()
             if self._traces is not None:
                 self._traces.close(deadline.remaining())
@@ -429,7 +443,7 @@ class RunningConsumer:
     def figures(self) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""
         with self.state.lock:
-            return self.state.figures.for_topics(self._subscriptions.filters(), self._pull_timer.now_ms())
+            return self.state.figures.figures_of_topics(self._subscriptions.filters(), self._pull_timer.now_ms())
 
     def _new_consume_service(
         self, listener: Listener, tools: ConsumerTools
@@ -440,7 +454,7 @@ class RunningConsumer:
             send_back = SendBack(self._port, settings.group, settings.max_reconsume_times, state)
         if not settings.ordered:
             return ConcurrentConsumeService(
-                listener, settings, state, self._workers, self._pull_timer, send_back, tools.per_queue_threads()
+                listener, settings, state, self._workers, self._pull_timer, send_back, tools.make_per_queue_threads()
             )
         service = OrderedConsumeService(listener, settings, state, self._workers, self._pull_timer, send_back)
         service.on_queue_free = self.rebalancing.schedule
@@ -461,8 +475,8 @@ class RunningConsumer:
         path = offsets_path(
             expand_home(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
         )
-        # Checked again, because the path contains other options, and links may have changed.
-        if settings.offsets_folder_given:
+        # The path is checked again, because it contains other options, and links may have changed.
+        if settings.is_offsets_folder_given:
             check_safe(path, "localOffsetsDir")
         return FileOffsets(
             LocalOffsets(path), self.state, lambda queue, deadline: self._port.bounds(queue, deadline).max_offset
@@ -481,7 +495,9 @@ class RunningConsumer:
         self.rebalancing.correct_offset_soon(queue, offset)
 
     def _fetch_routes(self) -> None:
-        """Fetch routes, so that heartbeats have addresses. Each rebalance retries missing routes."""
+        """Fetch the routes of the topics, because heartbeats need the addresses of brokers. Each rebalance fetches missing
+        routes again.
+        """
         for topic in self._subscriptions.filters():
             try:
                 self.rebalancing.queues(topic, Deadline.after(TIMEOUT_S))
@@ -493,7 +509,7 @@ class RunningConsumer:
                 logger.log(level, "topic %s has no route yet: %s", topic, e)
 
     def _commit(self) -> None:
-        self._workers.start_missing_threads()  # if the system could not start a thread before, work may be waiting for it
+        self._workers.start_missing_threads()  # work may wait for a thread that could not be started before
         self._store.persist(Deadline.after(TIMEOUT_S))
 
     def _check_subscriptions(self) -> None:
@@ -503,11 +519,11 @@ class RunningConsumer:
         self._consume_modes.check(Deadline.after(TIMEOUT_S))
 
     def _read_end_offsets(self) -> None:
-        """Read the end offsets of queues that are not pulled, such as full queues. The last pull of such a queue returned only
-        an earlier end.
+        """Read the end offsets of queues that are not pulled, such as full queues, because the last pull returned an earlier
+        end offset.
         """
         now_ms, deadline = self._pull_timer.now_ms(), Deadline.after(TIMEOUT_S)
-        # Brokers that do not answer, so that only the first queue of each broker waits for an answer.
+        # The set has the brokers that do not answer, so that only the first queue of each broker waits for an answer.
         unavailable_brokers: set[str] = set()
         for process_queue in self.state.owned_queues():
             if now_ms - process_queue.end_updated_ms <= MAX_END_OFFSET_AGE_MS:

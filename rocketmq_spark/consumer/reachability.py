@@ -28,11 +28,11 @@ _WARNING_INTERVAL_S = 60.0
 class Reachability:
     """Whether brokers answer a consumer that polls.
 
-    An empty poll logs a warning while a broker does not answer, and fails if no broker has ever answered. A permanent refusal is
-    also a warning, and it is an error while no queue can be read.
+    An empty poll logs a warning while a broker does not answer, and fails if no broker has ever answered. A permanent refusal
+    is also logged as a warning, and an empty poll raises the refusal while no queue can be read.
 
-    Several threads use this object without a lock. So each method reads an attribute that may become None only once. A lost
-    update only delays a warning or an error until the next failure.
+    Several threads use this object without a lock. Because another thread may set an attribute to None, each method reads the
+    attribute only once. A lost update only delays a warning or an error until the next failure.
     """
 
     def __init__(self, group: str, clock: Clock) -> None:
@@ -45,16 +45,17 @@ class Reachability:
         self._last_failure: tuple[Hashable, RocketMQError] | None = None
         self._warning_limit = RateLimit(_WARNING_INTERVAL_S)
 
-    def on_answer(self, target: Hashable, by_broker: bool = True) -> None:
+    def on_answer(self, target: Hashable, is_broker_answer: bool = True) -> None:
         """Record an answer to a request about ``target``, a broker or topic.
 
-        ``by_broker`` is False if a Proxy answered without a request to a broker.
+        ``is_broker_answer`` is False if a Proxy answered without a request to a broker.
         """
         self._clear_failure(target)
-        if by_broker:
+        if is_broker_answer:
             self._broker_answered = True
         elif self._last_failure is None:
-            # A member without queues gets only answers of the Proxy, and would otherwise fail as if no broker answered.
+            # A member without queues gets only answers of the Proxy. Without this statement, its polls would fail as if no
+            # broker answered.
             self._waiting_since = None
 
     def _clear_failure(self, target: Hashable) -> None:
@@ -67,9 +68,9 @@ class Reachability:
         self._queue_was_read = True
         self.on_answer(broker_name)
 
-    def on_failure(self, target: Hashable, error: RocketMQError, by_broker: bool = True) -> None:
+    def on_failure(self, target: Hashable, error: RocketMQError, is_broker_answer: bool = True) -> None:
         """Record a failed request about ``target``. A broker's refusal counts as an answer, and a missing topic is no failure."""
-        if by_broker and isinstance(error, BrokerError):
+        if is_broker_answer and isinstance(error, BrokerError):
             self._broker_answered = True
         if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
             self._clear_failure(target)
@@ -79,14 +80,14 @@ class Reachability:
     def raise_permanent_failure(self) -> None:
         """Raise the last error if it is permanent: access is denied, or the server does not support this client.
 
-        The error is not raised after a queue was read or a broker answered, because it then concerns a single server.
+        The error is not raised after a queue was read or a broker answered, because the error then concerns a single server.
         """
         last_failure = self._last_failure
         if last_failure is None:
             return
         _, error = last_failure
         if isinstance(error, NotSupported | AccessDenied) and not self._queue_was_read:
-            self._last_failure = None  # the next refusal sets it again
+            self._last_failure = None  # the next refusal sets the attribute again
             raise copy_error(error)
         if isinstance(error, RemoteProtocolError | CertificateRefused) and not self._broker_answered:
             raise copy_error(error)
@@ -125,4 +126,4 @@ class Reachability:
                 cause = "a broker refuses" if isinstance(error, BrokerError) else "a broker does not answer"
             logger.warning(text, self._group, cause, error)
         if self._broker_answered:
-            self._last_failure = None  # the next failure sets it again
+            self._last_failure = None  # the next failure sets the attribute again

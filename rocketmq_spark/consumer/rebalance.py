@@ -4,9 +4,10 @@ The rebalance mirrors ``RebalanceImpl``. All members sort the same lists and app
 without a coordinator. If the queues or the members of the group are unknown, or the strategy raises, the member keeps its
 queues. The caller sends the requests, applies the change, and rebalances again after ``wait_s``.
 
-The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. It is the committed offset of the group. If
-the group has no committed offset, the option ``consumeFromWhere`` decides. If a request fails, ``start_offset`` raises its
-error, and the caller retries the queue later. (Java up to 4.9.8 treated every error as "no offset" and continued at the end.)
+The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. A queue starts at the committed offset of the
+group. If the group has no committed offset, the option ``consumeFromWhere`` decides. If a request fails, ``start_offset``
+raises its error, and the caller retries the queue later. (Java up to 4.9.8 treated every error as "no offset" and continued at
+the end.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.java import string_order
+from rocketmq_spark.base.java import string_sort_key
 from rocketmq_spark.base.threads import Failure, capture
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.errors import OffsetError
@@ -60,7 +61,7 @@ class StartOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StartOffsetRequests:
-    """Functions that send the requests for a start offset to the queue's broker. They raise ``RocketMQError``.
+    """Functions that send the requests for a start offset to the queue's broker, and raise ``RocketMQError``.
 
     ``committed`` returns None only if the broker reports that the group has no offset.
     """
@@ -73,20 +74,21 @@ class StartOffsetRequests:
 def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: StartOffsetRequests) -> StartOffset:
     """Return the first offset to pull. Raises the errors of the requests.
 
-    A retry topic always begins at 0, because all of its messages failed in this group. (Java begins at the end of the retry topic
-    with ``CONSUME_FROM_TIMESTAMP``. It loses messages that were sent back before a member had the queue.)
+    A retry topic always begins at 0, because all of its messages failed in this group. (Java begins at the end of the retry
+    topic with ``CONSUME_FROM_TIMESTAMP``. This loses messages that were sent back before a member had the queue.)
     """
     committed_offset = requests.committed()
     if committed_offset is not None:
-        # A broker also returns 0 for a new queue without an offset. A later request would return None for such a queue.
+        # Offset 0 may not be committed: a broker also returns 0 for a new queue without an offset, and a later request would
+        # return None.
         return StartOffset(_checked_offset(queue, "committed offset", committed_offset), committed_offset > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
-        return StartOffset(0, False)  # the first pull corrects an offset that is too small
+        return StartOffset(0, False)  # if offset 0 is too small, the first pull corrects it
     if consume_from.where is ConsumeFromWhere.LATEST:
         end_offset = _checked_offset(queue, "maximum offset", requests.max_offset())
         # A broker returns the offset 0 for a new queue that has a message, but no offset for an empty queue. If the first
-        # message arrives between the two requests, the end offset would skip it, as in Java. So the committed offset is
-        # requested again. Meanwhile, another member may also have committed an offset.
+        # message arrives between the two requests, the end offset would skip the message, as in Java. To avoid this, the
+        # committed offset is requested again. Another member may also have committed an offset between the requests.
         committed_offset = requests.committed() if end_offset > 0 else None
         return (
             StartOffset(end_offset, False)
@@ -110,13 +112,13 @@ def _checked_offset(queue: MessageQueue, source: str, offset: int) -> int:
 
 REBALANCE_INTERVAL_S = 20.0
 UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
-# Until this member releases queues that now belong to a new member, both members read these queues. So this interval is
-# shorter.
+# Without notices, this interval is shorter, because a new member and this member both read a queue until this member releases
+# it.
 NO_NOTICES_WAIT_S = 5.0
 MIN_INTERVAL_S = 1.0
-PULL_EXPIRES_MS = 120_000
+MAX_PULL_SILENCE_MS = 120_000
 
-# Arguments: a client id, the queues, and the client ids of all members. Returns the queues of that client.
+# A strategy gets a client id, the queues, and the client ids of all members, and returns the queues of the client with the id.
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
 
 
@@ -125,7 +127,7 @@ class Allocation:
     """The queues of one topic that are allocated to this member; None if the allocation is unknown, so that the member keeps
     its queues.
 
-    ``problem`` is the failure of the allocation strategy. With a problem, the member is not balanced and retries soon.
+    ``problem`` is the failure of the allocation strategy. If there is a problem, the member is not balanced, and retries soon.
     """
 
     queues: frozenset[MessageQueue] | None
@@ -164,8 +166,8 @@ def allocate_clustering(
     """
     if queues is None or not members:
         return UNKNOWN_ALLOCATION
-    sorted_lists = sorted(queues, key=queue_order), sorted(members, key=string_order)
-    # Captured, because the strategy may be a user's function.
+    sorted_lists = sorted(queues, key=queue_order), sorted(members, key=string_sort_key)
+    # Any exception is captured, because the strategy may be a user's function.
     allocated_queues = capture(lambda: frozenset(allocate(client_id, *sorted_lists)))
     return Allocation(None, allocated_queues) if isinstance(allocated_queues, Failure) else Allocation(allocated_queues)
 
@@ -184,7 +186,7 @@ def queue_change(
     stale_queues = {
         queue
         for queue, process_queue in topic_queues.items()
-        if not process_queue.dropped and now_ms - process_queue.last_pull_ms > PULL_EXPIRES_MS
+        if not process_queue.dropped and now_ms - process_queue.last_pull_ms > MAX_PULL_SILENCE_MS
     }
     dropped_queues = {
         queue
@@ -203,7 +205,7 @@ def unsubscribed_queues(owned_queues: Iterable[MessageQueue], topics: Collection
 
 
 def is_balanced(owned_queues: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation) -> bool:
-    """Whether the member owns exactly its allocated queues. True if the allocation is unknown and has no problem."""
+    """Whether the member owns exactly its allocated queues. An unknown allocation without a problem counts as balanced."""
     if allocation.queues is None:
         return allocation.problem is None
     return allocation.queues == {

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Rebalancing:
-    """Runs rebalances on ``timer``. Only ``Reregistration`` uses this timer, too."""
+    """Runs rebalances on ``timer``, which only ``Reregistration`` uses, too."""
 
     def __init__(
         self,
@@ -68,12 +68,13 @@ class Rebalancing:
         self._last_run_ms = -math.inf  # when the last run started
         self._is_started = self._is_stopped = self._is_closed = False
         self._pending_resets: deque[Callable[[], None]] = deque()  # pending resets
-        # Whether a broker does not know this member, because the broker restarted or is new. Then a heartbeat is sent at once.
-        # The next regular heartbeat may come 30 s later, and until then the other members would get a list without this member.
+        # Whether a broker does not know this member, because the broker restarted or is new. If so, a heartbeat is sent at
+        # once, because the other members get a list without this member until the next heartbeat, and the next regular
+        # heartbeat may come 30 s later.
         self._is_unlisted = False
         # Failures in a row, by topic and subject of the request.
         self._failure_counts: Counter[tuple[str, str]] = Counter()
-        self._log_throttle = LogThrottle()  # by topic and subject of the request
+        self._log_throttle = LogThrottle()  # limits the log lines of each topic and subject of a request
 
     def schedule(self, delay_s: float = 0.0) -> None:
         """Rebalance in ``delay_s`` seconds, unless a run is due earlier; at most once per second."""
@@ -85,7 +86,7 @@ class Rebalancing:
             if due_ms >= self._next_run_ms:
                 return
             self._timer.call_later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
-            self._next_run_ms = due_ms  # only now: if the timer cannot start its thread, the next call tries again
+            self._next_run_ms = due_ms  # if the timer cannot start its thread, the next call tries again
 
     def start(self) -> None:
         """Rebalance now, after the brokers know this member.
@@ -106,8 +107,8 @@ class Rebalancing:
             self._is_stopped = True
 
     def close(self, wait_s: float) -> None:
-        """Start no more runs, and wait up to ``wait_s`` for a run to end. After ``Ownership.leave``, even a run that goes on
-        adds no queue.
+        """Start no more runs, and wait up to ``wait_s`` for a run to end. If a run goes on after the timeout, the run adds no
+        queue after ``Ownership.leave``.
         """
         self.stop()
         self._timer.close(wait_s)
@@ -119,8 +120,8 @@ class Rebalancing:
         self._run_soon(partial(self._ownership.correct_offset, queue, offset))
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Reset queues to ``offsets``. If the consumer is stopping, it commits these offsets before it leaves, for the next
-        owner.
+        """Reset queues to ``offsets``. If the consumer is stopping, the offsets are committed for the next owner before the
+        consumer leaves.
         """
         self.reset_soon(offsets)
         if self._is_closed:
@@ -137,29 +138,31 @@ class Rebalancing:
         """Rebalance all topics; returns whether this member now has exactly its assigned queues of each topic."""
         topics = self._subscriptions.filters()
         self._ownership.drop(rebalance.unsubscribed_queues(self._owned_queues(), topics.keys()))
-        balanced, changed, self._is_unlisted = True, False, False
+        all_balanced, any_changed, self._is_unlisted = True, False, False
         for topic in topics:
             result = capture(self._rebalance_topic, topic)
             if isinstance(result, Failure):  # one topic's failure must not affect the others
                 result.log(logger, "topic %s could not be rebalanced", topic)
                 result = False, False
             is_balanced, is_changed = result
-            balanced &= is_balanced
-            changed |= is_changed
-        if changed or self._is_unlisted:
+            all_balanced &= is_balanced
+            any_changed |= is_changed
+        if any_changed or self._is_unlisted:
             self._port.heartbeat(Deadline.after(TIMEOUT_S))
-        return balanced
+        return all_balanced
 
     def _run_if_due(self, due_ms: float) -> None:
         with self._lock:
             if due_ms != self._next_run_ms or self._is_stopped:
                 return
             self._next_run_ms, self._last_run_ms = math.inf, self._timer.now_ms()
-        balanced = False
+        is_balanced = False
         try:
-            balanced = self.run()
+            is_balanced = self.run()
         finally:
-            self.schedule(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.receives_notices))
+            self.schedule(
+                rebalance.wait_s(is_balanced, self._settings.rebalance_interval_s, self._port.receives_notices)
+            )
 
     def apply_resets(self) -> None:
         """Apply pending resets; waits for brokers."""
@@ -191,7 +194,7 @@ class Rebalancing:
             )
         change = rebalance.queue_change(self._owned_queues(), topic, allocation, self._timer.now_ms())
         dropped_queues = self._ownership.drop(change.queues_to_drop)
-        self.apply_resets()  # a reset may have come during the release, and the next owner reads the offset soon
+        self.apply_resets()  # the next owner must read the offset of a reset that came during the release
         if allocation.queues is not None:
             self._ownership.drop_foreign_resets(topic, allocation.queues)
         added_queues = self._ownership.add(change.queues_to_add)
@@ -199,10 +202,10 @@ class Rebalancing:
             self.schedule(RELEASE_RETRY_S)
         if dropped_queues or added_queues:
             self._record_change(topic, dropped_queues, added_queues)
-        balanced = rebalance.is_balanced(self._owned_queues(), topic, allocation)
-        if balanced and allocation.queues is not None:
+        is_balanced = rebalance.is_balanced(self._owned_queues(), topic, allocation)
+        if is_balanced and allocation.queues is not None:
             self.balanced_topics.add(topic)
-        return balanced, bool(dropped_queues or added_queues)
+        return is_balanced, bool(dropped_queues or added_queues)
 
     def _allocation_of(self, topic: str) -> rebalance.Allocation:
         deadline = Deadline.after(TIMEOUT_S)
@@ -222,8 +225,8 @@ class Rebalancing:
         return self._environment_queues(self._port.queues(topic, deadline))
 
     def _answer_or_none(self, topic: str, subject: str, request: Callable[[], T]) -> T | None:
-        """Return the answer to a request; None if the request fails. Warns from the second failure in a row on; a denied access
-        is a warning at once.
+        """Return the answer to a request; None if the request fails. The second and each later failure in a row is logged as a
+        warning, and a denied access already the first time.
         """
         try:
             answer = request()
@@ -235,8 +238,8 @@ class Rebalancing:
             self._failure_counts[topic, subject] += 1
             self._is_unlisted |= subject == "members" and isinstance(e, ServerFault)
             is_lasting = self._failure_counts[topic, subject] > 1 or isinstance(e, AccessDenied | NotSupported)
-            warns = is_lasting and not topic.startswith(RETRY_PREFIX)
-            level = self._log_throttle.level((topic, subject), e) if warns else logging.INFO
+            should_warn = is_lasting and not topic.startswith(RETRY_PREFIX)
+            level = self._log_throttle.level((topic, subject), e) if should_warn else logging.INFO
             text = "group %s: cannot read the %s of topic %s, its assignment stays unchanged: %s"
             logger.log(level, text, self._settings.group, subject, topic, e)
             return None

@@ -2,12 +2,13 @@
 
 ``Rows`` is one item of a process queue: the messages of one answer that match the filter, or a part of them with at most
 ``consumeMessageBatchMaxSize`` rows. ``Rows`` is also a sequence of messages. The message objects are created only if they are
-needed: to send failed messages back, for traces, and for the result of ``stop``. So pulls, limits of the cache, offsets, locks
-and rebalances are the same as for a listener of messages.
+needed: to send failed messages back, for traces, and for the result of ``stop``. Because a process queue has ``Rows`` in place
+of messages, pulls, limits of the cache, offsets, locks and rebalances work in the same way for a listener of batches and for a
+listener of messages.
 
-``RowsDecoder`` creates ``Rows``. It decodes many plain messages by columns. It first creates the message objects for a few
-messages, messages of a filter or of the retry topic, messages that cannot be decoded, and damaged offsets. Then the rows are
-the same as the messages that a listener of messages would get.
+``RowsDecoder`` creates ``Rows``. It decodes an answer with many plain messages directly into columns. In all other cases, it
+first creates the message objects, so that the rows are the same as the messages that a listener of messages would get. The
+other cases are few messages, a filter, the retry topic, messages that cannot be decoded, and damaged offsets.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from rocketmq_spark.wire.messages import first_portion
 
 logger = logging.getLogger(__name__)
 
-# Decoding by columns takes 0.3 ms for any number of rows. Creating messages and then columns takes 5 us for each row.
+# Decoding directly into columns takes 0.3 ms for any number of rows. Creating messages and then columns takes 5 us for each
+# row.
 MIN_COLUMNAR_ROWS = 48
 
 Batch = Any  # a ``pyarrow.RecordBatch``
@@ -37,8 +39,8 @@ ToBatch = Callable[[Sequence[ReceivedMessage]], Batch]
 class Rows(Sequence[ReceivedMessage]):
     """Consecutive rows of one queue: their record batch, and their messages.
 
-    ``queue_offset`` is the first offset, and ``next_offset`` is the offset after the last message. ``size`` is in bytes.
-    ``attempts`` is the number of earlier attempts in this process.
+    ``queue_offset`` is the first offset, and ``next_offset`` is the offset after the last message. ``size`` is the number of
+    bytes. ``attempts`` is the number of earlier attempts in this process.
     """
 
     __slots__ = ("_attempts", "_batch", "_count", "_messages", "next_offset", "queue_offset", "size")
@@ -101,7 +103,7 @@ class Rows(Sequence[ReceivedMessage]):
 
 
 class RowsQueue(ProcessQueue):
-    """The process queue of a listener of record batches. Its items are ``Rows``; counts and limits are numbers of rows.
+    """The process queue of a listener of record batches. The items are ``Rows``, and counts and limits are numbers of rows.
 
     ``to_batch`` creates the record batch for messages of a call that are delivered again.
     """
@@ -115,7 +117,7 @@ class RowsQueue(ProcessQueue):
         new_count = 0
         for rows in messages:
             if self._insert(rows):
-                self._replace(rows)  # the new item may have other rows than the cached item
+                self._replace(rows)  # the new item may differ in its rows
                 continue
             new_count += len(rows)
             self._add(rows)
@@ -130,7 +132,7 @@ class RowsQueue(ProcessQueue):
         return iter(deque(messages).popleft, None), len(messages)
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
-        """Remove the rows of a finished call. ``requeue`` and ``finish_late`` keep a part of a call."""
+        """Remove the rows of a finished call. ``requeue`` and ``finish_late_messages`` keep a part of a call."""
         if not self._waiting_items:
             return None
         if isinstance(messages, Rows) and self._waiting_items.pop(messages.queue_offset, None) is not None:
@@ -138,7 +140,7 @@ class RowsQueue(ProcessQueue):
         return self._next_offset()
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:
-        """Take the first item. Its number of rows does not depend on ``count``."""
+        """Take the first item, whatever its number of rows: ``count`` has no effect."""
         rows = self.first_item()
         if rows is None:
             return ()
@@ -151,7 +153,7 @@ class RowsQueue(ProcessQueue):
             self.put_back([messages.with_next_attempt()])
             return
         taken_rows = next((rows for rows in self._taken_items.values() if _contains(rows, messages[0])), None)
-        if taken_rows is None:  # the offset was reset during the call
+        if taken_rows is None:  # a reset during the call removed the rows
             return
         del self._taken_items[taken_rows.queue_offset]
         self._subtract(taken_rows.queue_offset)
@@ -193,13 +195,15 @@ class RowsQueue(ProcessQueue):
             else ()
         )
 
-    def finish_late(self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]) -> None:
+    def finish_late_messages(
+        self, late_messages: Sequence[ReceivedMessage], unsent_messages: Sequence[ReceivedMessage]
+    ) -> None:
         if unsent_messages:
             self._replace(self._remaining_rows(late_messages, unsent_messages))
         else:
             self.remove(late_messages)
 
-    def still_cached(
+    def messages_still_cached(
         self, call_messages: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
         rows = self._waiting_items.get(as_rows(call_messages).queue_offset)
@@ -250,10 +254,11 @@ def _contains(rows: Rows, message: ReceivedMessage) -> bool:
 
 
 class _StoredMessages:
-    """The messages of a part that was decoded into ``count`` rows. The messages are decoded when a row of the part failed.
+    """The messages of a part that was decoded into ``count`` rows. The messages are decoded only if a row of the part fails.
 
-    Both decoders should find the same messages. If the number of messages differs from the number of rows nevertheless, each
-    row stands for all messages of the part. So messages may be delivered again, but none is lost.
+    The decoder of rows and the decoder of messages should find the same messages. If the number of messages nevertheless
+    differs from the number of rows, each row stands for all messages of the part, so that messages may be delivered again, but
+    no message is lost.
     """
 
     def __init__(self, part: FetchedPart, count: int) -> None:
@@ -286,8 +291,8 @@ class RowsDecoder:
         self.to_batch = to_batch
 
     def __call__(self, parts: Sequence[FetchedPart]) -> Iterator[tuple[list[Rows], int | None]]:
-        """Yield, for each part, its rows and an offset. The messages from this offset on were left out, because the messages
-        before them are too large; None if no message was left out.
+        """Yield, for each part, its rows and the offset of the first message that was left out because the messages before it
+        are too large. The offset is None if no message was left out.
         """
         rows_of_parts = self._decode_together(parts)
         for index, part in enumerate(parts):
@@ -376,7 +381,9 @@ def _has_valid_offsets(batch: Batch, offsets: Any, part: FetchedPart) -> bool:
 
 
 class _BatchCall(ListenerCall):
-    """A call with a record batch. The batch is created when it is read, so an error counts as a failure of the listener."""
+    """A call with a record batch. The batch is created when the listener's thread reads it, so an error counts as a failure of
+    the listener.
+    """
 
     __slots__ = ("_call", "_to_batch")
 

@@ -2,7 +2,7 @@
 
 ``SendBack`` returns a failed message to its broker. If the broker does not accept the message, ``SendBack`` sends a copy to the
 retry topic, or tries again later. A message that no broker accepts is skipped after its last attempt, with an error in the log.
-It mirrors ``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages,
+``SendBack`` mirrors ``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages,
 ``ConsumeMessageOrderlyService.sendMessageBack``.
 """
 
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 COPY_TIMEOUT_S = 3.0
-MAX_UNACCEPTED_S = 10.0  # if no message of a call is accepted for this time, the rest of the call is not sent now
+MAX_UNACCEPTED_S = 10.0  # the longest time without an accepted message before a call sends no more messages
 DEAD_LETTER_LEVEL = -1  # the delay level that makes a message a dead letter
-DROPPED_TEXT = "dropped: the group is broadcasting"  # instead of being sent back
+DROPPED_TEXT = "dropped: the group is broadcasting"  # the text of a log line for a message that is not sent back
 
 
 class SendBack:
@@ -38,24 +38,25 @@ class SendBack:
         self._state = state
 
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
-        """Return a message to a broker. Returns whether the message is finished. A copy loses the delay level, as in Java.
+        """Return a message to a broker, and return whether the message is finished. A copy loses the delay level, as in Java.
 
-        A broker counts no attempts while it cannot be reached. So the request after the last attempt says that the message
-        becomes a dead letter.
+        A broker that cannot be reached counts no attempts, so the request after the last attempt says that the message becomes
+        a dead letter.
         """
         is_damaged = message.decode_error is not None
-        # A copy of a damaged message looks undamaged. So the message becomes a dead letter, and no listener gets the copy.
-        is_last = (
+        # A damaged message that its broker cannot move becomes a dead letter, because its copy looks undamaged, and no listener
+        # must get the copy.
+        is_last_attempt = (
             level < 0
             or message.reconsume_times >= self._max_reconsume_times
             or (is_damaged and _cannot_be_moved(message))
         )
-        if self._send_back(message, DEAD_LETTER_LEVEL if is_last else level):
-            return self._record_sent_back(message, is_last)
-        return (is_last or not is_damaged) and self._copy_to_retry_topic(message, is_last)
+        if self._send_back(message, DEAD_LETTER_LEVEL if is_last_attempt else level):
+            return self._record_sent_back(message, is_last_attempt)
+        return (is_last_attempt or not is_damaged) and self._copy_to_retry_topic(message, is_last_attempt)
 
     def make_dead_letter(self, message: ReceivedMessage) -> bool:
-        """Make a message a dead letter after its last attempt in place. Returns whether the message is finished.
+        """Make a message a dead letter after its last attempt in place, and return whether the message is finished.
 
         A copy contains the number of attempts. For damaged messages, and if the copy fails, the broker moves the message itself
         (request 36). The broker does not know the attempts in place, so this request has the delay level for dead letters.
@@ -86,7 +87,7 @@ class SendBack:
         return True
 
     def _copy_to_retry_topic(
-        self, message: ReceivedMessage, is_last: bool, max_reconsume_times: int | None = None
+        self, message: ReceivedMessage, is_last_attempt: bool, max_reconsume_times: int | None = None
     ) -> bool:
         """Send a copy that allows ``max_reconsume_times`` attempts. After the last attempt, the copy goes to the dead-letter
         topic.
@@ -95,17 +96,17 @@ class SendBack:
         for ever.
         """
         if max_reconsume_times is None:
-            max_reconsume_times = 0 if is_last else self._max_reconsume_times
+            max_reconsume_times = 0 if is_last_attempt else self._max_reconsume_times
         try:
             self._port.send_to_retry(self._group, message, max_reconsume_times, Deadline.after(COPY_TIMEOUT_S))
         except RocketMQError as e:
-            if is_last and _cannot_be_moved(message) and isinstance(e, (MessageRefused, MessageIllegal)):
+            if is_last_attempt and _cannot_be_moved(message) and isinstance(e, (MessageRefused, MessageIllegal)):
                 text = "the message at offset %d of %s failed and is skipped: no broker takes a copy of it: %s"
                 logger.error(text, message.queue_offset, message.queue, e)
                 return True
             logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, e)
             return False
-        return self._record_sent_back(message, is_last)
+        return self._record_sent_back(message, is_last_attempt)
 
 
 def _cannot_be_moved(message: ReceivedMessage) -> bool:
@@ -120,8 +121,8 @@ def send_all_back(
 ) -> list[ReceivedMessage]:
     """Send back the messages of a call one after the other. Returns the messages that no broker accepted.
 
-    Sends no more messages after ``is_over`` returned True (another call finished them, or another member has the queue), or if
-    the broker hangs, because a call may have a thousand rows, and each would wait for the broker.
+    No more messages are sent after ``is_over`` returned True, because another call finished the messages, or another member has
+    the queue. No more messages are sent if the broker hangs, because each of a thousand rows would wait for the broker.
     """
     unsent_messages = []
     accept_deadline = Deadline.after(MAX_UNACCEPTED_S)

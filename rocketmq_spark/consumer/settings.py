@@ -45,7 +45,7 @@ def parse_filter(tags: str | None, sql: str | None) -> Filter:
     for name, value in (("tags are", tags), ("sql is", sql)):
         try:
             (value or "").encode()
-        except UnicodeEncodeError as e:  # otherwise no heartbeat could be encoded, so no topic could be consumed
+        except UnicodeEncodeError as e:  # heartbeats with this filter could not be encoded
             raise OptionError(f"{name} {value!r}; expected characters that can be sent: {e}") from e
     if sql is not None:
         if not sql.strip():
@@ -66,7 +66,7 @@ class TopicFilter:
 
     Attributes:
         filter: The filter of the messages.
-        version_ms: The version for brokers. It also changes when queues of the topic are assigned or revoked.
+        version_ms: The version for brokers, which also changes when queues of the topic are assigned or revoked.
         filter_version_ms: The version with which the filter was set.
         subscribed_ms: When the filter was set, by ``Timer.lease_ms``.
     """
@@ -89,16 +89,19 @@ class Subscriptions:
         self._wall_ms, self._lease_ms = wall_ms, lease_ms
         self._lock = threading.Lock()
         self._version_ms = wall_ms()
-        self._retry_topics: dict[str, TopicFilter] = {}
+        self._retry_topic_filters: dict[str, TopicFilter] = {}
         if clustering:
-            self._retry_topics[retry_topic(group)] = TopicFilter(NO_FILTER, self._version_ms, self._version_ms)
-        self._topics: dict[str, TopicFilter] = {}
+            self._retry_topic_filters[retry_topic(group)] = TopicFilter(NO_FILTER, self._version_ms, self._version_ms)
+        self._topic_filters: dict[str, TopicFilter] = {}
 
     def add(self, topic: str, new_filter: Filter) -> None:
         """Subscribe to a topic, or replace its filter."""
         with self._lock:
             version_ms = self._next_version_ms()
-            self._topics = {**self._topics, topic: TopicFilter(new_filter, version_ms, version_ms, self._lease_ms())}
+            self._topic_filters = {
+                **self._topic_filters,
+                topic: TopicFilter(new_filter, version_ms, version_ms, self._lease_ms()),
+            }
 
     def restore(self, topic: str, previous_filter: TopicFilter | None) -> None:
         """Restore the subscription that a topic had before its last change; None removes the topic."""
@@ -109,30 +112,30 @@ class Subscriptions:
 
     def remove(self, topic: str) -> None:
         with self._lock:
-            self._topics = {
+            self._topic_filters = {
                 subscribed_topic: topic_filter
-                for subscribed_topic, topic_filter in self._topics.items()
+                for subscribed_topic, topic_filter in self._topic_filters.items()
                 if subscribed_topic != topic
             }
 
     def touch(self, topic: str) -> None:
         """Give the subscription a new version, because the assigned queues of the topic changed."""
         with self._lock:
-            for topics in (self._topics, self._retry_topics):
-                if topic in topics:
-                    topics[topic] = replace(topics[topic], version_ms=self._next_version_ms())
+            for filters in (self._topic_filters, self._retry_topic_filters):
+                if topic in filters:
+                    filters[topic] = replace(filters[topic], version_ms=self._next_version_ms())
 
     def topic_filters(self) -> Mapping[str, TopicFilter]:
         """Return all subscriptions by topic, including the retry topic."""
         with self._lock:
-            return {**self._topics, **self._retry_topics}
+            return {**self._topic_filters, **self._retry_topic_filters}
 
     def filters(self) -> dict[str, Filter]:
         """Return the filters of all subscriptions by topic, including the retry topic."""
         return {topic: topic_filter.filter for topic, topic_filter in self.topic_filters().items()}
 
     def get(self, topic: str) -> TopicFilter | None:
-        return self._topics.get(topic) or self._retry_topics.get(topic)
+        return self._topic_filters.get(topic) or self._retry_topic_filters.get(topic)
 
     def subscribed_ms(self, topic: str) -> int:
         """Return when the topic was subscribed to, by ``Timer.lease_ms``; 0 if there is no subscription."""
@@ -141,15 +144,15 @@ class Subscriptions:
 
     def filter(self, topic: str) -> Filter:
         """Return the filter of a topic. Without a subscription (an explicitly assigned queue), all messages match."""
-        topic_filter = self._topics.get(topic)
+        topic_filter = self._topic_filters.get(topic)
         return NO_FILTER if topic_filter is None else topic_filter.filter
 
     def is_unfiltered(self, queue: MessageQueue) -> bool:
-        """Return whether a queue is read without a filter."""
+        """Whether a queue is read without a filter."""
         return not self.filter(queue.topic)
 
     def __bool__(self) -> bool:
-        return bool(self._topics)
+        return bool(self._topic_filters)
 
     def _next_version_ms(self) -> int:
         self._version_ms = max(self._version_ms + 1, self._wall_ms())
@@ -162,15 +165,16 @@ MAX_PULL_BATCH = MAX_CONSUME_BATCH = 1024
 # The most messages that a Proxy returns for one request, and how long the Proxy holds a request while there is no message.
 MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 
-# A user without a home folder, as in some containers, needs the option ``localOffsetsDir`` for broadcasting consumers.
+# A user without a home folder, as in some containers, must set the option ``localOffsetsDir`` for broadcasting consumers.
 _DEFAULT_OFFSETS_FOLDER = Path("~/.rocketmq_offsets")
 _Range = tuple[str, float, float, float]
-OnWire = Callable[[str], str]  # a topic or group as brokers know it
+OnWire = Callable[[str], str]  # returns the name of a topic or group at brokers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerSettings:
-    """The settings of one consumer. Each kind of consumer uses some of them. Names that end in ``_s`` are in seconds.
+    """The settings of one consumer. Each kind of consumer uses some of the settings. Settings whose names end in ``_s`` are in
+    seconds.
 
     Most attributes have the meaning of the option of the same name. The other attributes are:
 
@@ -181,13 +185,14 @@ class ConsumerSettings:
         arrow: Whether the listener gets record batches.
         pull_batch_size: Messages per pull. (Java's pull consumer requests 10; brokers return at most 32 by default.)
         pull_suspend_s: How long a broker may hold a pull while there is no new message.
-        topic_max_count: A limit of cached messages for all queues of a topic together, instead of a limit for each queue.
-        topic_max_bytes: The same limit in bytes.
-        max_retries: How often a failed message is delivered again. None means 16 times, or without a limit for ``ordered``
-            consumers.
-        consume_timeout_s: How long a listener may take. After this time, other members get the message.
-        offsets_folder: Where a broadcasting member stores its offsets.
-        offsets_folder_given: Whether the folder comes from an option.
+        topic_max_count: The limit of cached messages of all queues of a topic together; None if each queue has a limit of its
+            own.
+        topic_max_bytes: The limit of cached bytes of all queues of a topic together; None if each queue has a limit of its own.
+        max_retries: How often a failed message is delivered again. None means 16 times for concurrent consumers, and no limit
+            for ``ordered`` consumers.
+        consume_timeout_s: How long a listener may take before other members get the message.
+        offsets_folder: The folder in which a broadcasting member stores its offsets.
+        offsets_folder_given: Whether ``offsets_folder`` comes from an option.
     """
 
     group: str
@@ -226,7 +231,7 @@ class ConsumerSettings:
     answer_stacks: bool = True
     answer_direct_messages: bool = True
     offsets_folder: Path = _DEFAULT_OFFSETS_FOLDER
-    offsets_folder_given: bool = False
+    is_offsets_folder_given: bool = False
 
     @classmethod
     def from_options(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
@@ -271,15 +276,15 @@ class ConsumerSettings:
             rebalance_interval_s=options.rebalance_interval,
             post_subscription_when_pull=options.post_subscription_when_pull,
             offsets_folder=_offsets_folder(options.local_offsets_dir),
-            offsets_folder_given=options.local_offsets_dir is not None,
+            is_offsets_folder_given=options.local_offsets_dir is not None,
         )
 
     @property
     def may_read_ahead(self) -> bool:
         """Whether queues that are far behind may be read ahead.
 
-        False with a pull interval or limits for topics, and for ordered listeners of messages, which are too slow to gain from
-        reading ahead.
+        Returns False with a pull interval, or with limits for topics. Also returns False for an ordered listener without option
+        ``arrow``, which is too slow to gain from reading ahead.
         """
         is_paced = self.pull_interval_s or self.topic_max_count is not None or self.topic_max_bytes is not None
         return (self.arrow or not self.ordered) and not is_paced
@@ -291,7 +296,7 @@ class ConsumerSettings:
 
     @property
     def max_reconsume_times(self) -> int:
-        """How often a failed message is redelivered before it becomes a dead letter."""
+        """How often a failed message is redelivered before the message becomes a dead letter."""
         if self.max_retries is not None:
             return self.max_retries
         return ORDERLY_MAX_RECONSUME_TIMES if self.ordered else MAX_RECONSUME_TIMES

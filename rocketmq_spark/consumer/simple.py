@@ -1,7 +1,7 @@
 """A consumer that receives messages and acknowledges each of them: Java's ``SimpleConsumer``, over the port ``PopMember``.
 
-It has no queues and needs no rebalance. Each message is delivered to one member of the group, and again, perhaps to another
-member, if it is not acknowledged in time.
+The consumer has no queues, and needs no rebalance. Each message is delivered to one member of the group. If the message is not
+acknowledged in time, it is delivered again, perhaps to another member.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from rocketmq_spark.options.parsing import duration, text
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem
 
-# Invisible times that a Proxy accepts in a request for messages. ``change_invisible`` may shorten the time to 0 afterwards.
+# Invisible times that a Proxy accepts in a request for messages. ``change_invisible`` may later shorten the invisible time to
+# 0.
 MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
 # The minimum time for which a Proxy holds a request without messages, even if a request asks for a shorter time.
 MIN_WAIT_S = 5.0
-_START_S, _END_S = 10.0, 5.0
+_START_TIMEOUT_S, _END_TIMEOUT_S = 10.0, 5.0
 
 
 class BaseSimpleConsumer(ClosedWhenDropped):
@@ -56,27 +57,27 @@ class BaseSimpleConsumer(ClosedWhenDropped):
 
     @signal_safe
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Receive messages of ``topic``. May be called again to change the filter.
+        """Receive messages of ``topic``. A second call for the topic changes the filter.
 
         All members of a group must have the same subscriptions.
 
         Args:
             topic: The topic.
             tags: One tag or several (``a || b``); by default, all messages match.
-            sql: An SQL92 expression. Not together with ``tags``.
+            sql: An SQL92 expression; it cannot be combined with ``tags``.
 
         Raises:
             OptionError: The filter is wrong.
-            ConnectionLost: No endpoint of the Proxy answers. The previous subscription stays, as after any error.
+            ConnectionLost: No endpoint of the Proxy answers. The previous subscription stays, as after every error.
         """
-        self._owner.check(False)  # first: in a forked process, nobody would release the lock
+        self._owner.check(False)  # checked before the lock, which nobody would release in a forked process
         added_filter = {checked_topic(topic): parse_filter(tags, sql)}
         with self._change_lock:
             self._owner.check(self._closed)
             filters = self._filters | added_filter
             try:
                 self._send_filters(filters)
-            except RocketMQError:  # the member must not keep the new filters, which this consumer does not have
+            except RocketMQError:  # the member at the Proxy must not keep the new filters
                 with contextlib.suppress(RocketMQError):
                     self._send_filters(self._filters, 0.0)
                 raise
@@ -84,7 +85,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
 
     @signal_safe
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of ``topic``. Takes effect even if no endpoint answers (``ConnectionLost``)."""
+        """Receive no more messages of ``topic``, even if no endpoint answers, and this method raises ``ConnectionLost``."""
         self._owner.check(False)
         checked_topic(topic)
         with self._change_lock:
@@ -100,11 +101,11 @@ class BaseSimpleConsumer(ClosedWhenDropped):
     def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
     ) -> Sequence[PoppedMessage]:
-        """Return the next messages. Calls go to brokers and topics in turn.
+        """Return the next messages. Each call asks the next broker or topic, in turn.
 
-        Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
-        If there is no message, a call takes at least 5 s, because the Proxy holds the request for this time, even if ``wait``
-        is shorter.
+        Each message is invisible to other members for ``invisible``. A message for which ``ack`` is not called within this time
+        is delivered again. If there is no message, a call takes at least 5 s, because the Proxy holds the request for this
+        time, even if ``wait`` is shorter.
 
         Args:
             max_messages: The largest number of messages to return, 1 to 32.
@@ -140,7 +141,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             try:
                 messages = self._member.receive(target, max_messages, invisible_s, wait_s, deadline)
             except RocketMQError:
-                self._owner.check(self._closed)  # if another thread closed the consumer, that is why the request failed
+                self._owner.check(self._closed)  # raises ``ClosedError`` if another thread closed the consumer
                 raise
             if messages or receive_deadline.expired or self._closed:
                 return messages
@@ -151,7 +152,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         """Acknowledge ``message``, so that it is not delivered again.
 
         Raises:
-            NotFound: Its invisible time is over. The message was delivered again, or will be.
+            NotFound: The invisible time of the message is over, so the message was or will be delivered again.
         """
         self._send_request(self._member.ack, message)
 
@@ -161,7 +162,8 @@ class BaseSimpleConsumer(ClosedWhenDropped):
 
         Args:
             message: A message that was received and not acknowledged.
-            duration: From now, 0 s to 12 h: ``"30s"``, or seconds. Brokers deliver up to two seconds later.
+            duration: The time from now until the delivery, 0 s to 12 h: ``"30s"``, or seconds. Brokers deliver up to two
+                seconds later.
         """
         self._owner.check(self._closed)
         check_instance("message", message, PoppedMessage, "a message that receive() returned")
@@ -185,15 +187,15 @@ class BaseSimpleConsumer(ClosedWhenDropped):
     def _leave(self) -> None:
         if not self._has_left:
             self._is_leaving = True
-            self._member.close(Deadline.after(_END_S))
-            self._has_left = True  # only now, so that a second call repeats an interrupted call
+            self._member.close(Deadline.after(_END_TIMEOUT_S))
+            self._has_left = True  # set after the call, so that a second ``close`` repeats an interrupted call
 
-    def _send_filters(self, filters: dict[str, Filter], wait_s: float = _START_S) -> None:
+    def _send_filters(self, filters: dict[str, Filter], wait_s: float = _START_TIMEOUT_S) -> None:
         try:
             self._member.subscribe(filters, Deadline.after(wait_s))
         finally:
-            if self._is_leaving:  # another thread closes the consumer, and this request may have joined the group again
-                self._member.close(Deadline.after(_END_S))
+            if self._is_leaving:  # another thread left the group, and this request may have joined it
+                self._member.close(Deadline.after(_END_TIMEOUT_S))
 
     def _send_request(self, request: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)

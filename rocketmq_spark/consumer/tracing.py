@@ -1,7 +1,7 @@
 """Message traces of a consumer: one record before and one record after each call of a listener.
 
 Mirrors ``ConsumeMessageTraceHookImpl``. Unlike Java, this module also traces messages that were sent as a batch. Java skips
-such messages, because they have no region.
+messages of a batch, because they have no region.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rocketmq_spark.consumer.listener import (
     Listener,
     OrderedAction,
     OutcomeCallback,
-    judge_concurrent,
-    judge_ordered,
+    judge_concurrent_outcome,
+    judge_ordered_outcome,
     observed_listener,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -46,26 +46,26 @@ class ListenerTraces:
     close: Callable[[float], object]
 
     def wrap(self, listener: Listener, settings: ConsumerSettings) -> Listener:
-        """Return a listener that traces the calls of ``listener``. It has the same return values and exceptions."""
+        """Return a listener that traces the calls of ``listener``, with the same return values and exceptions as ``listener``."""
         if isinstance(listener, DeferredListener):
             return observed_listener(listener, functools.partial(self._start_deferred, settings))
-        return functools.partial(self._call_traced, listener, settings)
+        return functools.partial(self._call_with_traces, listener, settings)
 
     def _start_deferred(self, settings: ConsumerSettings, messages: Any, context: Any) -> OutcomeCallback:
-        call = _none_on_failure(_ListenerCall, settings, messages, context)
+        call = _call_or_none(_ListenerCall, settings, messages, context)
         if call is None:
             return lambda outcome: None
-        self._append(call.records_before)
-        return functools.partial(self._append, call.records_after)
+        self._append(call.records_before_call)
+        return functools.partial(self._append, call.records_after_call)
 
-    def _call_traced(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
-        call = _none_on_failure(_ListenerCall, settings, messages, context)
+    def _call_with_traces(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
+        call = _call_or_none(_ListenerCall, settings, messages, context)
         if call is None:
             return listener(messages, context)
-        self._append(call.records_before)
+        self._append(call.records_before_call)
 
         def on_outcome(outcome: object) -> None:
-            self._append(call.records_after, outcome)
+            self._append(call.records_after_call, outcome)
 
         try:
             outcome = listener(messages, context)
@@ -76,10 +76,10 @@ class ListenerTraces:
         return outcome
 
     def _append(self, make_records: Callable[..., Sequence[TraceRecord]], *args: object) -> None:
-        _none_on_failure(lambda: self.append(make_records(*args)))
+        _call_or_none(lambda: self.append(make_records(*args)))
 
 
-def _none_on_failure(make: Callable[..., T], *args: Any) -> T | None:
+def _call_or_none(make: Callable[..., T], *args: Any) -> T | None:
     """Return the result of a call. If the call raises, log the error and return None, because traces must not affect the
     listener.
     """
@@ -100,19 +100,19 @@ class _ListenerCall:
         self._started_ms = epoch_ms()
         self._trace_id = _uniq_keys.next(self._started_ms)
         self._traced_messages = [
-            (i, TracedMessage.of(m.topic, m.properties)._replace(msg_id=m.msg_id or ""), m.reconsume_times)
+            (i, TracedMessage.from_properties(m.topic, m.properties)._replace(msg_id=m.msg_id or ""), m.reconsume_times)
             for i, m in enumerate(messages)
             if m.properties.get(Property.TRACE_ON) != "false"
         ]
 
-    def records_before(self) -> list[TraceRecord]:
+    def records_before_call(self) -> list[TraceRecord]:
         group = self._settings.group
         return [
             traces.consume_start_record(message, group, self._trace_id, self._started_ms, reconsume_times)
             for _, message, reconsume_times in self._traced_messages
         ]
 
-    def records_after(self, outcome: object) -> list[TraceRecord]:
+    def records_after_call(self, outcome: object) -> list[TraceRecord]:
         now_ms, group = epoch_ms(), self._settings.group
         duration_ms = now_ms - self._started_ms
         cost_ms = duration_ms // max(1, len(self._messages))
@@ -128,9 +128,9 @@ class _ListenerCall:
         ]  # fmt: skip
 
     def _done_count(self, outcome: object) -> int:
-        """Return how many of the messages are done. These are the first messages of the call."""
+        """Return how many messages are done, counted from the first message of the call."""
         size = len(self._messages)
         if not self._settings.ordered:
-            return judge_concurrent(outcome, self._context, size).done_count
-        action = judge_ordered(outcome, self._context, 0).action
+            return judge_concurrent_outcome(outcome, self._context, size).done_count
+        action = judge_ordered_outcome(outcome, self._context, 0).action
         return size if action in (OrderedAction.COMMIT, OrderedAction.CONTINUE) else 0

@@ -17,7 +17,7 @@ from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.process import signal_safe
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import FetchedPart, UncommittedOffsets
-from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, SubscriptionConflicts
+from rocketmq_spark.consumer.group_health import COMPARISON_INTERVAL_S, ConsumeModes, SubscriptionConflicts
 from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.reachability import Reachability
@@ -52,23 +52,25 @@ class PullMembership:
         self._subscriptions = subscriptions
         self._offsets = offsets
         self._clock = clock
-        self._leave_group: Callable[[Deadline], None] | None = None  # None before the consumer joins, and after it left
+        self._leave_group: Callable[[Deadline], None] | None = None  # None while the consumer is not in the group
         self._next_check_at = 0.0  # when the next rebalance is due
         self._heartbeat_limit = RateLimit(MIN_HEARTBEAT_GAP_S)
         self.subscription_conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
         self.consume_modes = ConsumeModes(member, settings.group, subscriptions)
         self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
-        self._log_throttle = LogThrottle()  # limits the log lines about a topic, or about the queues of a broker
-        self.balanced = False  # whether the last check allocated the queues of all topics
+        self._log_throttle = LogThrottle()  # limits the log lines of each topic, and of a topic's queues of a broker
+        self.is_balanced = False  # whether the last check allocated the queues of all topics
 
     @property
     def topics(self) -> Collection[str]:
         return self._subscriptions.topic_filters().keys()
 
     def set_subscription(self, topic: str, topic_filter: Filter | None, request_handler: RequestCallback) -> None:
-        """Subscribe to a topic; None unsubscribes. A heartbeat reports the change to brokers, which may then send requests.
+        """Subscribe to a topic, or unsubscribe if ``topic_filter`` is None. A heartbeat reports the change to brokers, which
+        may then send requests.
 
-        Raises, and changes nothing, if the queues cannot be fetched, or if this process already has a member of the group.
+        If the queues cannot be fetched, or if this process already has a member of the group, this method raises, and changes
+        nothing.
         """
         if topic_filter is not None:
             self._offsets.queues(topic)
@@ -80,7 +82,7 @@ class PullMembership:
             self._subscriptions.remove(topic)
         try:
             self._member.heartbeat(self._offsets.request_deadline())
-        finally:  # also after Ctrl-C
+        finally:  # the next check is due even after Ctrl-C
             self._next_check_at = 0.0
 
     def membership(self) -> Membership:
@@ -104,13 +106,13 @@ class PullMembership:
         """Return the queues allocated to this member, with the start offset of new queues, and None for owned queues.
 
         If the queues or members of a topic cannot be fetched, the owned queues of the topic stay. If a start offset cannot be
-        read, the next check in a second retries the queue.
+        read, the next check, a second later, tries to read it again.
         """
-        self.balanced, self._is_unlisted = True, False
-        # Set before the requests, so that ``check_soon`` during the requests is not lost.
+        self.is_balanced, self._is_unlisted = True, False
+        # The time is set before the requests, so that a call of ``check_soon`` during the requests has an effect.
         self._next_check_at = self._clock.now() + wait_s(True, receives_notices=self._member.receives_notices)
         start_offsets: dict[MessageQueue, StartOffset | None] = {}
-        unavailable_brokers: set[str] = set()  # to wait only once for a broker that does not answer
+        unavailable_brokers: set[str] = set()  # only the first queue of such a broker waits for an answer
         for topic in self.topics:
             allocation = self._allocation_of(topic)
             owned_queues_of_topic = {queue for queue in owned_queues if queue.topic == topic}
@@ -124,7 +126,7 @@ class PullMembership:
         if self._is_unlisted and self._heartbeat_limit.due():
             # The heartbeat registers this member again, and makes the broker notify all members.
             self._member.heartbeat(self._offsets.request_deadline())
-        if not self.balanced:
+        if not self.is_balanced:
             self._next_check_at = min(self._next_check_at, self._clock.now() + wait_s(False))
         return start_offsets
 
@@ -132,11 +134,11 @@ class PullMembership:
         try:
             start_offset = self._offsets.start_offset_of(queue)
         except RocketMQError as e:
-            self.balanced = False
+            self.is_balanced = False
             self._reachability.on_failure(queue.broker_name, e)
             level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "%s is assigned, but its start offset cannot be read yet: %s", queue, e)
-            if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue or topic
+            if isinstance(e, CallTimeout | ConnectionLost):  # another error may concern only this queue or topic
                 unavailable_brokers.add(queue.broker_name)
             return None
         self._reachability.on_queue_read(queue.broker_name)
@@ -149,21 +151,21 @@ class PullMembership:
             members = self._member.members(self._settings.group, topic, self._offsets.request_deadline())
         except RocketMQError as e:
             self._reachability.on_failure(topic, e, self._member.receives_notices)
-            self._log_unchanged(topic, e)
+            self._log_unchanged_assignment(topic, e)
             self._is_unlisted |= isinstance(e, ServerFault)
             return Allocation(None)
-        # A server without notices is a Proxy. It answers requests for members without a broker.
+        # A server without notices is a Proxy, which answers requests for members without a broker.
         self._reachability.on_answer(topic, self._member.receives_notices)
         self._is_unlisted |= self._member.client_id not in members
         allocation = allocate_clustering(self._settings.allocate, self._member.client_id, queues, members)
         if allocation.problem is not None or not members:
-            self._log_unchanged(topic, allocation.problem or "no member is known yet")
+            self._log_unchanged_assignment(topic, allocation.problem or "no member is known yet")
         else:
             self._log_throttle.resolved(topic)
         return allocation
 
-    def _log_unchanged(self, topic: str, reason: object) -> None:
-        self.balanced = False
+    def _log_unchanged_assignment(self, topic: str, reason: object) -> None:
+        self.is_balanced = False
         logger.log(
             self._log_throttle.level(topic, reason), "the assignment of topic %s stays unchanged: %s", topic, reason
         )
@@ -172,14 +174,14 @@ class PullMembership:
         """Unregister from the brokers, so that other members take over."""
         if self._leave_group is not None:
             self._leave_group(self._offsets.request_deadline())
-            self._leave_group = None  # only now, so that a second call repeats an interrupted call
+            self._leave_group = None  # set after the call, so that a second call repeats an interrupted call
 
 
-BACKGROUND_CHECK_S = 1.0  # the interval of checks between polls
-# The interval of commits of all offsets, also of offsets that are committed already. A master that was away may return with old
-# offsets, and a disconnected member may commit offsets from before this member owned the queue. (Java commits all offsets each
-# time.)
-RECOMMIT_S = 30.0
+BACKGROUND_CHECK_INTERVAL_S = 1.0  # the interval of checks between polls
+# The interval of commits of all offsets. Offsets that were committed before are committed again, because a master that was away
+# may return with old offsets, and a disconnected member may commit offsets from before this member owned the queue. (Java
+# commits all offsets each time.)
+RECOMMIT_INTERVAL_S = 30.0
 MIN_WAIT_S = 0.01  # the minimum wait of a poll while another thread rebalances
 
 
@@ -202,15 +204,15 @@ class Upkeep:
         self._clock = clock
         self._timer = timer
         self._rebalance_lock = threading.Lock()  # allows one rebalance at a time
-        # The id of the thread that has ``_rebalance_lock``. Invalid while the lock is free.
+        # The id of the thread that has ``_rebalance_lock``. The id has no meaning while the lock is free.
         self._rebalancing_thread: int | None = None
         self._commit_lock = threading.RLock()  # allows one commit at a time; reentrant for commits in signal handlers
         self._uncommitted_offsets: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
         self._pending_resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
-        polls.on_reset_of_released = self.on_reset
+        polls.on_released_queue_reset = self.on_reset
         self._runs_in_background = False  # whether the timer checks between polls
         self._next_commit_at = clock.now() + settings.auto_commit_interval_s
-        self._next_recommit_at = clock.now() + RECOMMIT_S
+        self._next_recommit_at = clock.now() + RECOMMIT_INTERVAL_S
         self._next_refresh_at = clock.now() + settings.route_refresh_s
 
     def start_poll(self, timeout_s: float) -> Deadline:
@@ -222,7 +224,7 @@ class Upkeep:
         now = self._clock.now()
         repeat_commits = now >= self._next_recommit_at
         if repeat_commits:
-            self._next_recommit_at = now + RECOMMIT_S
+            self._next_recommit_at = now + RECOMMIT_INTERVAL_S
         self._polls.start_poll(repeat_commits)
         if self._settings.auto_commit and now >= self._next_commit_at:
             self._next_commit_at = now + self._settings.auto_commit_interval_s
@@ -258,13 +260,14 @@ class Upkeep:
             if not self._group.topics:
                 return self._polls.wait(deadline, max_parts)
             try:
-                # Cached messages are returned without a check of the group, which may hang. The timer checks the group, too.
+                # Cached messages are returned without a check of the group, because the check may hang. The timer also checks
+                # the group.
                 if self._runs_in_background and (parts := self._polls.wait(Deadline.after(0), max_parts)):
                     return parts
                 self.rebalance_if_due()
                 self._polls.reachability.raise_permanent_failure()
                 parts = self._polls.wait(deadline.within(max(MIN_WAIT_S, self._group.wait_s())), max_parts)
-            except (InvalidParameter, ServerFault):  # a missing queue; brokers before 5.0 answer with ``ServerFault``
+            except (InvalidParameter, ServerFault):  # the errors of missing queues; ``ServerFault`` before 5.0
                 if not self._is_gone(self._polls.failed_queue):
                     raise
                 self.rebalance_if_due()
@@ -273,9 +276,10 @@ class Upkeep:
                 return parts
 
     def _is_gone(self, queue: MessageQueue | None) -> bool:
-        """Return whether a queue that its broker rejects no longer exists. If so, make the next check due.
+        """Return whether a queue that its broker rejects no longer exists. If the queue no longer exists, make the next check
+        due.
 
-        The topic has fewer read queues now, or was created again with fewer queues.
+        A queue can disappear if its topic gets fewer read queues, or is created again with fewer queues.
         """
         try:
             if queue is None or queue in self._offsets.queues(queue.topic, refresh=True):
@@ -292,21 +296,24 @@ class Upkeep:
         if self._runs_in_background:
             self._timer.call_later(0, self.rebalance_if_due)
             return
-        self._timer.call_later(BACKGROUND_CHECK_S, self._check_in_background)
-        # Only now, so that the next call retries if the timer could not start its thread.
+        self._timer.call_later(BACKGROUND_CHECK_INTERVAL_S, self._check_in_background)
+        # The flag is set after the first call of the timer, so that the next call of this method tries again if the timer could
+        # not start its thread.
         self._runs_in_background = True
         self._timer.call_repeatedly(
-            COMPARE_S, lambda: self._group.subscription_conflicts.check(self._offsets.request_deadline()), COMPARE_S
+            COMPARISON_INTERVAL_S,
+            lambda: self._group.subscription_conflicts.check(self._offsets.request_deadline()),
+            COMPARISON_INTERVAL_S,
         )
         self._timer.call_repeatedly(
-            COMPARE_S, lambda: self._group.consume_modes.check(self._offsets.request_deadline()), 0.0
+            COMPARISON_INTERVAL_S, lambda: self._group.consume_modes.check(self._offsets.request_deadline()), 0.0
         )
 
     def _check_in_background(self) -> None:
         try:
             self.rebalance_if_due()
         finally:
-            self._timer.call_later(BACKGROUND_CHECK_S, self._check_in_background)
+            self._timer.call_later(BACKGROUND_CHECK_INTERVAL_S, self._check_in_background)
 
     def on_group_change(self) -> None:
         """Rebalance soon, because a broker reported a change of the group."""
@@ -318,8 +325,8 @@ class Upkeep:
         """Apply a reset of a queue that is not assigned, on the timer.
 
         With ``was_released``, the answer to a pull of a released queue reported the reset. No other pull reports the reset
-        again, so the offset is committed for the next owner. Otherwise a broker reported the reset to all members, and the
-        reset matters only if a rebalance is acquiring the queue.
+        again, so the offset is committed for the next owner. Without ``was_released``, a broker reported the reset to all
+        members, and the reset matters only if a rebalance is acquiring the queue.
         """
         if not was_released and not self._rebalance_lock.locked():
             return
@@ -333,7 +340,7 @@ class Upkeep:
             self._apply_resets()
 
     def _apply_resets(self) -> None:
-        """Commit pending resets. They overwrite offsets from before the reset, which a release may have committed."""
+        """Commit pending resets, which overwrite the offsets from before the reset that a release may have committed."""
         with contextlib.suppress(IndexError):
             while True:
                 queue, offset, was_released = self._pending_resets.popleft()
@@ -369,9 +376,9 @@ class Upkeep:
         self._commit_one_at_a_time(self._polls.never_committed_offsets)
 
     def rebalance(self) -> None:
-        """Rebalance now. Waits for the rebalance of another thread. Does nothing if this thread is rebalancing already.
+        """Rebalance now, after the rebalance of another thread. If this thread is rebalancing already, do nothing.
 
-        The ``with`` statement releases the lock also after Ctrl-C.
+        The ``with`` statement releases the lock even after Ctrl-C.
         """
         if self._rebalance_lock.locked() and self._rebalancing_thread == threading.get_ident():
             return
@@ -407,13 +414,13 @@ class Upkeep:
                 logger.info(text, self._settings.group, len(start_offsets), len(owned_queues))
                 self.apply_assignment(start_offsets)
         except BaseException:
-            # Also after Ctrl-C. The assignment may be incomplete, so the regular check in 20 s is too late.
+            # After an error or Ctrl-C, the assignment may be incomplete, so the regular check in 20 s is too late.
             self._group.check_soon()
             raise
 
     def commit_finished(self) -> dict[MessageQueue, RocketMQError]:
         """Commit all finished offsets, after the commits of other threads. Returns the errors by queue."""
-        return self._commit_one_at_a_time(self._polls.finish_returned)
+        return self._commit_one_at_a_time(self._polls.finish_returned_messages)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         """Commit offsets, after the commits of other threads. Returns the errors by queue.
@@ -432,7 +439,7 @@ class Upkeep:
     def _assign_and_commit(self, start_offsets: Mapping[MessageQueue, StartOffset | None]) -> UncommittedOffsets:
         """Replace the assigned queues, and commit the finished offsets of the released queues.
 
-        This includes queues that an interrupted call released before. Returns an empty dict: the caller need not commit any
+        Queues that an interrupted call released are included. Returns an empty dict, because the caller need not commit any
         offset.
         """
         self._uncommitted_offsets = {

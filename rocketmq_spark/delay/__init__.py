@@ -1,6 +1,7 @@
 """Delays of any length: messages wait as envelopes in ``dmq_inner_topic``, and are sent to their own topic when they are due.
 
-``delayed`` sends them in a Spark stream. The command ``rocketmq-spark delay serve`` (module ``node``) sends them without Spark.
+``delayed`` sends delayed messages in a Spark stream. The command ``rocketmq-spark delay serve`` (module ``node``) sends delayed
+messages without Spark.
 """
 
 from __future__ import annotations

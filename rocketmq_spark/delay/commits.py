@@ -1,19 +1,19 @@
 """A node's progress in a queue, as brokers store it: offsets of consumer groups.
 
 The commit of one offset is atomic, but the commits of several offsets are not. A node may be killed between two commits, and a
-paused node may commit its offsets between the commits of the node that took over its queue. So each number is valid alone,
-whatever the other numbers are:
+paused node may commit its offsets between the commits of the node that took over its queue. Therefore each committed number is
+valid alone, whatever the other numbers are. The numbers are the offsets of these groups:
 
-``GROUP``: all envelopes before this offset are done. Members of the group, and tools, read it as the position of the group.
-``GROUP_progress``: of the envelopes before an offset, all that were due by a moment are done. One number has both: the seconds
-since 1970, and the last 31 bits of the offset. The first number has the other bits, because it is at most 2^30 away.
-``GROUP_progress_ms``: the milliseconds of that moment, and a digest of the other numbers. The milliseconds are ignored if the
-other numbers have changed. ``GROUP_newest_ms``: the latest store time of the envelopes read.
+``GROUP``: an offset before which all envelopes are done. Members of the group, and tools, read this number as the position of the
+group. ``GROUP_progress``: a moment (seconds since 1970) and the last 31 bits of an offset, packed into one number. All envelopes
+before this offset that were due by this moment are done. The offset of ``GROUP`` gives the other bits of this offset, because the
+two offsets differ by at most 2^30. ``GROUP_progress_ms``: the milliseconds of this moment, and a digest of the other numbers. The
+milliseconds are ignored if another number has changed. ``GROUP_newest_ms``: the latest store time of the envelopes that were
+read.
 
-Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``. If the two numbers
-are from different nodes, they may claim that waiting envelopes are done. So this release does not read them. It sets
-``GROUP_done_ms`` to 0, which claims nothing, because otherwise a node of an earlier release would combine the old moment with
-newer numbers.
+Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``. This release does not
+read them, because two numbers from different nodes may claim that waiting envelopes are done. This release sets ``GROUP_done_ms``
+to 0, which claims nothing. Otherwise a node of an earlier release would combine the old moment with newer numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-REQUEST_S = 3.0
+REQUEST_TIMEOUT_S = 3.0
 
 _OFFSET_BITS, _MS_BITS = 31, 10
 _MAX_DISTANCE = 1 << _OFFSET_BITS - 1  # the last bits of an offset identify it within this distance from another offset
@@ -50,7 +50,7 @@ class GroupNames:
 
     @property
     def all_groups(self) -> tuple[str, str, str, str]:
-        """In the order of ``CommittedOffsets``."""
+        """The names of the groups, in the order of the fields of ``CommittedOffsets``."""
         return self.group, f"{self.group}_progress", f"{self.group}_progress_ms", f"{self.group}_newest_ms"
 
     @property
@@ -65,33 +65,33 @@ class CommittedOffsets(NamedTuple):
     oldest_offset: int
     packed_progress: int
     progress_ms: int
-    newest_ms: int
+    newest_store_ms: int
 
 
 class CommittedProgress(NamedTuple):
-    """The progress in a queue, and the latest store time of the messages read (0 if unknown). By the store time, the next owner
-    notices that the topic was created again, and that the progress is about messages of the old topic.
+    """The progress in a queue, and the latest store time of the messages read (0 if unknown). The next owner of the queue
+    compares store times to notice that the topic was created again; the progress is then about messages of the old topic.
     """
 
     progress: Progress
-    newest_ms: int = 0
+    newest_store_ms: int = 0
 
     @property
-    def end_and_newest_ms(self) -> tuple[int, int]:
+    def end_and_newest_store_ms(self) -> tuple[int, int]:
         """The end of the messages read, and their latest store time."""
-        return self.progress.read_end, self.newest_ms
+        return self.progress.read_end, self.newest_store_ms
 
     def encode(self) -> CommittedOffsets:
         oldest_offset, read_end, done_ms = self.progress
         seconds, milliseconds = divmod(done_ms, 1000)
-        # Too large numbers are lowered. They then claim less, which is safe.
+        # Numbers that are too large are lowered. The lowered numbers claim less, which is safe.
         offset_bits = min(read_end, oldest_offset + _MAX_DISTANCE - 1) & ((1 << _OFFSET_BITS) - 1)
         packed_progress = min(seconds, _MAX_DONE_S) << _OFFSET_BITS | offset_bits
         return CommittedOffsets(
             oldest_offset,
             packed_progress,
-            _seal(oldest_offset, packed_progress, self.newest_ms) << _MS_BITS | milliseconds,
-            self.newest_ms,
+            _seal(oldest_offset, packed_progress, self.newest_store_ms) << _MS_BITS | milliseconds,
+            self.newest_store_ms,
         )
 
     @classmethod
@@ -99,13 +99,13 @@ class CommittedProgress(NamedTuple):
         """Return the progress that the numbers prove; the numbers may be from several nodes. Messages that are done have been
         read, so ``read_end`` is not before ``oldest_offset``.
         """
-        oldest_offset, packed_progress, progress_ms, newest_ms = numbers
+        oldest_offset, packed_progress, progress_ms, newest_store_ms = numbers
         read_ahead = ((packed_progress - oldest_offset + _MAX_DISTANCE) & ((1 << _OFFSET_BITS) - 1)) - _MAX_DISTANCE
         done_ms = (packed_progress >> _OFFSET_BITS) * 1000
         seal, milliseconds = divmod(progress_ms, 1 << _MS_BITS)
-        if seal == _seal(oldest_offset, packed_progress, newest_ms):
+        if seal == _seal(oldest_offset, packed_progress, newest_store_ms):
             done_ms += milliseconds
-        return cls(Progress(oldest_offset, oldest_offset + max(0, read_ahead), done_ms), newest_ms)
+        return cls(Progress(oldest_offset, oldest_offset + max(0, read_ahead), done_ms), newest_store_ms)
 
 
 def _seal(*numbers: int) -> int:
@@ -125,15 +125,15 @@ class ProgressCommits:
         self._member = member
         self._group_names = group_names
         self._make_group = make_group
-        self._all_accepted, self._any_accepted = True, False
-        # Queues with a number of an earlier release that is not 0.
+        self._were_all_accepted, self._was_any_accepted = True, False
+        # Queues for which an earlier release has committed a ``GROUP_done_ms`` above 0.
         self._queues_with_legacy_offset: set[MessageQueue] = set()
 
     def fetch(self, queue: MessageQueue) -> CommittedProgress | None:
         """Return the last committed progress of a queue; None if no progress was committed. Raises the errors of requests, and
         ``RemoteProtocolError`` if a number is no offset.
         """
-        deadline = Deadline.after(REQUEST_S)
+        deadline = Deadline.after(REQUEST_TIMEOUT_S)
         oldest_offset, packed_progress, *other_numbers = (
             self._fetch_offset(group, queue, deadline) for group in self._group_names.all_groups
         )
@@ -141,10 +141,10 @@ class ProgressCommits:
             self._queues_with_legacy_offset.add(queue)
         if oldest_offset is None:
             return None
-        progress_ms, newest_ms = (number or 0 for number in other_numbers)
+        progress_ms, newest_store_ms = (number or 0 for number in other_numbers)
         if packed_progress is None:
-            return CommittedProgress(Progress(oldest_offset, oldest_offset, 0), newest_ms)
-        return CommittedProgress.decode(CommittedOffsets(oldest_offset, packed_progress, progress_ms, newest_ms))
+            return CommittedProgress(Progress(oldest_offset, oldest_offset, 0), newest_store_ms)
+        return CommittedProgress.decode(CommittedOffsets(oldest_offset, packed_progress, progress_ms, newest_store_ms))
 
     def _fetch_offset(self, group: str, queue: MessageQueue, deadline: Deadline) -> int | None:
         offset = self._member.committed(group, queue, deadline, False)
@@ -169,14 +169,14 @@ class ProgressCommits:
         )
         for index in (1, 0, 3, 2):
             self._commit(groups[index], {queue: numbers[queue][index] for queue in progress}, progress)
-        self._all_accepted = len(progress) == queue_count
-        return self._all_accepted
+        self._were_all_accepted = len(progress) == queue_count
+        return self._were_all_accepted
 
     def _commit(
         self, group: str, offsets: Mapping[MessageQueue, int], progress: dict[MessageQueue, CommittedProgress]
     ) -> None:
-        errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
-        self._any_accepted = self._any_accepted or len(errors) < len(offsets)
+        errors = self._member.commit(group, offsets, Deadline.after(REQUEST_TIMEOUT_S))
+        self._was_any_accepted = self._was_any_accepted or len(errors) < len(offsets)
         if offsets_without_group := {
             queue: offsets[queue] for queue, e in errors.items() if isinstance(e, GroupNotFound)
         }:
@@ -188,24 +188,25 @@ class ProgressCommits:
             del progress[queue]
         if errors:
             error = next(iter(errors.values()))
-            # A warning only for the first failure.
-            level = logging.WARNING if self._all_accepted else logging.INFO
+            # Only the first failure is logged as a warning.
+            level = logging.WARNING if self._were_all_accepted else logging.INFO
             logger.log(level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error)
 
     def _create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Create the group on brokers that do not know it, and commit these offsets. Returns the errors.
+        """Create the group on brokers that do not know it, and commit ``offsets``. Returns the errors by queue.
 
-        Raises an error only if no broker has ever accepted a commit, because a later error concerns a single broker.
+        Raises an error only if no broker has ever accepted a commit. Otherwise the error concerns only one broker, and is
+        returned.
         """
         errors: dict[MessageQueue, RocketMQError] = {}
         for broker_name in sorted({queue.broker_name for queue in offsets}):
             broker_offsets = {queue: offset for queue, offset in offsets.items() if queue.broker_name == broker_name}
             try:
                 self._make_group(group, broker_offsets)
-                errors.update(self._member.commit(group, broker_offsets, Deadline.after(REQUEST_S)))
+                errors.update(self._member.commit(group, broker_offsets, Deadline.after(REQUEST_TIMEOUT_S)))
             except RocketMQError as e:
                 errors.update(dict.fromkeys(broker_offsets, e))
-        self._any_accepted = self._any_accepted or len(errors) < len(offsets)
-        if not self._any_accepted:
+        self._was_any_accepted = self._was_any_accepted or len(errors) < len(offsets)
+        if not self._was_any_accepted:
             raise next(iter(errors.values()))
         return errors

@@ -1,14 +1,15 @@
 """Parts of a delay node besides its loop: the state of queues, brokers and the node's disk, and envelopes as records of the
 node's store.
 
-``RecreationCheck`` checks whether a queue still has the messages that were read. If the topic was created again, or its broker
-returned without its last messages, the queue has messages before the position whose store time is later than that of any
-message that was read. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability`` skips brokers that did
-not answer a moment ago, so that the queues of other brokers do not wait. ``Retention`` warns if a broker keeps envelopes for a
-shorter time than an envelope waits, because a node that lost its disk can rebuild its store only from the topic.
+``RecreationCheck`` checks whether a queue still has the messages that were read. A queue changes if its topic was created again,
+or if its broker returned without its last messages. New messages of the queue then have offsets that were already read, but later
+store times than all messages that were read. ``BackPressure`` pauses the reader while the disk is full. ``BrokerAvailability``
+skips brokers that did not answer a moment ago, so that the queues of other brokers do not wait. ``Retention`` warns if a broker
+keeps envelopes for a shorter time than an envelope waits, because a node that lost its disk can rebuild its store only from the
+topic.
 
-``effect_of`` turns an envelope into a record, and ``send_decoder`` turns a due record into a send. Both are pure. Records wait
-in ``spool/store``, and ``spool/redelivery`` takes them when they are due.
+``effect_of`` turns an envelope into a record, and ``send_decoder`` turns a due record into a send. Both functions are pure: they
+do no I/O. Records wait in ``spool/store``, and ``spool/redelivery`` takes them when they are due.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NamedTuple, Protocol
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES_BYTES, Property
 from rocketmq_spark.delay import release
-from rocketmq_spark.delay.commits import REQUEST_S
+from rocketmq_spark.delay.commits import REQUEST_TIMEOUT_S
 from rocketmq_spark.delay.release import (
     PROBLEM_PROPERTY,
     Delivery,
@@ -38,51 +39,53 @@ from rocketmq_spark.delay.release import (
 from rocketmq_spark.errors import DecodeError, MessageRefused, OffsetError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.producer.encoding import Prepared, single_request
+from rocketmq_spark.producer.encoding import PreparedMessage, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.lanes import STEPS_S, Schedule
+from rocketmq_spark.spool.lanes import RETRY_PAUSES_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
-from rocketmq_spark.spool.redelivery import DeadLetters, Targeting
+from rocketmq_spark.spool.redelivery import DeadLetters, TargetRules
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DecodedEnvelope, digest
 from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
-# The store time for a queue that has no message before the position. Any message that appears there later is new.
-BEFORE_ALL_MS = 1
+# The store time for a queue without messages before the position. Any message that appears before the position later is new.
+BEFORE_ALL_MESSAGES_MS = 1
 
 
 class RecreationCheck:
-    """Checks whether a topic was created again, by requests as a group. Its methods raise the errors of these requests."""
+    """Checks whether a topic was created again. The methods send requests to brokers in the name of ``group``, and raise the
+    errors of these requests.
+    """
 
     def __init__(self, member: GroupMember, group: str) -> None:
         self._member = member
         self._group = group
 
     def is_unchanged(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
-        """Whether the queue seems to have the messages that were read. Pulls do not show a loss of these messages: they
-        continue at the position, or at the new end, without an error.
+        """Whether the queue seems to have the messages that were read. A pull cannot show that these messages are lost, because
+        it continues without an error at the position, or at the new end of the queue.
         """
-        end, newest_ms = checkpoint.end_and_newest_ms
-        if not newest_ms or self._offset_at(queue, newest_ms + 1) >= end:
+        end, newest_store_ms = checkpoint.end_and_newest_store_ms
+        if not newest_store_ms or self._offset_at(queue, newest_store_ms + 1) >= end:
             return True
-        return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= end
+        return self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S)).min_offset >= end
 
     def has_last_message(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> bool:
-        """Whether the queue, which may belong to another cluster, has the last message that was read, at the same offset. False
-        if this is not certain.
+        """Whether the queue, which may belong to another cluster, has the last message that was read, at the same offset. Returns
+        False if this is not certain.
         """
-        first_offset = self._offset_at(queue, checkpoint.newest_ms)
-        return bool(checkpoint.newest_ms) and first_offset < checkpoint.read_end <= self._offset_at(
-            queue, checkpoint.newest_ms + 1
+        first_offset = self._offset_at(queue, checkpoint.newest_store_ms)
+        return bool(checkpoint.newest_store_ms) and first_offset < checkpoint.read_end <= self._offset_at(
+            queue, checkpoint.newest_store_ms + 1
         )
 
     def first_changed_offset_with_log(
-        self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds
+        self, queue: MessageQueue, read_end: int, newest_store_ms: int, bounds: QueueBounds
     ) -> int | None:
-        """Like ``first_changed_offset``, with a log line."""
-        offset = self.first_changed_offset(queue, read_end, newest_ms, bounds)
+        """Like ``first_changed_offset``, but also logs that messages have changed."""
+        offset = self.first_changed_offset(queue, read_end, newest_store_ms, bounds)
         if offset is not None:
             logger.warning(
                 "%s was read up to %d, and has newer messages from %d on: its topic was created again, its broker lost its last "
@@ -92,27 +95,27 @@ class RecreationCheck:
         return offset
 
     def first_changed_offset(
-        self, queue: MessageQueue, read_end: int, newest_ms: int, bounds: QueueBounds
+        self, queue: MessageQueue, read_end: int, newest_store_ms: int, bounds: QueueBounds
     ) -> int | None:
         """Return the offset from which on the messages differ from the messages that were read; None if all messages are the
         same.
         """
         offset = read_end if read_end <= bounds.max_offset else 0
-        if newest_ms:
-            offset = self._offset_at(queue, newest_ms + 1)
+        if newest_store_ms:
+            offset = self._offset_at(queue, newest_store_ms + 1)
         offset = max(offset, bounds.min_offset)
         return offset if offset < read_end else None
 
     def newest_store_ms(self, queue: MessageQueue, offset: int, now_ms: int) -> int:
         """The store time of the last message before ``offset``."""
-        return newest_store_ms_before(offset, now_ms, partial(self._offset_at, queue)) or BEFORE_ALL_MS
+        return newest_store_ms_before(offset, now_ms, partial(self._offset_at, queue)) or BEFORE_ALL_MESSAGES_MS
 
     def _offset_at(self, queue: MessageQueue, epoch_ms: int) -> int:
-        return self._member.search_offset(queue, epoch_ms, Deadline.after(REQUEST_S), self._group)
+        return self._member.search_offset(queue, epoch_ms, Deadline.after(REQUEST_TIMEOUT_S), self._group)
 
 
 # Pause of reading after the disk was full, and interval of the log line about it.
-FULL_PAUSE_S, FULL_LOG_S = 5.0, 60.0
+FULL_DISK_PAUSE_S, FULL_DISK_LOG_S = 5.0, 60.0
 
 
 class EnvelopeReader(Protocol):
@@ -132,29 +135,29 @@ class BackPressure:
     def __init__(self, folder: Path, reader: EnvelopeReader) -> None:
         self._folder = folder
         self._reader = reader
-        self._paused = False
+        self._is_paused = False
         self._pause_deadline = Deadline(0.0)
         self._silence_deadline = Deadline(0.0)
         self._is_full = False
 
     def apply(self) -> None:
-        """Pause or resume all queues. Call it before each poll, because new queues must be paused, too."""
-        was_paused, self._paused = self._paused, not self._pause_deadline.expired
-        if not (self._paused or was_paused):
+        """Pause or resume all queues. Call this method before each poll, because newly assigned queues must be paused, too."""
+        was_paused, self._is_paused = self._is_paused, not self._pause_deadline.expired
+        if not (self._is_paused or was_paused):
             return
         for queue in self._reader.assignment():
             with contextlib.suppress(OffsetError):  # the queue was revoked meanwhile
-                (self._reader.pause if self._paused else self._reader.resume)(queue)
+                (self._reader.pause if self._is_paused else self._reader.resume)(queue)
 
     def on_full(self, error: SpoolFull, waiting_count: int) -> None:
         """Record that the disk had no room while the node holds ``waiting_count`` messages."""
-        self._pause_deadline = Deadline.after(FULL_PAUSE_S)
+        self._pause_deadline = Deadline.after(FULL_DISK_PAUSE_S)
         if self._is_full and not self._silence_deadline.expired:
             return
-        self._is_full, self._silence_deadline = True, Deadline.after(FULL_LOG_S)
+        self._is_full, self._silence_deadline = True, Deadline.after(FULL_DISK_LOG_S)
         logger.error(
-            "no room for more delayed messages: until there is, this node reads neither messages nor recalls; the %d that "
-            "it holds are sent when they are due, if it can write at all: %s", waiting_count, error,
+            "no room for more delayed messages: until there is room, this node reads no messages and no recalls; the %d messages "
+            "that it holds are sent when they are due, if the disk can be written: %s", waiting_count, error,
         )  # fmt: skip
 
     def on_stored(self) -> None:
@@ -170,7 +173,7 @@ class BrokerAvailability:
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
         self._retry_deadlines: dict[str, Deadline] = {}
-        self.any_answered = False
+        self.has_any_answered = False
 
     def is_unavailable(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker did not answer the last request."""
@@ -180,8 +183,8 @@ class BrokerAvailability:
         """Call ``step`` for each queue. If a broker does not answer, or sends an unusable answer, its queues are skipped for a
         while.
 
-        Raises errors of the spool, and a permanent error if no broker has answered yet. A later permanent error concerns a
-        single broker.
+        Raises errors of the spool, and a permanent error if no broker has answered yet. Once a broker has answered, a permanent
+        error concerns only one broker, and is logged.
         """
         permanent_error: RocketMQError | None = None
         for queue in sorted(queues):
@@ -191,23 +194,23 @@ class BrokerAvailability:
             try:
                 step(queue)
                 self._retry_deadlines.pop(broker_name, None)
-                self.any_answered = True
+                self.has_any_answered = True
             except SpoolError:
                 raise
             except Exception as e:  # wrong numbers of one broker must not stop the queues of others
                 if isinstance(e, RocketMQError) and not e.retriable:
                     permanent_error = permanent_error or e
-                # A warning only for the first failure.
+                # Only the first failure of a broker is logged as a warning.
                 level = logging.INFO if broker_name in self._retry_deadlines else logging.WARNING
                 text = "%s is neither taken over nor handed over while its broker does not answer as expected: %s"
                 logger.log(level, text, queue, e, exc_info=None if isinstance(e, RocketMQError) else e)
                 self._retry_deadlines[broker_name] = Deadline.after(self._retry_s)
-        if permanent_error is not None and not self.any_answered:
+        if permanent_error is not None and not self.has_any_answered:
             raise permanent_error
 
 
 # Interval of repeated log lines, and of requests for a broker's setting.
-REPEAT_S = 3600.0
+LOG_REPEAT_S = 3600.0
 
 
 class Retention:
@@ -236,7 +239,7 @@ class Retention:
             brokers_with_short_retention.append(broker_name)
             if broker_name in self._silence_deadline and not self._silence_deadline[broker_name].expired:
                 continue
-            self._silence_deadline[broker_name] = Deadline.after(REPEAT_S)
+            self._silence_deadline[broker_name] = Deadline.after(LOG_REPEAT_S)
             logger.warning(
                 "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has it; raise "
                 "fileReservedTime of the broker above the longest delay",
@@ -251,7 +254,7 @@ class Retention:
         if cached_retention is None or cached_retention[1].expired:
             cached_retention = self._cached_retentions[broker_name] = (
                 self._fetch_retention_ms(broker_name),
-                Deadline.after(REPEAT_S),
+                Deadline.after(LOG_REPEAT_S),
             )
         return cached_retention[0]
 
@@ -261,14 +264,14 @@ _LENGTH = struct.Struct(">H")
 _DUE = struct.Struct(">Q")
 _OFFSET_AND_DUE = struct.Struct(">QQ")
 _MAX_DUE_MS = (1 << 63) - 1
-_MAX_ID_CHARS = 255  # of an id in a log line
+_MAX_ID_CHARS = 255  # the maximum length of an id in a log line
 # Increase this number with each change of ``release.delivery`` or ``DeliveryRules`` that changes the target of an envelope.
 _RULES_VERSION = 1
 OTHER_ID_REASON = "delayed messages whose envelope has the digest of another message id"
 
 
 class EnvelopeEffect(NamedTuple):
-    """The effect of an envelope on a store: a record with its due time, or the mark of a record that it cancels."""
+    """The effect of an envelope on a store: a record with its due time, or the mark by which the cancelled record is found."""
 
     record: Record | None
     due_ms: int
@@ -276,7 +279,7 @@ class EnvelopeEffect(NamedTuple):
 
 
 def space_of(queue: MessageQueue) -> bytes:
-    """The space of marks in which the records of a queue are found by offset."""
+    """The space (see ``spool.lanes``) in which the records of a queue are found by offset."""
     return b"q" + str(queue).encode()
 
 
@@ -290,9 +293,11 @@ def offset_and_due(place: bytes) -> tuple[int, int]:
 
 
 class DeliveryRules(NamedTuple):
-    """The rules for what a node may deliver. Envelopes that break them, and bodies that are no envelopes, go to ``dead_topic``.
+    """The rules for what a node may deliver. Envelopes that break these rules, and bodies that are no envelopes, go to
+    ``dead_topic``.
 
-    ``has_envelopes`` accepts ``inner_topic``. The fingerprint contains ``inner_topic``, because a function has no stable form.
+    ``has_envelopes`` returns true for ``inner_topic``. The fingerprint contains ``inner_topic`` instead of ``has_envelopes``,
+    because a function has no representation that stays the same in another process.
     """
 
     settings: ProducerSettings
@@ -344,14 +349,14 @@ def effect_of(rules: DeliveryRules, queue: MessageQueue, offset: int, body: byte
 
 
 def record_to_copy(record: Record) -> Record:
-    """Return the copy of a record from another user's folder. Its only mark is the identity of the message, which ``show``
-    prints.
+    """Return the copy of a record from another user's folder. The copy has only one mark, the identity of the message, which
+    ``show`` prints.
 
-    The copy has no mark of a queue. So a node with the copy reads its queues again, because the owner of the folder may have
-    forged the positions. Raises ``DecodeError`` if the envelope has the digest of another message id.
+    The copy has no offset in a queue, because the owner of the folder may have forged the offsets. Therefore a node that starts
+    with the copy reads its queues again. Raises ``DecodeError`` if the envelope has the digest of another message id.
     """
     data = (open_dead_letter(record)[0] if record.kind == DEAD_LETTER_KIND else record).payload
-    # The defaults are those of a body without a message.
+    # These values are for a body that is not an envelope.
     due_ms, identity, delivery = 0, digest(data), _unrestricted_delivery(data)
     if not isinstance(delivery, DecodeError) and delivery.original is not None:
         due_ms, identity = _due_and_digest(delivery.envelope)
@@ -378,18 +383,18 @@ def redelivery_policy(rules: DeliveryRules, max_in_flight: int) -> RedeliveryPol
     return RedeliveryPolicy(
         {DELAYED_KIND: send_decoder(rules), DEAD_LETTER_KIND: partial(dead_letter_send, rules)},
         max_in_flight,
-        Schedule((0, *STEPS_S)),
+        Schedule((0, *RETRY_PAUSES_S)),
         dead_letters=DeadLetters(
             DEAD_LETTER_KIND, partial(dead_letter_of, rules), partial(given_up_record, rules), describe_message
         ),
-        targeting=Targeting(rules.target_of, rules.fingerprint),
+        target_rules=TargetRules(rules.target_of, rules.fingerprint),
     )
 
 
 def dead_letter_of(rules: DeliveryRules, record: Record, failure: Resent) -> Record | None:
-    """Return the dead letter of a record that is given up. If the record already goes to the topic of dead letters, this is the
-    record itself after a temporary failure, and None after a permanent failure. None also if the properties leave no room for
-    topic and reason.
+    """Return the dead letter of a record that is given up. If the record already goes to the topic of dead letters, return the
+    record itself after a temporary failure, and None after a permanent failure. Also return None if the properties leave no room
+    for topic and reason.
     """
     if (
         isinstance(delivery := rules.delivery(record.payload), DecodeError)
@@ -483,5 +488,5 @@ def _send(rules: DeliveryRules, record: Record, delivery: Delivery | DecodeError
         envelope, (properties, text, queue) = delivery.envelope, delivery.original
     msg_id = properties.get(Property.UNIQ_KEY, "")
     message = Message(envelope.topic, envelope.body, flag=envelope.flag)
-    request = single_request(Prepared(message, msg_id, text, False), settings, envelope.born_ms)
+    request = single_request(PreparedMessage(message, msg_id, text, False), settings, envelope.born_ms)
     return SpooledSend(envelope.topic, request, queue, (msg_id,))

@@ -15,7 +15,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.commits import REQUEST_S, GroupNames
+from rocketmq_spark.delay.commits import REQUEST_TIMEOUT_S, GroupNames
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, has_default_name
 from rocketmq_spark.delay.service import DelayService, NodeTools
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -28,16 +28,16 @@ from rocketmq_spark.spool.files import COPY_TO_SERVE
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
-GROUP = "rocketmq_delay"
+DEFAULT_GROUP = "rocketmq_delay"
 # Sends in flight: enough for 5,000 messages a second if an answer takes 0.1 s.
 MAX_IN_FLIGHT = 512
-_GROUP_CHECK_S = 10.0
+_GROUP_CHECK_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
 
-def wall_ms() -> int:
-    """The time of the system clock, in ms since 1970. Due times are compared with it, even after the clock was adjusted."""
+def wall_clock_ms() -> int:
+    """The time of the system clock, in ms since 1970. Due times are compared with this time, even if the clock was adjusted."""
     return time.time_ns() // 1_000_000
 
 
@@ -51,7 +51,7 @@ class NodeSettings:
     folder: Path
     topic: str = INNER_TOPIC
     dead_topic: str = DEAD_TOPIC
-    now_ms: Callable[[], int] = wall_ms
+    now_ms: Callable[[], int] = wall_clock_ms
     topics: tuple[str, ...] = ALL_TOPICS
     resends_dead_letters: bool = False
 
@@ -68,11 +68,11 @@ def _check_topics_of_group(member: GroupMember, parsed: Options, topic: str) -> 
     it, and the messages in these queues would never be sent. All brokers of the topic are queried, because a member may be
     known only to the brokers of its own topics.
     """
-    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given names as brokers know them
-    deadline, errors = Deadline.after(_GROUP_CHECK_S), dict[str, RocketMQError]()
+    group, on_wire = parsed.group, scope_of(parsed).on_wire  # the user may have given the names that brokers use
+    deadline, errors = Deadline.after(_GROUP_CHECK_TIMEOUT_S), dict[str, RocketMQError]()
     for broker in sorted({queue.broker_name for queue in member.queues(topic, deadline)}):
         try:
-            subscriptions = member.filters(group, topic, deadline.within(REQUEST_S), broker)
+            subscriptions = member.filters(group, topic, deadline.within(REQUEST_TIMEOUT_S), broker)
         except RocketMQError as e:
             if e.broker_code != Response.CONSUMER_NOT_ONLINE:
                 errors[broker] = e
@@ -102,14 +102,14 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
     Raises ``OptionError`` if a member of the group does not read this topic, or reads other topics. A warning says which
     brokers do not report the members.
     """
-    all_options: dict[str, Any] = {"group": GROUP, **options}
+    all_options: dict[str, Any] = {"group": DEFAULT_GROUP, **options}
     parsed = options_table.parse(all_options).for_role("pull consumer")
     if parsed.environment is not None and parsed.environment_mode == "queues":
         raise OptionError(
             f"{parsed.environment_source} is {parsed.environment!r}, but with environmentMode=queues one delay service "
             f"serves all environments: in one environment, it would read only some queues of {node_settings.topic}, and never "
             "deliver the messages in the other queues",
-            remedy="Start it without an environment; each message goes to the queues of the environment that it was sent in",
+            remedy="Start the service without an environment; each message goes to the queues of its sender's environment",
         )
     settings = ProducerSettings.of(options_table.parse(all_options).for_role("producer"))
     for topic in (node_settings.topic, node_settings.dead_topic):
@@ -127,7 +127,7 @@ def open_node(node_settings: NodeSettings, **options: object) -> DelayService:
         store.set_owner(spools.owner_of(parsed, purpose_of(parsed.group)))
         member = session.member(parsed)
         _check_topics_of_group(member, parsed, node_settings.topic)
-        store.start_targeting(rules.fingerprint)
+        store.start_target_rules(rules.fingerprint)
         if node_settings.resends_dead_letters:
             store.revive(node_settings.now_ms(), rules.target_of)
         reader_options: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from rocketmq_spark.delay.release import identity_of, is_cancellation
 
-# A larger body is a portion of its own.
+# The maximum size of a portion. Only a portion with a single body may be larger.
 PORTION_BYTES = 4 << 20
 _LENGTH = struct.Struct(">I")
 
@@ -40,7 +40,7 @@ def portions(bodies: Iterable[bytes], max_bytes: int = PORTION_BYTES) -> Iterato
         yield portion
 
 
-def drop_repeated(bodies: Iterable[bytes]) -> Iterator[bytes]:
+def drop_repeated_bodies(bodies: Iterable[bytes]) -> Iterator[bytes]:
     """Drop repeated envelopes, and repeated cancellations. Only the identities are kept in memory."""
     seen_identities: set[tuple[bool, bytes]] = set()
     for body in bodies:

@@ -36,11 +36,11 @@ class QueueRecords:
         return {*checkpoints_of(notes), *checkpoints_of(notes, doubtful=True)}
 
     def checkpoint(self, queue: MessageQueue) -> QueueCheckpoint | None:
-        """The checkpoint of a queue. Raises errors of requests.
+        """Return the checkpoint of a queue. Raises errors of requests.
 
-        If the records were assigned to this cluster (``spool assign``), its queue may be a different queue with the same name.
-        Then the records lose their marks of the queue, because neither the queue's progress nor its next owner knows their
-        messages.
+        If the records were assigned to this cluster (``spool assign``), the queue here may be another queue with the same name.
+        In this case, the records lose their marks of the queue, because neither the queue's progress nor the queue's next owner
+        knows their messages.
         """
         notes = self._store.notes()
         checkpoint = checkpoints_of(notes, doubtful=True).get(queue)
@@ -48,9 +48,9 @@ class QueueRecords:
             return checkpoints_of(notes).get(queue)
         is_same_queue = self._recreation_check.has_last_message(queue, checkpoint)
         if not is_same_queue:
-            count = self.for_marks(queue, lambda offset, due_ms: True, self._store.remove_marks)
+            count = self.sum_for_marks(queue, lambda offset, due_ms: True, self._store.remove_marks)
             logger.info("%d waiting messages are not from this %s, and are sent from here", count, queue)
-        if not is_same_queue or self._store.damage_count:  # after damage, some of what was read is not in the store
+        if not is_same_queue or self._store.damage_count:  # after damage, the store lacks envelopes that were read
             checkpoint = None
         confirmed_note = {} if checkpoint is None else {note_name(queue): checkpoint.encode()}
         self._store.add([], {DOUBTFUL_PREFIX + note_name(queue): b"", **confirmed_note})
@@ -58,15 +58,17 @@ class QueueRecords:
 
     def has_record(self, queue: MessageQueue, accepts: Callable[[int, int], bool]) -> bool:
         """Whether the queue has a waiting record that ``accepts`` accepts."""
-        return bool(self.for_marks(queue, accepts, len))
+        return bool(self.sum_for_marks(queue, accepts, len))
 
-    def for_marks(
+    def sum_for_marks(
         self,
         queue: MessageQueue,
         accepts: Callable[[int, int], bool],
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
-        """Call ``step`` with the marks of a queue's waiting records that ``accepts`` accepts, in portions. Returns the sum."""
+        """Call ``step``, in portions, with the marks of those waiting records of a queue whose offset and due time ``accepts``
+        accepts. Returns the sum of the results.
+        """
         space = space_of(queue)
         return sum(
             step([(space, place) for place, (offset, due_ms) in portion if accepts(offset, due_ms)])
@@ -87,11 +89,12 @@ class QueueRecords:
         )
 
     def _read_places(self, space: bytes, parse: Callable[[bytes], T]) -> Iterator[list[tuple[bytes, T]]]:
-        """Yield the places in a space of marks with what ``parse`` returns for them: the first place, and then portions.
+        """Yield lists of the places in a space, each place with the value that ``parse`` returns for it. The first list has one
+        place.
 
-        A place that ``parse`` rejects is left out, so that a bad mark does not stop other messages.
+        Places that ``parse`` rejects are omitted, so that an invalid mark does not stop other messages.
         """
-        start = None  # the store caches the first place of a space
+        start = None  # without a start, the store returns only the first place, which it caches
         while places := self._store.places(space, start, PAGE):
             portion = []
             for place in places:
@@ -106,6 +109,6 @@ class QueueRecords:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "a waiting message has the mark %r in %r, which no release writes; this mark and others like it are ignored, and "
+                "a waiting message has the mark %r in %r, which no release writes; such marks are ignored, and "
                 "the messages are sent. Check who may write to %s", place[:100], space[:100], self._store.path,
             )  # fmt: skip

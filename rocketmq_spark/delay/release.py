@@ -36,8 +36,8 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties,
 # The first byte of a checkpoint: whether the queue's records are being handed over.
 _OWNED, _HANDING_OVER = 2, 3
 _CHECKPOINT = struct.Struct(">B6Q")
-# The layouts of releases up to 0.1, and of earlier releases, which did not write the last number. The progress in these layouts
-# may be from two nodes.
+# The layout of releases up to 0.1, and the layout of the earliest releases, which did not write ``newest_store_ms``. The numbers
+# of a progress in these layouts may be from two nodes.
 _LAYOUT_0_1, _OLDEST_LAYOUT = struct.Struct(">6Q"), struct.Struct(">5Q")
 
 
@@ -57,9 +57,9 @@ class Progress(NamedTuple):
         return offset < self.oldest_offset or (offset < self.read_end and due_ms <= self.done_ms and self.done_ms > 0)
 
     def followed_by(self, later_progress: Progress) -> Progress:
-        """Return the progress after this progress and ``later_progress``. If envelopes that arrived late have set ``done_ms``
-        back, ``later_progress`` is used only if all envelopes that this progress covers are done, because otherwise this
-        progress claims more.
+        """Return the progress after this progress and ``later_progress``. Late envelopes may have set ``done_ms`` back.
+        ``later_progress`` is then used only if all envelopes that this progress covers are done, because otherwise this progress
+        claims more.
         """
         oldest_offset = max(self.oldest_offset, later_progress.oldest_offset)
         uses_later_progress = later_progress.read_end >= self.read_end and (
@@ -78,8 +78,8 @@ class Progress(NamedTuple):
         )
 
     def limited_to(self, now_ms: int) -> Progress:
-        """Return this progress without claims about moments after now. Such a moment is from a clock that was ahead. It would
-        hide all progress until the moment comes (see ``followed_by``).
+        """Return this progress with a ``done_ms`` that is not after ``now_ms``. A later moment is from a clock that was ahead,
+        and would hide all progress until the moment comes (see ``followed_by``).
         """
         return self._replace(done_ms=min(self.done_ms, now_ms))
 
@@ -114,34 +114,34 @@ def advanced_progress(
 
 
 class QueueCheckpoint(NamedTuple):
-    """A node's note about a queue. All envelopes from ``read_start`` to before ``read_end`` are done or in the node's store.
-    ``committed`` is the last commit.
+    """What a node has stored about a queue. All envelopes from ``read_start`` to before ``read_end`` are done or in the node's
+    store. ``committed`` is the progress of the last commit.
 
-    ``newest_ms`` is the latest store time of the envelopes read (0 if none): messages with a later store time must be at
-    ``read_end`` or after it. ``is_handing_over`` is true while the records are handed over. A hand-over takes several writes,
-    so some records that are not done may already be deleted.
+    ``newest_store_ms`` is the latest store time of the envelopes read (0 if none): messages with a later store time must be at
+    ``read_end`` or after it. ``is_handing_over`` is true while the records are handed over. While they are handed over, some
+    records that are not done may already be deleted, because a hand-over takes several writes.
     """
 
     read_start: int
     read_end: int
     committed: Progress
-    newest_ms: int = 0
+    newest_store_ms: int = 0
     is_handing_over: bool = False
 
     @property
-    def end_and_newest_ms(self) -> tuple[int, int]:
+    def end_and_newest_store_ms(self) -> tuple[int, int]:
         """The end of the envelopes that were read by this node, or by the node that committed the progress, and their latest
         store time.
         """
-        return max(self.read_end, self.committed.read_end), self.newest_ms
+        return max(self.read_end, self.committed.read_end), self.newest_store_ms
 
     def encode(self) -> bytes:
         state = _HANDING_OVER if self.is_handing_over else _OWNED
-        return _CHECKPOINT.pack(state, self.read_start, self.read_end, *self.committed, self.newest_ms)
+        return _CHECKPOINT.pack(state, self.read_start, self.read_end, *self.committed, self.newest_store_ms)
 
     def shows_recreation(self, message: ReceivedMessage) -> bool:
-        """Whether another message was read at this offset before, so that the topic was created again."""
-        return message.queue_offset < self.read_end and 0 < self.newest_ms < message.store_timestamp
+        """Whether a message with an earlier store time was read at this offset before; the topic was then created again."""
+        return message.queue_offset < self.read_end and 0 < self.newest_store_ms < message.store_timestamp
 
     def truncated_at(self, offset: int) -> QueueCheckpoint:
         """Return the part that remains valid if the broker's messages from ``offset`` on differ from the messages that were
@@ -155,15 +155,21 @@ class QueueCheckpoint(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | None) -> QueueCheckpoint | None:
-        """Decode a note. Returns None if it is empty or of an unknown format; then the queue is read again. In notes of earlier
-        releases, only the offset before which all envelopes are done is certain (see ``commits``).
+        """Decode a note. Returns None for a note that is empty or of an unknown format; the queue is then read again. In notes of
+        earlier releases, only the offset before which all envelopes are done is certain (see ``commits``).
         """
         if not data:
             return None
         if len(data) == _CHECKPOINT.size and data[0] in (_OWNED, _HANDING_OVER):
-            state, read_start, read_end, oldest_offset, committed_end, done_ms, newest_ms = _CHECKPOINT.unpack(data)
+            state, read_start, read_end, oldest_offset, committed_end, done_ms, newest_store_ms = _CHECKPOINT.unpack(
+                data
+            )
             return cls(
-                read_start, read_end, Progress(oldest_offset, committed_end, done_ms), newest_ms, state == _HANDING_OVER
+                read_start,
+                read_end,
+                Progress(oldest_offset, committed_end, done_ms),
+                newest_store_ms,
+                state == _HANDING_OVER,
             )
         for layout in (_LAYOUT_0_1, _OLDEST_LAYOUT):
             if len(data) == layout.size:
@@ -184,7 +190,7 @@ def checkpoints_of(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict
         if name.startswith(DOUBTFUL_PREFIX) == doubtful and (checkpoint := QueueCheckpoint.decode(value)) is not None:
             name = name.removeprefix(DOUBTFUL_PREFIX)
             topic, _, broker_and_id = name.decode().partition("/")
-            # From the right, because the name of a broker may contain a slash.
+            # The text is split at its last slash, because the name of a broker may contain a slash.
             broker_name, _, queue_id = broker_and_id.rpartition("/")
             checkpoints[MessageQueue(topic, broker_name, int(queue_id))] = checkpoint
     return checkpoints
@@ -193,11 +199,11 @@ def checkpoints_of(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict
 def resumed_checkpoint(
     checkpoint: QueueCheckpoint | None, committed: Progress | None, min_offset: int
 ) -> QueueCheckpoint:
-    """Return the checkpoint at which a node starts a newly assigned queue. This is the node's own checkpoint if its store has
-    all envelopes from the oldest undone envelope on; otherwise a checkpoint at the oldest undone envelope. After an interrupted
-    hand-over, the store may lack envelopes.
+    """Return the checkpoint at which a node starts a newly assigned queue. If the node's store has all envelopes from the oldest
+    undone envelope on, return the node's own checkpoint. Otherwise return a checkpoint at the oldest undone envelope. After an
+    interrupted hand-over, the store may lack envelopes.
 
-    ``committed`` is the progress of the queue's last node, ``min_offset`` the first offset that the broker keeps.
+    ``committed`` is the progress of the queue's last node, ``min_offset`` is the first offset that the broker keeps.
     """
     if checkpoint is not None and checkpoint.is_handing_over:
         checkpoint = checkpoint.truncated_at(checkpoint.read_start)._replace(is_handing_over=False)
@@ -208,7 +214,7 @@ def resumed_checkpoint(
     return QueueCheckpoint(committed.oldest_offset, committed.oldest_offset, committed)
 
 
-_MAX_CLOCK_AHEAD_MS = 86_400_000  # a broker's clock may be this much ahead of the machine's
+_MAX_CLOCK_AHEAD_MS = 86_400_000  # how far a broker's clock may be ahead of this machine's clock
 
 
 def newest_store_ms_before(offset: int, now_ms: int, search: Callable[[int], int]) -> int:
@@ -227,19 +233,19 @@ def newest_store_ms_before(offset: int, now_ms: int, search: Callable[[int], int
     return low_ms
 
 
-# The topic for bodies that are not envelopes. Such bodies must neither block other messages nor get lost.
+# The topic for bodies that are not envelopes. These bodies are kept there, and do not block other messages.
 DEAD_TOPIC = "dmq_dead_topic"
 EMPTY_BODY = b"(empty)"  # brokers reject an empty body
 PROBLEM_PROPERTY, TOPIC_PROPERTY = "delayProblem", "delayTopic"
 _ENVELOPE_START = MAGIC + bytes([VERSION])
 _INTERNAL_PROPERTIES = codes.RESERVED_PROPERTIES | {QUEUE}
-# RocketMQ's properties that an original keeps. With other properties of RocketMQ, a sender could make the broker act with the
-# node's rights.
+# RocketMQ's properties that an original keeps. All other properties of RocketMQ are dropped, because with them a sender could
+# make the broker act with the node's rights.
 _DELIVERED_PROPERTIES = {
     codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY, codes.Property.WAIT, codes.Property.SHARDING_KEY,
 }  # fmt: skip
-_MAX_PROPERTIES = codes.SINGLE_MAX_PROPERTIES_BYTES
-# The sink writes its own message id, and ``msgId`` as a property.
+_MAX_PROPERTIES_BYTES = codes.SINGLE_MAX_PROPERTIES_BYTES
+# Room for the message id and the property ``msgId``, which the sink adds.
 _SINK_PROPERTY_BYTES = 1024
 _MAX_NAME_CHARS, _MAX_QUEUE_ID = 255, 1_000_000
 _MAX_REASON_CHARS = 500
@@ -281,12 +287,12 @@ class Delivery(NamedTuple):
     original: Original | None
 
 
-# Whether envelopes are read from a topic.
+# A function that returns whether envelopes are read from a topic.
 HasEnvelopes = Callable[[str], bool]
 
 
 def has_default_name(topic: str) -> bool:
-    """Whether a topic may be the default topic of envelopes. Its name may contain a namespace or an environment."""
+    """Whether a topic may be the default topic of envelopes, whose name on brokers may contain a namespace or an environment."""
     return INNER_TOPIC in topic
 
 
@@ -296,9 +302,10 @@ def delivery(
     max_bytes: int = codes.MAX_BODY_BYTES,
     has_envelopes: HasEnvelopes = has_default_name,
 ) -> Delivery:
-    """Return what an envelope delivers. Raises only ``DecodeError``, if the envelope's content cannot or may not be delivered.
+    """Return what an envelope delivers. The only error that it raises is ``DecodeError``, for content that cannot or may not be
+    delivered.
 
-    So all bad envelopes become dead letters. No bad envelope ends a node or a query, or delays other messages.
+    So every bad envelope becomes a dead letter, and does not end a node or a query, or delay other messages.
     """
     try:
         envelope = unpack(data)
@@ -307,7 +314,7 @@ def delivery(
         )
     except DecodeError:
         raise
-    except Exception as e:  # content of any client must not stop the messages of others
+    except Exception as e:  # no content may stop other messages
         raise DecodeError(f"this envelope is not delivered: {type(e).__name__}: {str(e)[:_MAX_REASON_CHARS]}") from e
 
 
@@ -320,8 +327,7 @@ def original(
     """The message that an envelope delivers. Raises ``DecodeError`` for envelopes that no producer could have sent.
 
     ``topics`` are shell patterns of the permitted topics, because anyone who can write envelopes could otherwise make the node
-    write to other topics. System, retry and dead-letter topics are never permitted, and neither are topics that contain
-    envelopes.
+    write to other topics. System topics, retry topics, dead-letter topics and topics that contain envelopes are never permitted.
     """
     problem = _topic_refusal(envelope.topic, tuple(topics))
     if problem is None and has_envelopes(envelope.topic):
@@ -334,14 +340,14 @@ def original(
         problem = f"its body has more than the {max_bytes} bytes that option 'maxMessageSize' permits"
     properties = decode_properties(envelope.properties)
     delivered_properties, encoded_properties = properties, envelope.properties
-    if not (_encodes_unchanged(encoded_properties, properties) and all(map(_is_delivered, properties))):
+    if not (_encodes_unchanged(encoded_properties, properties) and all(map(_is_delivered_property, properties))):
         delivered_properties, encoded_properties = (
-            {name: value for name, value in properties.items() if _is_delivered(name)},
+            {name: value for name, value in properties.items() if _is_delivered_property(name)},
             "",
         )
     if problem is None and not encoded_properties:
         try:
-            encoded_properties = encode_properties(delivered_properties, _MAX_PROPERTIES)
+            encoded_properties = encode_properties(delivered_properties, _MAX_PROPERTIES_BYTES)
         except MessageRefused as e:
             problem = e.message
     if problem is not None:
@@ -349,11 +355,11 @@ def original(
     return Original(delivered_properties, encoded_properties, _chosen_queue(envelope.topic, properties.get(QUEUE, "")))
 
 
-def _is_delivered(name: str) -> bool:
-    return name in _DELIVERED_PROPERTIES or not _is_internal(name)
+def _is_delivered_property(name: str) -> bool:
+    return name in _DELIVERED_PROPERTIES or not _is_internal_property(name)
 
 
-def _is_internal(name: str) -> bool:
+def _is_internal_property(name: str) -> bool:
     """Whether only RocketMQ or this package sets the property."""
     return name in _INTERNAL_PROPERTIES or is_reserved(name)
 
@@ -362,10 +368,10 @@ def _encodes_unchanged(text: str, properties: Collection[str]) -> bool:
     """Whether ``properties``, which were decoded from ``text``, certainly encode to ``text``, and ``text`` is short enough."""
     pair_count = len(properties)
     has_all_separators = text.count("\x01") == text.count("\x02") == pair_count and text.endswith("\x02")
-    return has_all_separators and text.isascii() and len(text) <= _MAX_PROPERTIES
+    return has_all_separators and text.isascii() and len(text) <= _MAX_PROPERTIES_BYTES
 
 
-@functools.lru_cache(1024)  # most messages go to few topics
+@functools.lru_cache(1024)  # cached, because most messages go to few topics
 def _topic_refusal(topic: str, patterns: tuple[str, ...]) -> str | None:
     if (problem := topic_problem(topic)) is not None:
         return problem
@@ -405,8 +411,8 @@ def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY
 
 
 def truncation_note(data: bytes, max_bytes: int) -> str:
-    """Return the end of a reason, which says that the dead letter has only the first bytes of the body. Empty if the dead
-    letter has the whole body.
+    """Return a clause at the end of a reason, which says that the dead letter has only the first bytes of the body. Return an
+    empty text if the dead letter has the whole body.
     """
     return f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
 
@@ -439,8 +445,10 @@ def sink_row(
         if not 0 < len(msg_id) <= _MAX_NAME_CHARS:
             msg_id = _digest_text(data)
         size = len(original.encoded_properties.encode())
-        if size > _MAX_PROPERTIES - _SINK_PROPERTY_BYTES:
-            raise DecodeError(f"its properties have {size} bytes, and the sink adds its own")
+        if size > _MAX_PROPERTIES_BYTES - _SINK_PROPERTY_BYTES:
+            raise DecodeError(
+                f"its properties have {size} bytes, which leaves no room for the properties that the sink adds"
+            )
         if refusal is not None and (why := refusal(envelope.topic)) is not None:
             raise DecodeError(why[:_MAX_REASON_CHARS])
     except DecodeError as e:
@@ -452,7 +460,11 @@ def sink_row(
         properties.get(codes.Property.KEYS),
         envelope.flag,
         properties.get(codes.Property.SHARDING_KEY),
-        {name: value for name, value in properties.items() if not (_is_internal(name) or name == codes.ROW_ID)},
+        {
+            name: value
+            for name, value in properties.items()
+            if not (_is_internal_property(name) or name == codes.ROW_ID)
+        },
         msg_id,
     )
 

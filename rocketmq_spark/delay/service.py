@@ -3,10 +3,10 @@
 A delayed message waits in the inner topic and, as a record, in the node's store (``spool/store``). The node writes a record
 durably before it reads on; ``spool/redelivery`` takes due records from the store, and their originals are sent. A record is
 deleted when a broker has accepted its original. The inner topic remains authoritative. With the committed ``Progress``, another
-node can take over a queue, or this node can continue with an empty disk. A node stores the records of its own queues. When a
-node loses a queue, it keeps only the records whose messages the topic no longer has.
+node can take over a queue, or this node can continue with an empty disk. A node stores the records of its own queues. When a node
+loses a queue, it drops the records whose messages are still in the topic, and keeps the others.
 
-This module is a driver. One thread, the caller of ``run``, reads, stores and commits; the spool's thread sends.
+This module is a driver: it does I/O. One thread, the caller of ``run``, reads, stores and commits; the spool's thread sends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.complaints import LogThrottle
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.commits import REQUEST_S, CommittedProgress, GroupNames, ProgressCommits
+from rocketmq_spark.delay.commits import REQUEST_TIMEOUT_S, CommittedProgress, GroupNames, ProgressCommits
 from rocketmq_spark.delay.envelope_records import (
     BackPressure,
     BrokerAvailability,
@@ -46,26 +46,28 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 logger = logging.getLogger(__name__)
 
 NO_PROGRESS = Progress(0, 0, 0)
-# Messages per write, seconds between commits, the timeout of a poll, and the pause after a failed commit.
+# The number of messages in a write, the seconds between two commits, the timeout of a poll, and the pause after a failed commit.
 PAGE, COMMIT_S, POLL_S, RETRY_S = 2000, 0.5, 0.2, 5.0
-# A turn gathers messages for this time or size, because each turn sends a request to the broker of every queue that has
-# messages.
+# The time and the size after which a turn stops gathering messages. A turn gathers messages because it sends a request to the
+# broker of every queue that has messages.
 GATHER_S, GATHER_BYTES = 0.02, 32 << 20
-# Time for the previous node of a queue to notice that it has lost the queue, and to commit its progress.
+# Within this time, the previous node of a queue notices that it has lost the queue, and commits its progress.
 HAND_OVER_S = 2.0
 # After JOIN_S without a queue, the node assumes that it will get no queue.
 JOIN_S, PAUSE_S = 30.0, 0.5
-# A node that starts a queue first reads its existing messages, for up to this time, because some of the messages may cancel
-# other messages.
+# After it has started a queue, a node sends nothing until it has read the messages that the queue already had, but at most for
+# this time. Some of these messages may cancel other messages.
 CATCH_UP_S = 60.0
-# Intervals of checks whether queues still have the messages that were read, and whether another node committed their progress.
+# How often a node checks whether queues still have the messages that were read, and how often it checks whether another node has
+# committed the progress of its queues.
 RECREATION_CHECK_S, COMMIT_CHECK_S = 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTools:
-    """What a node needs besides its parts: the clock for due times; a function that returns a broker's retention (None if
-    unknown); a function that creates a group on all brokers; the rules for what may be delivered; and the topic of envelopes.
+    """What a node needs besides its parts. ``now_ms`` is the clock for due times, ``retention_ms`` returns a broker's retention
+    (None if unknown), ``make_group`` creates a group on all brokers, ``rules`` say what may be delivered, and ``topic`` is the
+    topic of envelopes.
     """
 
     now_ms: Callable[[], int]
@@ -80,14 +82,14 @@ class CommitState:
     """The committed progress of an own queue, as this node knows it.
 
     ``committed_progress`` is the progress that this node wrote or read last (None if unknown). ``proven_progress`` is the
-    progress that the commits which this node has read proved, so that the node does not store done envelopes. The node commits
-    only while ``is_current``, which means that no other node has committed since the last check. ``conflict_count`` counts the
-    consecutive checks in which another node's progress claimed that an envelope that waits here is done.
+    progress that is proved by the commits that this node has read; the node does not store the envelopes that are done by it. The
+    node commits only while ``is_current``, which means that no other node has committed since the last check. ``conflict_count``
+    is the number of consecutive checks with a conflict: another node's progress said that an envelope was done which waits here.
     """
 
     committed_progress: CommittedProgress | None
     proven_progress: Progress
-    next_check: Deadline
+    next_check_deadline: Deadline
     is_current: bool = True
     conflict_count: int = 0
 
@@ -115,12 +117,13 @@ class DelayService:
         self._checkpoints: dict[MessageQueue, QueueCheckpoint] = {}
         self._commit_states: dict[MessageQueue, CommitState] = {}
         self._queues_to_start: dict[MessageQueue, Deadline | None] = {}
-        # Queues that will be handed over or started again, with their checkpoints; None if the progress must not be committed.
+        # The checkpoints of the queues that will be handed over or started again. The checkpoint is None if the queue's progress
+        # must not be committed.
         self._revoked_queues: dict[MessageQueue, QueueCheckpoint | None] = {}
-        self._availability, self._complaints = BrokerAvailability(RETRY_S), LogThrottle()
+        self._availability, self._log_throttle = BrokerAvailability(RETRY_S), LogThrottle()
         self._back_pressure = BackPressure(store.path, reader)
         self._damage_count = store.damage_count
-        self._commit_due = self._recreation_check_due = Deadline(0.0)
+        self._commit_deadline = self._recreation_check_deadline = Deadline(0.0)
         self._has_joined, self._join_deadline = False, Deadline.after(JOIN_S)
         self._catch_up_ends: dict[MessageQueue, int] = {}
         self._catch_up_deadline, self.stored_count = Deadline(0.0), 0
@@ -131,7 +134,7 @@ class DelayService:
             while not stop.is_set():
                 try:
                     self.turn()
-                except SpoolFull:  # ``turn`` has logged it
+                except SpoolFull:  # ``turn`` has logged the error
                     stop.wait(PAUSE_S)
                 except RocketMQError as e:
                     if not e.retriable:
@@ -160,17 +163,17 @@ class DelayService:
 
     def _run_turn(self) -> None:
         if self._damage_count != self._store.damage_count:
-            # The topic still has the records that the store lost. So all queues are read again, even queues whose notes are
-            # from after the damage.
+            # All queues are read again, because the topic still has the records that the store lost. Queues with newer notes than
+            # the damage are also read again.
             self._store.add([], {note_name(queue): b"" for queue in checkpoints_of(self._store.notes())})
             self._damage_count = self._store.damage_count
             self._restart(self._checkpoints)
         self._back_pressure.apply()
         messages, started_queues = self._poll(), set(self._checkpoints)
         self._update_assignment(set(self._reader.assignment()))
-        # Before envelopes are stored, because a node that was paused learns here what another node has sent.
+        # A node that was paused learns here what another node has sent, before it stores envelopes.
         self._check_commits()
-        # Messages of a queue that were polled before it was started are dropped here, and read again from its start.
+        # If a queue was started after the poll, its polled messages are dropped here, and read again from the start of the queue.
         messages = [message for message in messages if message.queue in started_queues & self._checkpoints.keys()]
         self._check_recreation(
             {message.queue for message in messages if message.queue_offset >= self._checkpoints[message.queue].read_end}
@@ -181,9 +184,9 @@ class DelayService:
             self._spool = self._open_spool()
         if self._spool is not None:
             self._spool.redelivery.set_paused(is_catching_up)
-            self._spool.redelivery.wake()  # the clock may have been set forward
-        if self._commit_due.expired:
-            self._commit_due = Deadline.after(COMMIT_S if self._commit_progress(self._checkpoints) else RETRY_S)
+            self._spool.redelivery.wake()  # if the clock was set forward, records may be due earlier than planned
+        if self._commit_deadline.expired:
+            self._commit_deadline = Deadline.after(COMMIT_S if self._commit_progress(self._checkpoints) else RETRY_S)
 
     @property
     def sent_count(self) -> int:
@@ -218,7 +221,7 @@ class DelayService:
         self._revoked_queues |= {
             queue: self._checkpoints.pop(queue) for queue in self._checkpoints.keys() - assigned_queues
         }
-        # Queues that were not started yet, but have records from an earlier time.
+        # These queues were not started yet, but the store has records of them from an earlier time.
         unstarted_queues = self._queues_to_start.keys() - assigned_queues - self._revoked_queues.keys()
         self._revoked_queues |= {q: None for q in unstarted_queues if self._store.places(envelope_records.space_of(q))}
         self._revoked_queues = {
@@ -229,8 +232,8 @@ class DelayService:
             queue: self._queues_to_start.get(queue) for queue in assigned_queues - self._checkpoints.keys()
         }
         self._availability.for_each(self._queues_to_start, self._start)
-        # Do not wait for a broker that does not answer, unless the store has records of its queue, which other nodes may have
-        # sent meanwhile.
+        # Do not wait for a broker that does not answer. But wait if the store has records of its queue, because other nodes may
+        # have sent their messages meanwhile.
         queues_to_await = (
             q
             for q in assigned_queues - set(self._checkpoints)
@@ -243,14 +246,14 @@ class DelayService:
             self._hand_over_revoked()
 
     def _restart(self, queues: Iterable[MessageQueue]) -> None:
-        """Start these queues again. Queues that are no longer assigned are handed over instead."""
+        """Start ``queues`` again. If a queue is no longer assigned, it is handed over instead."""
         for queue in list(queues):
             del self._checkpoints[queue]
             self._revoked_queues[queue] = None
 
     def _check_recreation(self, queues_with_messages: set[MessageQueue]) -> None:
         """Start queues again if their topic was created again. Checks queues with new messages (``queues_with_messages``), and
-        sometimes all queues. A queue with new messages that cannot be checked is also started again.
+        sometimes all queues. If a queue with new messages cannot be checked, it is also started again.
         """
         unchanged_queues = set()
 
@@ -268,19 +271,19 @@ class DelayService:
                 self._restart([queue])
 
         queues = queues_with_messages
-        if self._recreation_check_due.expired:
-            queues, self._recreation_check_due = set(self._checkpoints), Deadline.after(RECREATION_CHECK_S)
+        if self._recreation_check_deadline.expired:
+            queues, self._recreation_check_deadline = set(self._checkpoints), Deadline.after(RECREATION_CHECK_S)
         self._availability.for_each(queues, check_queue)
         self._restart((queues_with_messages - unchanged_queues) & self._checkpoints.keys())
 
     def _hand_over_revoked(self) -> None:
-        """Hand over revoked queues. Queues that are missing in the route stay, and their messages are sent from here. A queue
-        is missing if the topic has fewer queues now, if its broker is down, or if the topic was created again.
+        """Hand over revoked queues. A queue that is missing in the route is not handed over, and this node sends its messages. A
+        queue is missing if the topic has fewer queues now, if its broker is down, or if the topic was created again.
         """
         if not self._revoked_queues:
             return
         try:
-            existing_queues = set(self._member.queues(self._topic, Deadline.after(REQUEST_S)))
+            existing_queues = set(self._member.queues(self._topic, Deadline.after(REQUEST_TIMEOUT_S)))
         except RocketMQError as e:
             logger.info("cannot list the queues of %s: %s", self._topic, e)
             return
@@ -289,7 +292,7 @@ class DelayService:
     def _check_commits(self, checks_all: bool = False) -> None:
         """Read the committed progress of own queues if the next check is due."""
         due_queues = {
-            queue for queue in self._checkpoints if checks_all or self._commit_states[queue].next_check.expired
+            queue for queue in self._checkpoints if checks_all or self._commit_states[queue].next_check_deadline.expired
         }
         for queue in due_queues:
             self._commit_states[queue].is_current = False
@@ -303,11 +306,12 @@ class DelayService:
             self._checkpoints[queue] = checkpoint
 
     def _merge_committed(self, queue: MessageQueue, checkpoint: QueueCheckpoint) -> QueueCheckpoint | None:
-        """``checkpoint``, extended by the committed progress of a queue. None if the queue has other messages now.
+        """Return ``checkpoint``, extended by the committed progress of a queue. Return None if the queue was created again since
+        ``checkpoint``.
 
-        Another node may have committed: the previous owner, after a pause, or the next owner, if this node was paused. Both
-        nodes are right, so the merged progress is committed next. But a record that waits here is never done, whatever other
-        nodes commit.
+        Another node may have committed: the previous owner, after a pause, or the next owner, if this node was paused. Both nodes
+        are right, so the merged progress is committed next. But while a record waits here, its message is not done, whatever
+        other nodes commit.
         """
         state, committed = self._commit_states[queue], self._commits.fetch(queue)
         if committed != state.committed_progress or state.conflict_count:
@@ -322,28 +326,29 @@ class DelayService:
             if valid_progress is not None and self._records.has_record(queue, valid_progress.is_done):
                 state.conflict_count += 1
                 logger.warning(
-                    "%s: another node committed that envelopes are done which wait here; they stay here. It stood still, or this "
-                    "node did", queue,
+                    "%s: another node committed that envelopes are done, which still wait and stay here. One of the two nodes "
+                    "was paused", queue,
                 )  # fmt: skip
             else:
                 state.conflict_count = 0
                 if valid_progress is not None and committed is not None:
-                    checkpoint = self._with_newest_ms(
+                    checkpoint = self._with_newest_store_ms(
                         queue,
                         checkpoint._replace(committed=checkpoint.committed.merged_with(valid_progress)),
                         committed,
                     )
-        state.is_current, state.next_check = True, Deadline.after(COMMIT_CHECK_S)
+        state.is_current, state.next_check_deadline = True, Deadline.after(COMMIT_CHECK_S)
         return checkpoint
 
     def _valid_progress(self, queue: MessageQueue, committed: CommittedProgress) -> Progress | None:
         """Return the committed progress if it is about the messages that the queue has now, else None."""
-        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+        bounds = self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S))
         if committed.progress.oldest_offset > bounds.max_offset:
             return None
         return (
             None
-            if self._recreation_check.first_changed_offset(queue, *committed.end_and_newest_ms, bounds) is not None
+            if self._recreation_check.first_changed_offset(queue, *committed.end_and_newest_store_ms, bounds)
+            is not None
             else committed.progress
         )
 
@@ -371,7 +376,7 @@ class DelayService:
             wait_until = self._queues_to_start[queue] = self._queues_to_start[queue] or Deadline.after(HAND_OVER_S)
             if not wait_until.expired:
                 return
-        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+        bounds = self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S))
         checkpoint = self._starting_checkpoint(queue, own_checkpoint, committed, had_other_owner, bounds)
         if checkpoint.read_end < bounds.min_offset:
             logger.warning(
@@ -416,7 +421,7 @@ class DelayService:
             and had_other_owner
             and (
                 first_changed_offset := self._recreation_check.first_changed_offset_with_log(
-                    queue, *committed.end_and_newest_ms, bounds
+                    queue, *committed.end_and_newest_store_ms, bounds
                 )
             )
             is not None
@@ -426,52 +431,61 @@ class DelayService:
             own_checkpoint is not None
             and (
                 first_changed_offset := self._recreation_check.first_changed_offset_with_log(
-                    queue, *own_checkpoint.end_and_newest_ms, bounds
+                    queue, *own_checkpoint.end_and_newest_store_ms, bounds
                 )
             )
             is not None
         ):
-            # Remove the queue's marks from records whose messages are no longer in the topic. The messages of the other records
-            # are not done.
+            # Records whose messages are no longer in the topic lose their marks of the queue. The messages of the other records
+            # are still in the topic, and not done.
             first_offset, end_offset = bounds.min_offset, first_changed_offset
-            self._records.for_marks(
+            self._records.sum_for_marks(
                 queue, lambda offset, due_ms: not first_offset <= offset < end_offset, self._store.remove_marks
             )
             own_checkpoint = own_checkpoint.truncated_at(first_changed_offset)
             progress = progress if had_other_owner else own_checkpoint.committed
         if progress is not None and had_other_owner:
             progress = progress if own_checkpoint is None else progress.merged_with(own_checkpoint.committed)
-            self._records.for_marks(queue, progress.is_done, self._store.drop_records)
-        return self._with_newest_ms(queue, resumed_checkpoint(own_checkpoint, progress, bounds.min_offset), committed)
+            self._records.sum_for_marks(queue, progress.is_done, self._store.drop_records)
+        return self._with_newest_store_ms(
+            queue, resumed_checkpoint(own_checkpoint, progress, bounds.min_offset), committed
+        )
 
-    def _with_newest_ms(
+    def _with_newest_store_ms(
         self, queue: MessageQueue, checkpoint: QueueCheckpoint, committed: CommittedProgress | None
     ) -> QueueCheckpoint:
         """Return ``checkpoint`` with the latest store time of all messages before its end, including messages that only another
-        node has read. If that node has not committed a store time, the broker is queried. Without the store time, these
-        messages would look like messages of a topic that was created again, or such a topic would not be noticed.
+        node has read. If the other node has not committed a store time, the broker is queried. Without the store time, this node
+        could not tell these messages from messages of a topic that was created again.
         """
-        committed_ms, (end, newest_ms) = 0 if committed is None else committed.newest_ms, checkpoint.end_and_newest_ms
-        newest_ms = max(newest_ms, committed_ms)
-        if end and (not newest_ms or (end > checkpoint.read_end and not committed_ms)):
-            newest_ms = max(newest_ms, self._recreation_check.newest_store_ms(queue, end, self._now_ms()))
-        return checkpoint._replace(newest_ms=newest_ms)
+        committed_ms, (end, newest_store_ms) = (
+            0 if committed is None else committed.newest_store_ms,
+            checkpoint.end_and_newest_store_ms,
+        )
+        newest_store_ms = max(newest_store_ms, committed_ms)
+        if end and (not newest_store_ms or (end > checkpoint.read_end and not committed_ms)):
+            newest_store_ms = max(newest_store_ms, self._recreation_check.newest_store_ms(queue, end, self._now_ms()))
+        return checkpoint._replace(newest_store_ms=newest_store_ms)
 
     def _is_catching_up(self) -> bool:
-        """Whether a queue has not yet been read up to the end that it had when it was started."""
+        """Whether a queue has not yet been read up to the end offset at its start."""
         ends = {queue: end for queue, end in self._catch_up_ends.items() if queue in self._checkpoints}
         self._catch_up_ends = {queue: end for queue, end in ends.items() if self._checkpoints[queue].read_end < end}
         return bool(self._catch_up_ends) and not self._catch_up_deadline.expired
 
     def _release_records(self, queue: MessageQueue) -> None:
-        """Drop a queue's records that its next owner can read again. The other records stay, and are sent from here."""
+        """Drop the records of a queue whose messages the next owner can read again. The other records stay, and this node sends
+        them.
+        """
         try:
             checkpoint = self._records.checkpoint(queue)
-            bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+            bounds = self._member.bounds(queue, Deadline.after(REQUEST_TIMEOUT_S))
             first_changed_offset = (
                 None
                 if checkpoint is None
-                else self._recreation_check.first_changed_offset_with_log(queue, *checkpoint.end_and_newest_ms, bounds)
+                else self._recreation_check.first_changed_offset_with_log(
+                    queue, *checkpoint.end_and_newest_store_ms, bounds
+                )
             )
         except RocketMQError as e:
             if e.retriable:
@@ -486,18 +500,21 @@ class DelayService:
             else NO_PROGRESS
         )
 
-        def is_next(offset: int, due_ms: int) -> bool:
+        def is_for_next_owner(offset: int, due_ms: int) -> bool:
             """Whether the next owner reads and sends the message of a record."""
             return first_offset <= offset < end_offset and not progress_of_others.is_done(offset, due_ms)
 
-        # A hand-over takes several writes. If one fails, another turn or process completes the hand-over. Until then, no progress
-        # of the queue may be committed. If the queue is assigned again, it is read from the oldest envelope that is not done.
+        # A hand-over takes several writes. If a write fails, another turn or process completes the hand-over. Before the
+        # hand-over is complete, no progress of the queue may be committed. If the queue is assigned again, it is read from the
+        # oldest envelope that is not done.
         self._revoked_queues[queue] = None
         if checkpoint is not None:
             self._store.add([], {note_name(queue): checkpoint._replace(is_handing_over=True).encode()})
-        # Records that stay lose their marks of the queue: the progress of later owners does not cover these records.
-        self._records.for_marks(queue, lambda offset, due_ms: not is_next(offset, due_ms), self._store.remove_marks)
-        count = self._records.for_marks(queue, is_next, self._store.hand_over)
+        # Records that stay here lose their marks of the queue, because the progress of later owners does not cover them.
+        self._records.sum_for_marks(
+            queue, lambda offset, due_ms: not is_for_next_owner(offset, due_ms), self._store.remove_marks
+        )
+        count = self._records.sum_for_marks(queue, is_for_next_owner, self._store.hand_over)
         self._store.add([], {note_name(queue): b""})
         logger.info("%s was handed over to another node, with %d waiting messages", queue, count)
 
@@ -516,15 +533,16 @@ class DelayService:
         return messages
 
     def _read(self, timeout_s: float) -> list[ReceivedMessage]:
-        """Return messages that arrived. Raises the errors of a poll, but a permanent error only while no broker has answered. A
-        later permanent error concerns a single broker, whose pull is repeated.
+        """Return messages that have arrived. Raises the errors of a poll, but a permanent error only while no broker has
+        answered. Once a broker has answered, a permanent error concerns only one broker, and the pull from this broker is
+        repeated.
         """
         try:
             return self._reader.poll(timeout_s)
         except BrokerError as e:
-            if e.retriable or not self._availability.any_answered:
+            if e.retriable or not self._availability.has_any_answered:
                 raise
-            logger.log(self._complaints.level("poll", e), "a broker refuses a pull, it is asked again: %s", e)
+            logger.log(self._log_throttle.level("poll", e), "a broker refuses a pull, which is repeated: %s", e)
             return []
 
     def _store_envelopes(self, messages: Sequence[ReceivedMessage]) -> None:
@@ -539,8 +557,8 @@ class DelayService:
             checkpoint = checkpoints[queue]
             if offset < checkpoint.read_end:
                 continue
-            newest_ms = max(checkpoint.newest_ms, message.store_timestamp)
-            checkpoints[queue] = checkpoint._replace(read_end=offset + 1, newest_ms=newest_ms)
+            newest_store_ms = max(checkpoint.newest_store_ms, message.store_timestamp)
+            checkpoints[queue] = checkpoint._replace(read_end=offset + 1, newest_store_ms=newest_store_ms)
             effect = envelope_records.effect_of(self._rules, queue, offset, message.body, now_ms)
             if effect.cancelled_mark is not None:
                 cancelled_marks.add(effect.cancelled_mark)
@@ -560,10 +578,10 @@ class DelayService:
         self._store.add(records_to_store, None if cancelled_marks else notes)
         if records_to_store:
             self._back_pressure.on_stored()
-        # The position is noted only after the cancellation, so that the cancellation is read again after a crash.
+        # The position is stored only after the cancellation. If the process dies in between, the cancellation is read again.
         if cancelled_marks:
             cancelled_count = len(records) - len(records_to_store) + self._store.drop_records(list(cancelled_marks))
-            logger.info("%d of %d messages are taken back", cancelled_count, len(cancelled_marks))
+            logger.info("%d of %d messages are cancelled", cancelled_count, len(cancelled_marks))
             self._store.add([], notes)
         self._checkpoints = checkpoints
         self.stored_count += len(records_to_store)
@@ -581,7 +599,7 @@ class DelayService:
         for queue, checkpoint in checkpoints.items():
             state = self._commit_states[queue]
             if not state.is_current or state.conflict_count == 1:
-                # The numbers of other nodes stay until the next check, which may find them again.
+                # The progress that another node committed is kept until the next check, which may find it again.
                 continue
             oldest_waiting_offset = self._records.oldest_offset(queue)
             oldest_offset = (
@@ -603,9 +621,9 @@ class DelayService:
                 == previous_progress.read_end
             )
             if progress != previous_progress and not adds_nothing:
-                progress_to_commit[queue] = CommittedProgress(progress, checkpoint.newest_ms)
+                progress_to_commit[queue] = CommittedProgress(progress, checkpoint.newest_store_ms)
                 state.committed_progress = None
-        # Do not commit after damage, because lost records are not done. The next turn reads them again.
+        # Do not commit after damage, because lost records are not done. The next turn reads the lost messages again.
         if not progress_to_commit or self._damage_count != self._store.damage_count:
             return True
         all_accepted = self._commits.commit(progress_to_commit)

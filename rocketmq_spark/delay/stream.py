@@ -26,7 +26,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base import codes, extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay.portions import drop_repeated, pack, portions, unpack
+from rocketmq_spark.delay.portions import drop_repeated_bodies, pack, portions, unpack
 from rocketmq_spark.delay.release import (
     ALL_TOPICS,
     DEAD_TOPIC,
@@ -45,8 +45,8 @@ from rocketmq_spark.spark.sink.row_checks import SinkChecks
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
 # Each topic of envelopes has its own group, because members of one group must not subscribe to different topics.
-_GROUP = "rocketmq_delay_job_{topic}"
-_REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
+_GROUP_FORMAT = "rocketmq_delay_job_{topic}"
+_REQUEST_TIMEOUT_S, _HEARTBEAT_S = 3.0, 30.0
 
 
 def _answer_nothing(broker: str, request: BrokerRequest) -> None:
@@ -59,33 +59,35 @@ def present(topic: str = INNER_TOPIC, **options: object) -> Iterator[None]:
 
     Option ``group`` names the group; the default is ``rocketmq_delay_job_`` and the topic.
     """
-    parsed = options_table.parse({"group": _GROUP.format(topic=topic), **options}).for_role("pull consumer")
+    parsed = options_table.parse({"group": _GROUP_FORMAT.format(topic=topic), **options}).for_role("pull consumer")
     member = session.member(parsed)
     membership = Membership({topic: NO_FILTER}, {topic: time.time_ns() // 1_000_000}, "CONSUME_ACTIVELY")
-    member.queues(topic, Deadline.after(_REQUEST_S))  # finds the brokers to which heartbeats go
+    member.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S))  # finds the brokers to which heartbeats go
     leave = member.join(parsed.group, lambda: membership, _answer_nothing, _HEARTBEAT_S)
     try:
-        member.heartbeat(Deadline.after(_REQUEST_S))
+        member.heartbeat(Deadline.after(_REQUEST_TIMEOUT_S))
         yield
     finally:
-        leave(Deadline.after(_REQUEST_S))
+        leave(Deadline.after(_REQUEST_TIMEOUT_S))
 
 
 __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
 
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_PROTOBUF = (6, 33, 5)
-# Limits of a task in a micro-batch, because Spark puts all rows from timers of one task into one record batch.
+_PROVIDER_SETTING = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_MIN_PROTOBUF_VERSION = (6, 33, 5)
+# The maximum rows and bytes that a task returns in a micro-batch. Spark puts all rows from the timers of a task into one record
+# batch.
 _MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
-# The shares of these limits for messages that are due when they arrive (timers get the rest), and for the timer of one key.
+# The share of these limits for messages that are already due when they arrive (timers get the rest), and the share for the timer
+# of one key.
 _ON_ARRIVAL_SHARE, _KEY_SHARE = 1 / 2, 1 / 4
-# The most bytes that an envelope of a producer has besides the body of its message, with a reserve.
+# The maximum size of the rest of an envelope, besides the body of its message, with a reserve.
 _ENVELOPE_BYTES = 64 << 10
-# Lists per second. This is a constant and not Spark's setting, because a cancellation must find its list after a restart with
-# other settings.
-_SHARDS = 16
-# The last whole second of Spark's timers.
+# The number of shards of a second. It is a constant, and not a Spark setting, because a cancellation must find the shard of its
+# message after a restart with other settings.
+_SHARD_COUNT = 16
+# The last whole second (in ms) at which a timer of Spark can fire.
 _MAX_DUE_MS = ((1 << 63) - 1) // 1000 * 1000
 _COLUMNS = tuple(part.split()[0] for part in SINK_SCHEMA.split(", "))
 # The number of rows that are checked at once.
@@ -103,13 +105,13 @@ def delayed(
     The columns are the sink's ``topic``, ``body``, ``tags``, ``keys``, ``flag``, ``shardingKey``, ``properties``, and
     ``msgId``, the original message id, for the sink's option ``messageId``.
 
-    No message is early. A message may be late by up to two micro-batches and one second (due times are rounded up to seconds).
-    A message with a sharding key goes to the queue of its key, other messages to any queue of their topic, even if the sender
-    chose a queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope is
-    the message of ``dmq_inner_topic`` that contains a delayed message. If an envelope is read again before its message is due,
-    it counts once. ``Producer.recall`` cancels a waiting message. If more messages are due than fit into a micro-batch, they
-    are sent in the order of their due times, or of their arrival if they arrived after they were due. Each second first sends
-    only a part of its messages, and then the other seconds follow.
+    No message is early. A message may be late by up to two micro-batches and one second (due times are rounded up to seconds). A
+    message with a sharding key goes to the queue of its key, other messages to any queue of their topic, even if the sender chose
+    a queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope is the
+    message of ``dmq_inner_topic`` that contains a delayed message. If an envelope is read again before its message is due, it
+    counts once. ``Producer.recall`` cancels a waiting message. If more messages are due than fit into a micro-batch, they are
+    sent in the order of their due times, or of their arrival if they arrived after they were due. If the messages of one second
+    are too many, only a part of them is sent before the messages of the next second.
 
     Requires Spark's RocksDB state store, and protobuf on driver and workers (extra ``delay``). The number of tasks that hold
     messages is ``spark.sql.shuffle.partitions`` at the time the checkpoint is created.
@@ -139,13 +141,13 @@ def delayed(
         sf.col("body")
     )
     return (
-        messages.select(_truncated("body", max_bytes))
-        .union(_ticks(messages))
+        messages.select(_truncated_column("body", max_bytes))
+        .union(_tick_stream(messages))
         .where("body is not null")
         .select("body", sf.when(is_envelope, due_ms).otherwise(0).alias("due"))
         .select(
             "body",
-            sf.pmod(sf.hash(identity), sf.lit(_SHARDS)).alias("shard"),
+            sf.pmod(sf.hash(identity), sf.lit(_SHARD_COUNT)).alias("shard"),
             # The first whole second at or after the due time.
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )
@@ -154,15 +156,15 @@ def delayed(
     )
 
 
-def _truncated(column: str, max_bytes: int) -> Column:
-    """Return the bodies, cut off after the most bytes that the envelope of a message of ``max_bytes`` bytes has. A longer body
-    can only become a dead letter, which has only the first bytes. Spark cuts before Python gets the bodies, because a few
-    kilobytes may inflate to megabytes.
+def _truncated_column(column: str, max_bytes: int) -> Column:
+    """Return the bodies, truncated to the maximum size of the envelope of a message of ``max_bytes`` bytes. A longer body can
+    only become a dead letter, and a dead letter keeps only the first bytes. Spark truncates the bodies before Python gets them,
+    because a few kilobytes may inflate to megabytes.
     """
     return sf.substring(column, 1, max_bytes + _ENVELOPE_BYTES).alias(column)
 
 
-def _ticks(messages: DataFrame) -> DataFrame:
+def _tick_stream(messages: DataFrame) -> DataFrame:
     """Return a stream with a row for every micro-batch, because a restarted query processes timers only when there is new
     data.
     """
@@ -181,13 +183,14 @@ class _WaitingEnvelopes(StatefulProcessor):
         self._dead_topic = dead_topic
         self._topics = topics
         self._sink = sink
-        self._sink_checks: SinkChecks | None = None  # made in the worker
+        self._sink_checks: SinkChecks | None = None  # created in the worker
         self._batch: Any = None
         self._returned_rows = self._returned_bytes = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
-        # The list of earlier releases. Spark reads thousands of its elements at once, whatever their size.
+        # Earlier releases kept the envelopes in this list. Spark reads thousands of elements of a list at once, whatever their
+        # size.
         self._legacy_bodies = handle.getListState("waiting", StructType([StructField("body", BinaryType())]))
         self._portion_state = handle.getMapState(
             "portions",
@@ -201,13 +204,13 @@ class _WaitingEnvelopes(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         due_ms, now_ms = key[1] * 1000, timerValues.getCurrentProcessingTimeInMs()
-        self._returned_in(now_ms)
-        new_portions = portions(drop_repeated(bytes(row.body) for row in rows))
+        self._returned_rows_and_bytes(now_ms)
+        new_portions = portions(drop_repeated_bodies(bytes(row.body) for row in rows))
         nothing_waits = not (self._span_state.exists() or self._legacy_bodies.exists())
         if due_ms <= now_ms:
             first_portion, second_portion = next(new_portions, []), next(new_portions, None)
             if nothing_waits and second_portion is None and self._has_room(_ON_ARRIVAL_SHARE):
-                # Otherwise the timer returns these bodies.
+                # These bodies are due already. If they do not fit, the timer returns them.
                 yield from self._rows(first_portion)
                 return
             new_portions = itertools.chain(
@@ -223,14 +226,15 @@ class _WaitingEnvelopes(StatefulProcessor):
         timerValues: Any,
         expiredTimerInfo: Any,
     ) -> Iterator[Row]:
-        """Spark calls this method in the order of the timers. If there is no room, a key keeps its place. A key that has used
-        its share goes behind all keys that are due now, so that no key waits for keys that are due later.
+        """Spark calls this method in the order of the timers. If this micro-batch has no room left, the key keeps its position
+        among the timers. If the key has used its share, it goes behind all keys that are due now, so that no key waits for keys
+        that are due later.
         """
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
-        returned_before = self._returned_in(now_ms)
+        returned_before = self._returned_rows_and_bytes(now_ms)
         if not self._has_room():
-            # The state is not read here, because there may be any number of keys. The new time must differ from the time of
-            # this timer, because Spark deletes this timer after the call.
+            # The state of the key is not read here, because reading it would take time for each of any number of keys. The new
+            # time must differ from the time of this timer, because Spark deletes this timer after the call.
             self._handle.registerTimer(at_ms ^ 1)
             return
         if self._legacy_bodies.exists():
@@ -240,7 +244,7 @@ class _WaitingEnvelopes(StatefulProcessor):
             return
         first, end, is_clean = span
         if not is_clean and end - first > 1:
-            self._clean(first, end)
+            self._drop_repeated_and_cancelled(first, end)
         for number in range(first, end):
             if number > first and not (self._has_room() and self._has_room(_KEY_SHARE, returned_before)):
                 self._span_state.update((number, end, True))
@@ -250,7 +254,7 @@ class _WaitingEnvelopes(StatefulProcessor):
             self._portion_state.removeKey((number,))
         self._span_state.clear()
 
-    def _returned_in(self, now_ms: int) -> tuple[int, int]:
+    def _returned_rows_and_bytes(self, now_ms: int) -> tuple[int, int]:
         """Return how many rows, and how many bytes, this task has returned in this micro-batch."""
         if now_ms != self._batch:
             self._batch, self._returned_rows, self._returned_bytes = now_ms, 0, 0
@@ -271,8 +275,8 @@ class _WaitingEnvelopes(StatefulProcessor):
         for portion in new_portions:
             self._portion_state.updateValue((end,), (pack(portion),))
             end += 1
-        # Cancellations that arrive after the timer has fired are too late. To apply them, all waiting envelopes would have to
-        # be read each time.
+        # Cancellations that arrive after the timer has fired are too late. A late cancellation is not applied, because each one
+        # would take a read of all waiting envelopes.
         self._span_state.update((first, end, is_clean))
 
     def _portion(self, number: int) -> list[bytes]:
@@ -280,7 +284,7 @@ class _WaitingEnvelopes(StatefulProcessor):
         assert state is not None
         return list(unpack(bytes(state[0])))
 
-    def _clean(self, first: int, end: int) -> None:
+    def _drop_repeated_and_cancelled(self, first: int, end: int) -> None:
         """Remove repeated and cancelled envelopes from all portions, with one portion in memory at a time."""
         cancelled_identities = {
             identity_of(body) for n in range(first, end) for body in self._portion(n) if is_cancellation(body)
@@ -332,8 +336,10 @@ def _check_requirements(messages: DataFrame) -> None:
             f"delayed() got {what} whose column 'body' is {body_type}; "
             f"expected readStream of topic {INNER_TOPIC!r}, where it is binary"
         )
-    if (provider := messages.sparkSession.conf.get(_PROVIDER, None)) != _ROCKSDB:
-        problems.append(f"{_PROVIDER} is {provider}; expected {_ROCKSDB}: spark.conf.set(it) before the query starts")
+    if (provider := messages.sparkSession.conf.get(_PROVIDER_SETTING, None)) != _ROCKSDB_PROVIDER:
+        problems.append(
+            f"{_PROVIDER_SETTING} is {provider}; expected {_ROCKSDB_PROVIDER}: spark.conf.set(it) before the query starts"
+        )
     if problem := protobuf_problem():
         problems.append(problem)
     if problems:
@@ -349,9 +355,9 @@ def protobuf_problem(version: str | None = None) -> str | None:
             version = importlib.metadata.version("protobuf")
         except importlib.metadata.PackageNotFoundError:
             version = "none"
-    if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _PROTOBUF:
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) >= _MIN_PROTOBUF_VERSION:
         return None
-    expected_version = ".".join(map(str, _PROTOBUF))
+    expected_version = ".".join(map(str, _MIN_PROTOBUF_VERSION))
     return (
         f"protobuf is {version} here; expected {expected_version} or newer, in workers too: "
         f"{extras.install_command(extras.DELAY)}"

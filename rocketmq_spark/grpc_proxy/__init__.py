@@ -2,6 +2,6 @@
 
 import os
 
-# If this variable is unset, gRPC's core handles forks but its Python layer does not. A child that is forked for any purpose while
-# calls are running may then crash with a segmentation fault. gRPC reads the variable when it is imported.
+# If this variable is unset, gRPC's core handles forks but its Python layer does not. A child process that is forked while calls
+# are running may then crash with a segmentation fault. gRPC reads the variable when gRPC is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

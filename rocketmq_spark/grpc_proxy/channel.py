@@ -45,25 +45,28 @@ class Endpoints:
         self.addresses = tuple(addresses)
         self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
         self._verified_addresses: set[str] = set()  # addresses that have answered since their last failure
-        self._next_start = 0  # which endpoint the next call without a preferred endpoint tries first
+        self._next_start_index = 0  # which endpoint the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
     def choose(self, preferred: str | None, now_s: float) -> str:
         """Return the ``preferred`` address; without one, the addresses take turns. If calls avoid this address, return the next
-        one that they do not avoid. If they avoid all addresses, return this address all the same.
+        address that calls do not avoid. If calls avoid all addresses, return this address nevertheless.
         """
         with self._lock:
             if preferred in self.addresses:
                 start_index = self.addresses.index(preferred)
             else:
-                start_index, self._next_start = self._next_start % len(self.addresses), self._next_start + 1
+                start_index, self._next_start_index = (
+                    self._next_start_index % len(self.addresses),
+                    self._next_start_index + 1,
+                )
             candidates = self.addresses[start_index:] + self.addresses[:start_index]
             return next(
                 (address for address in candidates if self._avoided_until.get(address, 0.0) <= now_s), candidates[0]
             )
 
     def record_failure(self, address: str, now_s: float, avoid_s: float = AVOID_S) -> None:
-        """Record that an endpoint could not be reached or did not answer. Calls avoid it for ``avoid_s``."""
+        """Record that an endpoint could not be reached or did not answer. Calls avoid the endpoint for ``avoid_s`` seconds."""
         with self._lock:
             self._avoided_until[address] = now_s + avoid_s
             self._verified_addresses.discard(address)
@@ -79,7 +82,7 @@ class Endpoints:
         self._verified_addresses.add(address)
         self.record_contact(address)
 
-    def time_slice(self, address: str, deadline: Deadline, untried_count: int) -> Deadline:
+    def call_deadline(self, address: str, deadline: Deadline, untried_count: int) -> Deadline:
         """Return the deadline of a call to ``address``. ``untried_count`` is the number of endpoints that are left to try, this
         endpoint included. An endpoint that has not answered yet gets only its share of the remaining time, because an address
         that drops all packets causes no error before the time is over.
@@ -135,11 +138,11 @@ def metadata(
 _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000  # as in RocketMQ's Java client
 _IDLE_MS = 100_000  # a connection without calls is closed after this time, as over remoting
-# The largest message of a telemetry stream, unless option 'maxMessageSize' is larger. A Proxy sends such messages without a
-# request.
+# The largest message of a telemetry stream, unless option 'maxMessageSize' is larger. A Proxy sends the messages of a telemetry
+# stream without a request.
 MAX_PUSHED_BYTES = 16 << 20
-# gRPC pings while messages arrive, to measure the connection, and the answer to a ping waits behind these messages. So this time
-# must be longer than a consumer waits for messages. gRPC's default is a minute.
+# gRPC pings while messages arrive, to measure the connection, and the answer to a ping waits behind these messages. So gRPC's
+# time-out of pings must be longer than a consumer waits for messages. The default is a minute.
 _PING_TIMEOUT_MS = 30_000
 _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
 # Maximum time of one attempt to connect, even if option 'connectTimeout' is longer. gRPC continues an attempt after the end of

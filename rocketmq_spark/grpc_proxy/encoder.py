@@ -1,12 +1,12 @@
-"""Encodes a producer's messages as requests to a Proxy. Pure. Remoting sends RocketMQ's own properties as properties; here they
-are fields.
+"""Encodes a producer's messages as requests to a Proxy. Pure. RocketMQ's own properties are fields of these requests, but
+properties over remoting.
 
 The Proxy rejects RocketMQ's own property names among the user's properties.
 
 A request contains messages of one topic: either several normal messages, or one message of another type. The Proxy rejects a
-delayed message in a request with other messages. A message of a message group is sent alone, because the Proxy chooses any queue
-for a request with several messages, even if all messages are of one group. Their order would be lost. A message with a priority
-is sent alone, because the priority determines the queue.
+delayed message in a request with other messages. A message of a message group is sent alone. Otherwise the order of the group
+would be lost, because the Proxy chooses any queue for a request with several messages, even if all messages are of one group. A
+message with a priority is sent alone, because the priority determines the queue.
 """
 
 from __future__ import annotations

@@ -88,11 +88,11 @@ def group_policy(settings: Any) -> GroupPolicy:
     if retry_policy.HasField("customized_backoff"):
         pauses = [get_seconds(pause) for pause in retry_policy.customized_backoff.next[:_MAX_PAUSES]]
     elif retry_policy.HasField("exponential_backoff"):
-        exponential = retry_policy.exponential_backoff
-        longest_pause, pause = get_seconds(exponential.max), get_seconds(exponential.initial)
+        exponential_policy = retry_policy.exponential_backoff
+        longest_pause, pause = get_seconds(exponential_policy.max), get_seconds(exponential_policy.initial)
         pauses = [pause]
-        while exponential.multiplier > 1 and pause < longest_pause and len(pauses) < _MAX_PAUSES:
-            pause = min(longest_pause, pause * exponential.multiplier)
+        while exponential_policy.multiplier > 1 and pause < longest_pause and len(pauses) < _MAX_PAUSES:
+            pause = min(longest_pause, pause * exponential_policy.multiplier)
             pauses.append(pause)
     else:
         pauses = []
@@ -101,8 +101,8 @@ def group_policy(settings: Any) -> GroupPolicy:
 
 
 HEARTBEAT_S = 10.0
-# A few compressed kilobytes may decompress to gigabytes. So the limit for the bodies of one answer is the second number for each
-# requested message, but at least the first number.
+# A few compressed kilobytes may decompress to gigabytes. So the bodies of one answer may have ``_ANSWER_BYTES_PER_MESSAGE`` bytes
+# for each requested message, but at least ``_MIN_ANSWER_BYTES`` bytes in total.
 _MIN_ANSWER_BYTES, _ANSWER_BYTES_PER_MESSAGE = 64 << 20, 4 << 20
 # If one endpoint has accepted the settings, a member waits only this long for the other endpoints.
 _OTHER_ENDPOINTS_TIMEOUT_S = 1.0
@@ -230,8 +230,8 @@ class ProxyMember:
             self._proxy.record_result(channel.address, e, remaining_s - deadline.remaining())
             if not messages:
                 raise
-            # Return the messages that have arrived: they are invisible to other consumers now. If this method discarded them,
-            # their redelivery might be cut off in the same way, until they become dead letters.
+            # Return the messages that have arrived, because they are invisible to other consumers now. If this method discarded
+            # these messages, their redelivery might be cut off in the same way, until they become dead letters.
             logger.warning(
                 "%s delivered a part of the messages for topic %s; the others are delivered again: %s",
                 channel.address,

@@ -68,7 +68,7 @@ VARINTS = _Varints()
 
 @functools.cache
 def field_key(message: str, name: str) -> bytes:
-    """Return the encoded key of a field. Its length and content, or its number, follow the key."""
+    """Return the encoded key of a field. After the key follow the length and content of the field, or its number."""
     (field,) = (field for field in FIELDS if (field.message, field.name) == (message, name))
     is_delimited = field.kind not in ("enum", "int32", "int64", "bool")
     return VARINTS[field.number << 3 | (_LENGTH_DELIMITED if is_delimited else _VARINT)]
@@ -206,21 +206,21 @@ _REMEDIES: dict[int, str] = {
     Code.UNSUPPORTED: REMOTING_REMEDY,
 }
 _NAME_MISMATCH = ("Hostname Verification Check failed", "Peer name")
-_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed")
+_UNTRUSTED_CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
-# Texts of brokers. The Proxy adds INTERNAL_SERVER_ERROR, although a retry would fail, too.
+# Texts of brokers, which the Proxy returns with INTERNAL_SERVER_ERROR, although a retry would fail, too.
 _BATCH_TOO_LARGE = "message body size exceeded"
 _ILLEGAL_MESSAGE = ("the message is illegal", "timer message illegal")
-# First: the Proxy does not know the topic, or cannot request it from brokers. Then: the topic's masters are down, or the topic
-# lacks the permission.
+# ``_UNKNOWN_TOPIC`` means that the Proxy does not know the topic, or cannot request it from brokers. ``_NO_QUEUE`` means that the
+# topic's masters are down, or that the topic lacks the permission.
 _UNKNOWN_TOPIC, _NO_QUEUE = "the expected type is UNSPECIFIED", ("no writable queue", "no readable queue")
 _MESSAGE_TOO_LARGE = "larger than max"
-_REQUEST_TOO_LARGE = "exceeds maximum size"  # from the server; the text above is from this process
+_REQUEST_TOO_LARGE = "exceeds maximum size"  # from the server; ``_MESSAGE_TOO_LARGE`` is from this process
 _NO_GROUP = "group not found"
 _INVALID_HEADERS = "Invalid metadata"  # an access key or token has a line break, for example from the end of a file
 _RESET, _REQUEST_LIMIT = "RST_STREAM with error code 8", "its grpcMaxInboundMessageSize (130 MiB)"
 _SOCKET_CLOSED = "Socket closed"
-# gRPC could not connect, or could not resolve the address. Older versions of gRPC use the last text.
+# gRPC could not connect, or could not resolve the address. Older versions of gRPC report "DNS resolution failed".
 _NO_CONNECTION = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 
 
@@ -277,7 +277,7 @@ def _error_from_grpc(status: str, details: str, addr: str, tls: bool) -> RocketM
                 remark=details,
                 remedy="Connect to a name in the certificate, or set option 'tlsServerName' to one",
             )
-        case "UNAVAILABLE" if any(part in details for part in _UNTRUSTED):
+        case "UNAVAILABLE" if any(part in details for part in _UNTRUSTED_CERTIFICATE):
             return CertificateRefused(
                 "the certificate of the Proxy is not trusted",
                 addr,

@@ -111,12 +111,12 @@ class Proxy:
         """Return a successful answer, or raise ``RocketMQError``. If an endpoint cannot be reached, tries the next endpoint."""
         for untried_count in range(len(self.addresses), 0, -1):
             channel = self.channel(preferred)
-            time_slice = self._endpoints.time_slice(channel.address, deadline, untried_count)
+            call_deadline = self._endpoints.call_deadline(channel.address, deadline, untried_count)
             try:
-                answer = channel.invoke(rpc, request, time_slice)
+                answer = channel.invoke(rpc, request, call_deadline)
             except (ConnectionLost, CallTimeout) as e:
                 self.record_result(channel.address, e)
-                if untried_count == 1 or deadline.expired or (time_slice is deadline and isinstance(e, CallTimeout)):
+                if untried_count == 1 or deadline.expired or (call_deadline is deadline and isinstance(e, CallTimeout)):
                     raise
                 continue
             self.record_result(channel.address)
@@ -203,7 +203,7 @@ class TelemetryStream:
         self._unanswered_settings: deque[tuple[int, float]] = (
             deque()
         )  # version and time of sending of unanswered settings
-        self._error: RocketMQError | None = None  # of the last stream; None after an answer or new settings
+        self._error: RocketMQError | None = None  # the error of the last stream; None after an answer or new settings
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()  # messages to send; None ends the stream
         self._call: Any = None  # gRPC's call of the current stream
         self._closed_event = threading.Event()
@@ -226,8 +226,8 @@ class TelemetryStream:
         self._end_if_late()
 
     def wait(self, deadline: Deadline, waits_through_errors: bool = True) -> RocketMQError | None:
-        """Wait until the Proxy has accepted or permanently rejected the settings. Returns None if it has accepted them; otherwise
-        the last error, or a time-out.
+        """Wait until the Proxy has accepted or permanently rejected the settings. Returns None if the Proxy has accepted the
+        settings; otherwise the last error, or a time-out.
 
         Without ``waits_through_errors``, a temporary error ends the wait, too.
         """
@@ -288,7 +288,7 @@ class TelemetryStream:
                 if self._error is None:  # the Proxy has accepted settings since the last error
                     pauses = backoff(0.1, 5.0)
                 version = self._unanswered_settings[0][0] if self._unanswered_settings else self._settings_version
-                if version == self._settings_version or error.retriable:  # otherwise it is a rejection of old settings
+                if version == self._settings_version or error.retriable:  # otherwise ``error`` rejects old settings
                     self._error = error
                 self._change_condition.notify_all()
                 self._pause(version, next(pauses))

@@ -40,7 +40,7 @@ _MAX_PARALLEL_CHAINS = 32
 # Maximum number of topics whose routes ``has_master`` requests. The number is small, because every failed send calls
 # ``has_master``.
 _MAX_PROBED_TOPICS = 8
-_WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
+_WRITE_PERMISSIONS = (Permission.WRITE, Permission.READ_WRITE)
 
 
 class _Route(NamedTuple):
@@ -178,13 +178,13 @@ class ProxySender:
 
 
 def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
-    """Return the route of a topic. Requests it if it is not cached or too old, or with ``refresh``."""
+    """Return the route of a topic. Requests the route if it is not cached or too old, or with ``refresh``."""
     cached_route = routes.get(topic)
     if cached_route is not None and not refresh and cached_route.expires_at > time.monotonic():
         return cached_route
     request = proto("QueryRouteRequest")(topic=proxy.resource(topic), endpoints=proxy.endpoints())
     answer = proxy.request(QUERY_ROUTE, request, deadline, topic)
-    queues = [queue for queue in answer.message_queues if queue.permission in _WRITABLE]
+    queues = [queue for queue in answer.message_queues if queue.permission in _WRITE_PERMISSIONS]
     if not queues:
         raise RouteNotFound("no queue of the topic is writable: no write permission", topic=topic)
     type_numbers = {number for queue in queues for number in queue.accept_message_types}

@@ -116,7 +116,7 @@ class ProxyTransactions:
             if not self._announce_lock.acquire(timeout=deadline.remaining()):
                 return CallTimeout("the Proxy has not answered about another topic in time", address)
             try:
-                stream = self._announce(group, lambda topics: _with_topic(topics, topic, group))[address]
+                stream = self._announce(group, lambda topics: _groups_with_topic(topics, topic, group))[address]
             finally:
                 self._announce_lock.release()
             error = stream.wait(deadline)
@@ -140,12 +140,12 @@ class ProxyTransactions:
 
         try:
             # Try with the other topics once more, because another thread may have removed the rejected topic.
-            error = announce(lambda topics: _with_topic(topics, topic, group))
+            error = announce(lambda topics: _groups_with_topic(topics, topic, group))
             if error is None:
                 self._accepted_topics.add(topic)
             if error is None or error.retriable:
                 return error
-            groups_of_this_topic = _with_topic({topic: self._groups_by_topic.get(topic, ())}, topic, group)
+            groups_of_this_topic = _groups_with_topic({topic: self._groups_by_topic.get(topic, ())}, topic, group)
             groups_of_other_topics = {name: groups for name, groups in self._groups_by_topic.items() if name != topic}
             error = announce(lambda topics: groups_of_this_topic)
             if error is not None:
@@ -303,5 +303,5 @@ class ProxyTransactions:
         return settings
 
 
-def _with_topic(topics: _GroupsByTopic, topic: str, group: str) -> _GroupsByTopic:
+def _groups_with_topic(topics: _GroupsByTopic, topic: str, group: str) -> _GroupsByTopic:
     return {**topics, topic: (group, *[other for other in topics.get(topic, ()) if other != group])}

@@ -1,4 +1,4 @@
-"""A real RocketMQ cluster on this machine: name servers, brokers, slaves, a proxy as children of this Python process.
+"""A real RocketMQ cluster on this machine: name servers, brokers, slaves and a proxy run as children of this Python process.
 
 ``with LocalBroker() as mq:`` is ready for messages inside the block and leaves nothing behind after it. Brokers can be
 killed, stopped, restarted and added by name, each with its own data and ports, so tests can cause the failures of
@@ -42,10 +42,11 @@ class LocalBroker(Closeable):
         name_servers: Number of name servers.
         conf: Settings of ``broker.conf`` for every broker, by name.
         data: A folder that is kept. A later cluster with the same folder reuses its data, and its ports if they are free.
-            Without it, data is in a temporary folder that is deleted at the end.
+            Without ``data``, the data is in a temporary folder that is deleted at the end.
         proxy: Whether to run a Proxy, too, or the fields of its ``rmq-proxy.json`` by name. With ``tlsCertPath`` and
-            ``tlsKeyPath`` it accepts TLS only. With ``proxyMode`` ``LOCAL`` it runs in the process of the only broker, as
-            ``mqbroker --enable-proxy`` starts it, and clients can use its gRPC port only, with groups that exist.
+            ``tlsKeyPath``, the Proxy accepts only TLS. With ``proxyMode`` ``LOCAL``, it runs in the process of the only broker,
+            as ``mqbroker --enable-proxy`` starts it. Clients of such a Proxy can use only the gRPC port, and only groups that
+            exist.
         queues: Default number of queues on each broker for topics that ``create_topic`` creates.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.
@@ -102,9 +103,9 @@ class LocalBroker(Closeable):
         self._proxy_conf = servers.checked_conf(proxy if isinstance(proxy, Mapping) else {}, allowed=["proxyMode"])
         self._has_local_proxy = servers.proxy_mode(self._proxy_conf) == servers.LOCAL
         self._refuse_more_than_one(len(self._specs))
-        if self._has_local_proxy and servers.TLS_CERT in self._proxy_conf:
+        if self._has_local_proxy and servers.TLS_CERT_FIELD in self._proxy_conf:
             raise LocalBrokerError(
-                f"A proxy in LOCAL mode takes no {servers.TLS_CERT}: its broker would demand TLS, too",
+                f"A proxy in LOCAL mode takes no {servers.TLS_CERT_FIELD}: its broker would demand TLS, too",
                 remedy="Omit proxyMode: a proxy in CLUSTER mode takes it",
             )
         if PROXY in (ports or {}) and (self._has_local_proxy or not self._has_proxy):
@@ -196,12 +197,12 @@ class LocalBroker(Closeable):
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not closed."""
+        """Whether the cluster was started and not closed."""
         return self._servers is not None
 
     @property
     def name_server(self) -> str:
-        """``host:port`` of the name server; of several, joined with ``;``."""
+        """``host:port`` of the name server; several are joined with ``;``."""
         return _running_servers(self).name_server
 
     @property
@@ -235,11 +236,11 @@ class LocalBroker(Closeable):
         return _own_servers(self).registration.admin
 
     def address(self, broker: str) -> str:
-        """``host:port`` where the server named ``broker`` listens; of the proxy its Remoting port."""
+        """``host:port`` where the server named ``broker`` listens; for the proxy, with the Remoting port."""
         return self.proxy_server if broker == PROXY else _running_servers(self).server(broker).address
 
     def pid(self, broker: str) -> int | None:
-        """The process id of ``broker``, None when it does not run."""
+        """The process id of ``broker``; None if the broker does not run."""
         return _own_servers(self).server(broker).pid
 
     def logs(self, broker: str | None = None) -> str:
@@ -262,14 +263,15 @@ class LocalBroker(Closeable):
         batch: bool = False,
         resize: bool = False,
     ) -> None:
-        """Create a topic, and wait until the name server has its route. If it exists with this number of queues, nothing changes.
+        """Create a topic, and wait until the name server has its route. If the topic exists with this number of queues, nothing
+        changes.
 
         Args:
             name: The topic.
             queues: Number of read queues and of write queues on each broker; by default ``queues`` of the cluster.
-            broker: The only broker to create it on; by default all that run.
+            broker: The only broker to create the topic on; by default, all running brokers get the topic.
             attributes: Attributes of the topic, such as ``{"message.type": "FIFO"}``.
-            batch: A batch topic, which stores batches whole: the attribute ``queue.type=BatchCQ``.
+            batch: Whether to create a batch topic, which stores batches whole: with the attribute ``queue.type=BatchCQ``.
             resize: Change the number of queues of an existing topic. The messages of removed queues cannot be read.
 
         Raises:
@@ -302,7 +304,7 @@ class LocalBroker(Closeable):
                 )
 
     def kill(self, broker: str) -> None:
-        """Kill ``broker`` with SIGKILL. It does not close its connections or flush its store."""
+        """Kill ``broker`` with SIGKILL, so that the broker does not close its connections or flush its store."""
         _own_servers(self).server(broker).kill()
 
     def stop(self, broker: str) -> None:
@@ -310,21 +312,27 @@ class LocalBroker(Closeable):
         _own_servers(self).workspace.stop([_own_servers(self).server(broker)], is_clean=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
-        """Restart ``broker`` on the same data and ports. It is killed first if it runs.
+        """Restart ``broker`` on the same data and ports. A running broker is killed first.
 
         ``conf`` changes settings of broker.conf, or fields of the proxy's rmq-proxy.json. In LOCAL mode the broker restarts with
         its proxy.
         """
-        if broker == PROXY and servers.TLS_CERT in (conf or {}) and servers.TLS_CERT not in self._proxy_conf:
+        if (
+            broker == PROXY
+            and servers.TLS_CERT_FIELD in (conf or {})
+            and servers.TLS_CERT_FIELD not in self._proxy_conf
+        ):
             raise LocalBrokerError(
-                f"conf sets {servers.TLS_CERT}, but this proxy was started without TLS",
+                f"conf sets {servers.TLS_CERT_FIELD}, but this proxy was started without TLS",
                 remedy="Pass the fields to LocalBroker(proxy=...)",
             )
         with self._lock, _starting_on(self.data):
             _own_servers(self).restart(broker, servers.checked_conf(conf or {}), Deadline.after(self._start_timeout_s))
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
-        """Add a broker without slaves, with ``conf`` as settings of its broker.conf. Returns its name when it is registered."""
+        """Add a broker without slaves, with ``conf`` as settings of its broker.conf. Returns the name of the broker when the
+        broker is registered.
+        """
         self._refuse_more_than_one(len(self._specs) + 1)
         with self._lock, _starting_on(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
@@ -335,8 +343,8 @@ class LocalBroker(Closeable):
 
 @contextlib.contextmanager
 def _starting_on(folder: Path) -> Iterator[None]:
-    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy gets a remedy that says so,
-    because on a full disk the operating system ends a server, and the log of the server has no room for the cause.
+    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy gets the remedy to free some
+    space: on a full disk the operating system ends a server, and the log of the server has no room for the cause.
     """
     with distribution.writing_to(folder):
         try:
@@ -354,7 +362,9 @@ def _running_servers(mq: LocalBroker) -> ClusterServers:
 
 
 def _own_servers(mq: LocalBroker) -> ClusterServers:
-    """The servers of a cluster. Raises in a forked process: only the process that started the servers can control them."""
+    """Return the servers of a cluster. Raises an error in a forked process, because only the process that started the servers
+    can control them.
+    """
     cluster_servers = _running_servers(mq)
     if os.getpid() != mq._pid:
         raise LocalBrokerError(

@@ -1,8 +1,8 @@
 """The servers of one running cluster: the order in which they start, and how to detect that each server is up.
 
-A broker that starts fast has a race condition (5.5.0). If it has not yet found that the name server can be reached, it silently
-skips its registration, and repeats it ten seconds later. A change of ``brokerPermission`` makes a broker register at once. So a
-broker that is up but not registered gets a request to set the permission that it already has.
+A broker that starts fast has a race condition (5.5.0). If the broker has not yet found that the name server can be reached, it
+silently skips its registration, and registers ten seconds later. A change of ``brokerPermission`` makes a broker register at
+once. So a broker that is up but not registered gets a request to set the permission that it already has.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import bodies, rpc
 
 _BOOT_LINE = "boot success"
-_PERMISSION = "brokerPermission"
-_TRIGGER_EVERY_S = 0.1
+_PERMISSION_SETTING = "brokerPermission"
+_TRIGGER_INTERVAL_S = 0.1
 
 
 class Registration:
@@ -61,7 +61,7 @@ class Registration:
             return True
         now = time.monotonic()
         if (
-            now - self._last_trigger_s.get(spec.name, 0.0) > _TRIGGER_EVERY_S
+            now - self._last_trigger_s.get(spec.name, 0.0) > _TRIGGER_INTERVAL_S
             and _BOOT_LINE in server.output_since_start()
         ):
             self._last_trigger_s[spec.name] = now
@@ -69,14 +69,14 @@ class Registration:
         return False
 
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
-        """Make a slave serve a topic now, because by itself it copies its master's topics only once a minute."""
+        """Make a slave serve a topic now. By itself, a slave copies its master's topics only once a minute."""
         config = self.admin.topic_config(topic, broker_name)
         self._rpc_client.request(slave.address, put_topic_request(topic, broker_name, config))
 
     def _trigger_registration(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"
         text = conf.read_text(encoding="utf-8")
-        unchanged_permission = {_PERMISSION: bodies.read_config(text.encode()).get(_PERMISSION, "6")}
+        unchanged_permission = {_PERMISSION_SETTING: bodies.read_config(text.encode()).get(_PERMISSION_SETTING, "6")}
         try:
             self._rpc_client.request(
                 server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(unchanged_permission))
@@ -88,7 +88,7 @@ class Registration:
             replace_file(conf, text)
 
     def close(self) -> None:
-        for admin in (self.admin, *(view for _, view in self._admin_by_server)):
+        for admin in (self.admin, *(server_admin for _, server_admin in self._admin_by_server)):
             admin.close()
         self._rpc_client.pool.close()
 
@@ -163,21 +163,21 @@ class ClusterServers:
                 name,
                 (0,),
                 functools.partial(servers.name_server, workspace.data, self.start_settings.name_server_jars, name),
-                self._readiness(None),
+                self._readiness_check(None),
                 deadline,
             )
             for name in self._name_servers
         ]
         self._registration = Registration(name_servers)
         with ThreadPoolExecutor(len(self._specs)) as pool:
-            # Masters first, because a slave that registers before its master finds it only ten seconds later.
+            # The masters start first, because a slave that registers before its master finds the master only ten seconds later.
             for is_slave in (False, True):
                 specs = [spec for spec in self._specs if (spec.broker_id > 0) is is_slave]
                 list(pool.map(lambda spec: self.bring_up(spec, deadline), specs))
         if with_proxy and not self.start_settings.has_local_proxy:
             workspace.bring_up(
                 PROXY,
-                processes.PROXY_PORTS,
+                processes.PROXY_PORT_DISTANCES,
                 lambda port: self._with_flags(
                     servers.proxy(
                         workspace.data,
@@ -187,12 +187,12 @@ class ClusterServers:
                         self.start_settings.proxy_conf,
                     )
                 ),
-                self._readiness(None),
+                self._readiness_check(None),
                 deadline,
             )
 
     def bring_up(self, spec: BrokerSpec, deadline: Deadline, conf: Mapping[str, object] | None = None) -> None:
-        """Start a broker or slave for the first time. Returns when the name servers show it."""
+        """Start a broker or slave for the first time. Returns when the name servers show the broker."""
         settings = {**self.start_settings.conf, **(conf or {})}
 
         def make_program(port: int) -> Program:
@@ -205,8 +205,12 @@ class ClusterServers:
                 )
             return self._with_flags(program)
 
-        ports = processes.LOCAL_PROXY_PORTS if self.start_settings.has_local_proxy else processes.BROKER_PORTS
-        self.workspace.bring_up(spec.name, ports, make_program, self._readiness(spec), deadline)
+        ports = (
+            processes.LOCAL_PROXY_PORT_DISTANCES
+            if self.start_settings.has_local_proxy
+            else processes.BROKER_PORT_DISTANCES
+        )
+        self.workspace.bring_up(spec.name, ports, make_program, self._readiness_check(spec), deadline)
 
     def _with_flags(self, program: Program) -> Program:
         return dataclasses.replace(
@@ -221,9 +225,9 @@ class ClusterServers:
             servers.change_conf(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
         spec = next((spec for spec in self._specs if spec.name == server.program.name), None)
         if spec is not None and (name_server := self._running_name_server()):
-            # Wait until the old registration is gone. Otherwise it would be mistaken for the new registration.
+            # Wait until the old registration is gone, because it would be mistaken for the new registration.
             name_server.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
-        self.workspace.restart(server, self._readiness(spec), deadline)
+        self.workspace.restart(server, self._readiness_check(spec), deadline)
         if name in self._name_servers:
             self._await_registrations(deadline)
 
@@ -232,9 +236,9 @@ class ClusterServers:
             self._registration.close()
         self.workspace.close(keep)
 
-    def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
-        """Return a function that says whether a server is up. A broker is up when it is registered, because it registers after
-        it has opened its store and ports.
+    def _readiness_check(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
+        """Return a function that says whether a server is up. A broker is up when it is registered, because a broker first opens
+        its store and ports, and then registers.
         """
         if spec is None or self._running_name_server() is None:
             return lambda server: (
@@ -250,4 +254,4 @@ class ClusterServers:
         for spec in self._specs:
             server = self.server(spec.name)
             if server.pid is not None:
-                server.wait_until(functools.partial(self._readiness(spec), server), deadline)
+                server.wait_until(functools.partial(self._readiness_check(spec), server), deadline)

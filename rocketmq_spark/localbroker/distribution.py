@@ -38,7 +38,7 @@ CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
 # Older versions of RocketMQ that can be run; each version has its own lock file.
 OLDER_VERSIONS = ("4.9.7", "5.1.4", "5.3.1")
-_FILE_MODE = 0o644  # of files in the cache, which are no secrets
+_FILE_MODE = 0o644  # all users may read the files in the cache, which are no secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def cache_folder() -> Path:
     folder is not safe or cannot be created, as in containers with random uids, returns a folder among temporary files.
 
     The files in the folder are executed. So the folder and the folders in it must belong to this user or root, only this user may
-    write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` otherwise.
+    write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` if other users have such rights.
     """
     if configured_folder := os.environ.get(CACHE_VARIABLE):
         return _prepare_cache(Path(configured_folder).expanduser().absolute())
@@ -112,7 +112,7 @@ def cache_folder() -> Path:
 
 def _prepare_cache(folder: Path) -> Path:
     """Create the cache for this user only. If the cache exists, revoke the right of other users to write to it and to its
-    folders. Raises ``LocalBrokerError`` for a cache that is not safe. In this case, no mode is changed.
+    folders. If the cache is not safe, changes no mode and raises ``LocalBrokerError``.
     """
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
         folders.make_folders(folder)
@@ -144,7 +144,9 @@ def _moved_folder_problem(cache: Path, was_open: bool) -> str | None:
 
 
 def _inner_folders(own_folder: Path) -> Iterator[Path]:
-    """The folders in a folder of this package, without the data folder of ``broker start``, which ``workspace`` checks."""
+    """Return the folders in a folder of this package, without the data folder of ``broker start``, because ``workspace`` checks
+    that folder.
+    """
     return (folder for folder in _folders_in(own_folder) if (own_folder.name, folder.name) != BACKGROUND_DATA)
 
 
@@ -167,7 +169,7 @@ def _check_all(folder: Path, close: Callable[[Path], bool]) -> None:
 
 
 def _can_close(folder: Path) -> bool:
-    """Whether ``folders.revoke_write`` would succeed. Does not change the folder."""
+    """Whether ``folders.revoke_write`` would succeed. This function does not change the folder."""
     status = folder.stat()
     return status.st_uid == os.geteuid() or not folders.others_may_write(status)
 
@@ -175,14 +177,14 @@ def _can_close(folder: Path) -> bool:
 def _folders_in(folder: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:  # the folder of a download is removed at its end
         for entry in entries:
-            with contextlib.suppress(OSError):  # a broken link
+            with contextlib.suppress(OSError):  # the entry may be a broken link
                 if entry.is_dir():
                     yield Path(entry.path)
 
 
 def _check(folder: Path, close: Callable[[Path], bool]) -> None:
     _check_owner(folder)
-    with contextlib.suppress(OSError):  # a folder that cannot be read is not used
+    with contextlib.suppress(OSError):  # ignored here: a folder that cannot be read is not used
         if folders.is_shared_folder(folder.stat()):
             raise LocalBrokerError(
                 f"All users may write to {folder}; files from there would be executed",
@@ -231,7 +233,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
             writing_to(cache),
             file_locked(cache / "jars" / "lock", lambda: _print(quiet, "Waiting for another download")),
         ):
-            # Killed processes left these folders behind: a running process would have the lock.
+            # Such a folder was left by a killed process, because a running process would have the lock.
             for abandoned_folder in (cache / "jars").glob("fetch-*"):
                 shutil.rmtree(abandoned_folder, ignore_errors=True)
             unusable_jars = _unusable_jars(cache, sections)
@@ -256,8 +258,8 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
-    folders.make_folders(path.parent, folders.READABLE)
+    """Hold the lock of a file. The kernel releases the lock when the process ends, also after a kill."""
+    folders.make_folders(path.parent, folders.READABLE_MODE)
     with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as file:
         if not folders.try_lock(file):
             on_wait()
@@ -266,7 +268,8 @@ def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Itera
         try:
             yield
         finally:
-            # A forked child has the file open, too. So the owner unlocks it explicitly, and the child must not.
+            # A forked child has the file open, too. So the process that took the lock must unlock the file explicitly, and the
+            # child must not unlock it.
             if os.getpid() == owner:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -325,8 +328,8 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
             )
         for section, jar in unusable_jars:
             target = cache / "jars" / section.key / jar.file_name
-            folders.make_folders(target.parent, folders.READABLE)
-            # The mode is set here, so that it does not depend on the umask, and before others can open the file.
+            folders.make_folders(target.parent, folders.READABLE_MODE)
+            # The mode is set here, before others can open the file, so that it does not depend on the umask.
             folders.set_mode(files[jar.coordinate], _FILE_MODE)
             os.replace(files[jar.coordinate], target)
     finally:
@@ -336,9 +339,9 @@ def _download(cache: Path, unusable_jars: Sequence[tuple[Section, Jar]], quiet: 
 @contextlib.contextmanager
 def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     title = f"{description}, {total / 1e6:.0f} MB"
-    if quiet or not sys.stderr.isatty() or not extras.installed("rich"):
+    if quiet or not sys.stderr.isatty() or not extras.is_installed("rich"):
         _print(quiet, f"{title} ...")
-        yield lambda arrived: None
+        yield lambda arrived_bytes: None
         _print(quiet, "RocketMQ is fetched")
         return
     from rich.console import Console
@@ -350,7 +353,7 @@ def _progress(description: str, total: int, quiet: bool) -> Iterator[Callable[[i
     )  # fmt: skip
     with bar:
         task = bar.add_task(title, total=total)
-        yield lambda arrived: bar.update(task, completed=min(arrived, total))
+        yield lambda arrived_bytes: bar.update(task, completed=min(arrived_bytes, total))
 
 
 def _print(quiet: bool, text: str) -> None:
@@ -370,8 +373,8 @@ _NATIVE_FILES = {
 
 
 def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
-    """Return JVM flags with which a broker finds the native library in ``folder``. A library that is missing there, or that
-    differs from the one in the jar, is written first.
+    """Return JVM flags with which a broker finds the native library in ``folder``. First writes the library from the jar if the
+    folder does not have the same library.
 
     Returns no flags if other users may write to the folder: brokers then unpack the library themselves.
     """
@@ -383,10 +386,10 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
     try:
         with zipfile.ZipFile(jar) as archive:
             library_bytes = archive.read(name)
-        for place in (folder, target.parent):
-            folders.make_folders(place, folders.READABLE)
-            if not folders.is_writable_by_owner_only(place):
-                raise PermissionError(f"others may write to {place}")
+        for folder_to_check in (folder, target.parent):
+            folders.make_folders(folder_to_check, folders.READABLE_MODE)
+            if not folders.is_writable_by_owner_only(folder_to_check):
+                raise PermissionError(f"others may write to {folder_to_check}")
         if not (folders.is_writable_by_owner_only(target) and target.read_bytes() == library_bytes):
             folders.replace_file(target, library_bytes, _FILE_MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:

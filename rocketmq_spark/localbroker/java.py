@@ -1,12 +1,13 @@
 """The Java that runs the servers, and a class-data archive (CDS) that makes later starts a third shorter.
 
-JAVA_HOME is used first, then PATH; version 17 or newer, as PySpark needs. The version is read from the ``release`` file of the
-installation, because ``java -version`` would add a tenth of a second to every start; it runs only if that file is missing.
+The Java in JAVA_HOME is preferred to the Java on PATH. It must have version 17 or newer, as PySpark needs. The version is read
+from the ``release`` file of the installation, because ``java -version`` would add a tenth of a second to every start. That
+command runs only if the file is missing.
 
-Without an archive, the servers record the classes that they load. Once they are up, a background JVM with lowest priority makes
-the archive from these lists. The archive is optional: after a failure, starts are as slow as before, and a JVM ignores an
-archive that does not match. The key of an archive contains the JVM, and the size and time of each jar, because the JVM compares
-sizes and times.
+Without an archive, the servers record the classes that they load. Once the servers are up, a background JVM with the lowest
+priority makes the archive from the lists of these classes. The archive is optional: after a failure, starts are as slow as
+before, and a JVM ignores an archive that does not match. The key of an archive contains the JVM, and the size and time of each
+jar, because the JVM compares sizes and times.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _major_version(identity: str) -> int | None:
 _LOG = logging.getLogger(__name__)
 _MAX_ARCHIVES = 6
 # A dump never takes this long, so temporary files that are older belong to a killed process.
-_STALE_S = 3600
+_MAX_DUMP_S = 3600
 # Names of archives, and of files that a dump creates beside them. Other files in the folder do not belong to this package.
 _OWN_FILE_NAME = re.compile(r"[0-9a-f]{16}\.(jsa|lock|part|classes|log)")
 CLASS_LIST = "classes.lst"
@@ -110,8 +111,8 @@ Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
 
 def user_cache() -> Path:
-    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if it is relative, or another
-    user owns it.
+    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if it names a relative path, or a
+    folder of another user.
     """
     if sys.platform == "darwin":
         return folders.home() / "Library" / "Caches" / "rocketmq-spark"
@@ -138,7 +139,7 @@ def _is_safe_folder(folder: Path) -> bool:
 
 
 class Archive:
-    """The archive for one class path and one JVM.
+    """The class-data archive for one class path and one JVM.
 
     The archive contains code that the JVM does not compare with the jars. So the archive is in ``folder`` only if no other user
     may change it there; otherwise it is created in the user's own cache.
@@ -155,7 +156,7 @@ class Archive:
             and (not self.path.exists() or self._is_usable() or folder.stat().st_uid == os.geteuid())
         ):
             self.path = user_cache() / "archives" / self.path.name
-        self._dump: subprocess.Popen[bytes] | None = None
+        self._dump_process: subprocess.Popen[bytes] | None = None
         self._stop_event = threading.Event()
 
     def flags(self, home: Path) -> list[str]:
@@ -181,7 +182,7 @@ class Archive:
 
     def start_dump(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
         """Make the archive in the background, unless it exists or another process is making it."""
-        if not self._is_usable() and self._dump is None:
+        if not self._is_usable() and self._dump_process is None:
             threading.Thread(
                 target=self._make_archive, args=(server_folders, spawn), name="class-data archive", daemon=True
             ).start()
@@ -189,13 +190,13 @@ class Archive:
     def stop(self) -> None:
         """Abort a running dump."""
         self._stop_event.set()
-        if self._dump is not None:
-            self._dump.kill()
-            self._dump.wait()
+        if self._dump_process is not None:
+            self._dump_process.kill()
+            self._dump_process.wait()
 
     def _make_archive(self, server_folders: Sequence[Path], spawn: Spawn) -> None:
         try:
-            folders.make_folders(self.path.parent, folders.READABLE)
+            folders.make_folders(self.path.parent, folders.READABLE_MODE)
             if not _is_safe_folder(self.path.parent):
                 raise PermissionError(f"others may write to {self.path.parent}")
             with open(folders.open_private(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
@@ -212,15 +213,15 @@ class Archive:
         """Make the archive. The caller holds the lock of the archive, so files that a killed dump left may be overwritten."""
         part_file, class_list = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part_file, class_list, self.path.with_suffix(".log")):
-            path.unlink(missing_ok=True)  # so that writing cannot follow a link of this name
+            path.unlink(missing_ok=True)  # removed so that a write cannot follow a link of this name
         folders.replace_file(class_list, "\n".join(_merged_class_lists(server_folders)) + "\n")
         command = [
-            *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),
+            *([nice_program, "-n", "19"] if (nice_program := shutil.which("nice")) else []),
             str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={class_list}",
             f"-XX:SharedArchiveFile={part_file}", "-XX:+UseSerialGC", "-Xmx256m", "-cp", self._class_path,
         ]  # fmt: skip
         with spawn(command, self.path.with_suffix(".log")) as dump:
-            self._dump = dump
+            self._dump_process = dump
             if self._stop_event.is_set():
                 dump.kill()
         if dump.returncode == 0:
@@ -237,15 +238,15 @@ class Archive:
         archives = sorted(
             (path for path in own_files if path.suffix == ".jsa"), key=modified_s.__getitem__, reverse=True
         )
-        kept_keys, stale_before_s = {path.stem for path in archives[:_MAX_ARCHIVES]}, time.time() - _STALE_S
+        kept_keys, stale_before_s = {path.stem for path in archives[:_MAX_ARCHIVES]}, time.time() - _MAX_DUMP_S
         for path in own_files:
             if path in archives[_MAX_ARCHIVES:] or (path.stem not in kept_keys and modified_s[path] < stale_before_s):
                 path.unlink(missing_ok=True)
 
 
 def _merged_class_lists(server_folders: Sequence[Path]) -> dict[str, None]:
-    """The lines of all servers' class lists, without repetitions. The last line of each list is omitted, because a server may
-    still be writing it.
+    """Return the lines of all servers' class lists, without repetitions. Omits the last line of each list, because a server may
+    still be writing that line.
 
     Newer JVMs number the classes. These numbers are removed, because they differ between lists, and are not needed.
     """

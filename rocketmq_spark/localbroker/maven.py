@@ -29,7 +29,7 @@ from rocketmq_spark.errors import LocalBrokerError
 
 SETTINGS_VARIABLE = "ROCKETMQ_SPARK_IVY_SETTINGS"
 CENTRAL = "https://repo1.maven.org/maven2/"
-STALLED_AFTER_S = 60.0
+STALL_TIMEOUT_S = 60.0
 _PARALLEL_DOWNLOADS = 4
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.1
@@ -80,8 +80,8 @@ def download(
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
     ``progress`` is called with the number of bytes that have arrived. Interrupted downloads are resumed while every round makes
-    progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``MAX_DOWNLOAD_BYTES`` bytes. Raises
-    ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
+    progress. ``sizes`` has the bytes of files by coordinate; the limit of a file without a size is ``MAX_DOWNLOAD_BYTES``
+    bytes. Raises ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
     """
     sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def _try_each(
             pending_futures = wait(pending_futures, _POLL_S).not_done
             progress(sum(target.file.stat().st_size for target in targets.values() if target.file.exists()))
     finally:
-        stop_event.set()  # so that Ctrl-C does not wait for running downloads
+        stop_event.set()  # set so that Ctrl-C does not wait for running downloads
         pool.shutdown(wait=False, cancel_futures=True)
     errors: dict[str, Exception] = {}
     for coordinate, future in futures.items():
@@ -161,7 +161,7 @@ def _download_file(
     existing_bytes = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
     handlers: list[urllib.request.BaseHandler] = []  # added to urllib's default handlers, which use the current proxies
-    if repository.authorization:  # not sent to the target of a redirect
+    if repository.authorization:  # this header is not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
         if request.type == "http":  # the repository is on this machine, and needs no proxy
@@ -169,24 +169,24 @@ def _download_file(
     if existing_bytes:
         request.add_header("Range", f"bytes={existing_bytes}-")
     try:
-        answer = urllib.request.build_opener(*handlers).open(request, timeout=STALLED_AFTER_S)
+        answer = urllib.request.build_opener(*handlers).open(request, timeout=STALL_TIMEOUT_S)
     except urllib.error.HTTPError as e:
         if existing_bytes and e.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the file is complete
             return
         raise
     with (
         answer,
-        file.open("ab" if existing_bytes and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as out,
+        file.open("ab" if existing_bytes and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as output_file,
     ):
         length = answer.headers.get("Content-Length")
         bytes_left = None if length is None else int(length)
         while not stop_event.is_set() and (chunk := answer.read(_CHUNK_BYTES)):
-            if out.tell() + len(chunk) > target.max_bytes:
+            if output_file.tell() + len(chunk) > target.max_bytes:
                 raise LocalBrokerError(
                     f"{request.full_url} has more than {target.max_bytes} bytes, the size limit of {coordinate}, and is not used",
                     remedy="Check the mirror, or the proxy that changes downloads",
                 )
-            out.write(chunk)
+            output_file.write(chunk)
             bytes_left = None if bytes_left is None else bytes_left - len(chunk)
         if bytes_left:
             raise ConnectionError("the connection ended before the file did")

@@ -49,7 +49,7 @@ def _restore_mode(folder: Path, old_status: os.stat_result) -> None:
         new_status = os.fstat(descriptor)
         if (
             os.path.samestat(new_status, old_status) and new_status.st_mode != old_status.st_mode
-        ):  # another folder may have taken the name of this folder
+        ):  # differs if another folder has taken the name
             os.fchmod(descriptor, stat.S_IMODE(old_status.st_mode))
 
 
@@ -59,7 +59,8 @@ def moved_folder_problem(entry: Path, was_open: bool, inner_folders: Iterable[Pa
     Args:
         entry: An existing file or folder with a name by which files are deleted.
         was_open: Whether others could write to the folder above.
-        inner_folders: Folders in ``entry``. Others must not write to these either. Links among them are not checked.
+        inner_folders: Folders in ``entry``. Others must not be able to write to these folders either. Links among these folders
+            are not checked.
     """
     if was_open:
         return f"others may write to it, and may have moved a folder of yours to {entry}{_REMEDY}"

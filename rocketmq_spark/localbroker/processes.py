@@ -1,5 +1,5 @@
-"""One server as a child process: a JVM with little memory that ends with this process, its log is in a file, and its ports are
-on loopback.
+"""One server as a child process: a JVM with little memory that ends with this process. The log of the server is in a file, and
+its ports are on loopback.
 
 The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` the child ends even
 if Python is killed. The kernel ends the child with the *thread* that started it. So one permanent thread starts all children.
@@ -39,11 +39,11 @@ _PORT_RANGE = range(20_000, 32_000)
 _BLOCK_SIZE = 60
 
 # A broker's ports relative to listenPort: itself, the fast port, replication (on all interfaces).
-BROKER_PORTS = (0, -2, 1)
-# A proxy's ports: Remoting, and one above, gRPC.
-PROXY_PORTS = (0, 1)
-# A broker's ports, and those of a proxy in its process.
-LOCAL_PROXY_PORTS = (*BROKER_PORTS, 2, 3)
+BROKER_PORT_DISTANCES = (0, -2, 1)
+# A proxy's ports relative to its first port: Remoting, and gRPC one above.
+PROXY_PORT_DISTANCES = (0, 1)
+# A broker's ports relative to listenPort, and the ports of a proxy in the broker's process.
+LOCAL_PROXY_PORT_DISTANCES = (*BROKER_PORT_DISTANCES, 2, 3)
 
 
 def is_free(port: int) -> bool:
@@ -57,7 +57,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
+def are_all_free(port: int, distances: Iterable[int] = (0,)) -> bool:
     return all(is_free(port + d) for d in distances)
 
 
@@ -67,7 +67,11 @@ def free_port(distances: Iterable[int] = (0,), ports_to_avoid: Iterable[int] = (
     with _blocks.lock:
         for port in _blocks.candidates():
             ports = {port + d for d in distances}
-            if avoided_ports.isdisjoint(ports) and _blocks.chosen_ports.isdisjoint(ports) and all_free(port, distances):
+            if (
+                avoided_ports.isdisjoint(ports)
+                and _blocks.chosen_ports.isdisjoint(ports)
+                and are_all_free(port, distances)
+            ):
                 _blocks.chosen_ports |= ports
                 return port
     raise LocalBrokerError(
@@ -86,7 +90,7 @@ class _PortBlocks:
         self._own_blocks: set[int] = set()
 
     def candidates(self) -> Iterator[int]:
-        """Yield the ports of this process's blocks, then of other free blocks. If locks are impossible, yields any ports."""
+        """Yield the ports of this process's blocks, then of other free blocks. If ports cannot be locked, yields any ports."""
         rng = random.SystemRandom()
         starts = list(range(_PORT_RANGE.start, _PORT_RANGE.stop, _BLOCK_SIZE))
         for start in [*self._own_blocks, *rng.sample(starts, len(starts))]:
@@ -101,8 +105,8 @@ class _PortBlocks:
             return True
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
-            folders.make_folders(folder, folders.READABLE)
-            # A bare descriptor instead of a file object, because it must stay open until the process ends.
+            folders.make_folders(folder, folders.READABLE_MODE)
+            # The lock is a bare descriptor instead of a file object, because it must stay open until the process ends.
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             with contextlib.suppress(OSError):
                 if folders.try_lock(lock):
@@ -130,7 +134,7 @@ def check_ports_free(requested_ports: Mapping[str, int]) -> None:
 
 
 def port_in_use_error(name: str, ports: Iterable[int]) -> LocalBrokerError:
-    """The error for a server that cannot listen on one of its ports."""
+    """Return the error for a server that cannot listen on one of its ports."""
     text = " or ".join(map(str, ports))
     return LocalBrokerError(
         f"{name} cannot listen: port {text} is in use",
@@ -155,10 +159,12 @@ class PortAssignments:
         """Return the port for a server that is about to start."""
         with self._lock:
             port = self._requested_ports.get(name) or self._ports.get(name)
-            if port is None or (name not in self._requested_ports and not all_free(port, distances)):
-                # Avoid the requested ports of servers that start later, too.
+            if port is None or (name not in self._requested_ports and not are_all_free(port, distances)):
+                # The port must also differ from the requested ports of servers that start later.
                 assigned_ports = {**self._ports, **self._requested_ports}.values()
-                port = free_port(distances, ports_to_avoid=[p + d for p in assigned_ports for d in BROKER_PORTS])
+                port = free_port(
+                    distances, ports_to_avoid=[p + d for p in assigned_ports for d in BROKER_PORT_DISTANCES]
+                )
             self._ports[name] = port
             folders.replace_file(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port
@@ -171,10 +177,11 @@ _POLL_S = 0.01
 _TAIL_LINES = 8
 _PORT_IN_USE_TEXT = "Address already in use"
 DATA_FLAG = "-Drocketmq.spark.data="
-# Variables that servers do not need. They are removed, because other processes can read a server's environment while it runs.
+# Variables that servers do not need. They are removed from the environment of a server, because other processes can read this
+# environment while the server runs.
 _SECRET_VARIABLES = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_NEW_PASSWORD")
 
-_FLAGS = (
+_JVM_FLAGS = (
     "-Xss256k",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # for a fast start: the second compiler would take more time than it saves
@@ -215,7 +222,7 @@ class Server:
         program = self.program
         self._log_sizes = {path: path.stat().st_size for path in self._log_files() if path.exists()}
         command = [
-            str(self._java.path), f"-Xmx{program.heap_mb}m", *_FLAGS, *self._archive.flags(program.home),
+            str(self._java.path), f"-Xmx{program.heap_mb}m", *_JVM_FLAGS, *self._archive.flags(program.home),
             f"{DATA_FLAG}{self._data}", f"-Duser.home={program.home}", *program.flags,
             "-cp", os.pathsep.join(map(str, program.jars)), program.main_class, *program.arguments,
         ]  # fmt: skip
@@ -265,7 +272,7 @@ class Server:
         return "".join(_read(path) for path in self._log_files())
 
     def output_since_start(self) -> str:
-        """The output since the last start."""
+        """The output of the server since its last start."""
         path = self._log_files()[0]
         return _read(path)[self._log_sizes.get(path, 0) :]
 
@@ -287,7 +294,7 @@ def program_port_error(program: Program) -> LocalBrokerError:
 
 
 def start_error(program: Program, event: str, output_text: str, log_text: str) -> LocalBrokerError:
-    """The error for a failed start: one sentence if the cause is known, otherwise the last lines of its output."""
+    """Return the error for a failed start: one sentence if the cause is known, otherwise the last lines of the output."""
     name, home, all_text = program.name, program.home, output_text + log_text
     if _PORT_IN_USE_TEXT in all_text:
         return program_port_error(program)
@@ -356,7 +363,7 @@ _spawner_lock = threading.Lock()
 
 
 def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``call`` in the thread that starts all children. This thread never ends. A forked process has another thread."""
+    """Run ``call`` in the thread that starts all children. This thread never ends. A forked process starts its own thread."""
     global _spawner
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():
@@ -370,7 +377,7 @@ def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen
         return future.result()
     except BaseException:
         if not future.cancel():
-            future.exception()  # waits for the end of a call that has begun
+            future.exception()  # this waits for the end of a call that has begun
         raise
 
 

@@ -1,7 +1,7 @@
 """The three kinds of server: their configuration files, folders, commands and ports.
 
-``make docs`` also renders the templates of this package to ``conf/`` for Docker. There the three containers share one network,
-so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of this network.
+``make docs`` also renders the templates of this package to ``conf/`` for Docker. In Docker, the three containers share one
+network, so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of this network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESERVED_SETTINGS = frozenset(
     | {"remotingListenPort", "grpcServerPort", "proxyMode"}
 )
 BROKER_CONF, PROXY_CONF = "broker.conf", "rmq-proxy.json"
-TLS_CERT = "tlsCertPath"  # the field of a proxy that demands TLS
+TLS_CERT_FIELD = "tlsCertPath"  # a proxy with this field accepts only TLS
 
 
 def template(name: str) -> str:
@@ -55,7 +55,7 @@ def replace_fields(text: str, conf: Mapping[str, object]) -> str:
 
 
 def change_conf(home: Path, file_name: str, conf: Mapping[str, object]) -> None:
-    """Change settings in a server's folder: lines of broker.conf, or fields of rmq-proxy.json. ``file_name`` says which."""
+    """Change settings in a server's folder: lines of broker.conf, or fields of rmq-proxy.json, as ``file_name`` says."""
     path = home / file_name
     if not path.exists():
         raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
@@ -64,7 +64,7 @@ def change_conf(home: Path, file_name: str, conf: Mapping[str, object]) -> None:
 
 
 def checked_conf(conf: Mapping[str, object], allowed: Container[str] = ()) -> dict[str, object]:
-    """Return a copy of ``conf``. Raise an error if it sets one of ``RESERVED_SETTINGS`` that is not in ``allowed``."""
+    """Return a copy of ``conf``. Raises an error if ``conf`` sets one of ``RESERVED_SETTINGS`` that is not in ``allowed``."""
     for key, value in conf.items():
         if key in RESERVED_SETTINGS and key not in allowed:
             raise LocalBrokerError(
@@ -105,7 +105,8 @@ def write_compose_files(folder: Path) -> None:
 
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
-# Modes of a proxy. ``CLUSTER``: in its own process, for all brokers of a cluster. ``LOCAL``: in the process of one broker.
+# Modes of a proxy. With ``CLUSTER``, the proxy runs in its own process, for all brokers of a cluster. With ``LOCAL``, it runs in
+# the process of one broker.
 CLUSTER, LOCAL = "cluster", "local"
 _PROXY_STARTUP = "org.apache.rocketmq.proxy.ProxyStartup"
 # A name server needs a small heap. A broker's heap contains the messages in flight, of up to 4 MiB each.
@@ -114,8 +115,8 @@ _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
 # Folder for files that libraries unpack at a start. In the system's temporary folder, these files would remain after a kill.
 _TEMPORARY_FOLDER = "tmp"
-# The JVM uses the last of equal flags. With only the flag for enforced TLS, the proxy would use TLS to brokers, too
-# (NettyClientConfig).
+# These flags follow the other flags, because the JVM uses the last of equal flags. With only the flag for enforced TLS, the proxy
+# would use TLS to brokers, too (NettyClientConfig).
 _ENFORCED_TLS_FLAGS = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
 
 
@@ -136,12 +137,12 @@ def slave_name(broker_name: str, broker_id: int) -> str:
 
 
 def broker_names(count: int) -> list[str]:
-    """broker-a to broker-z, then broker-27 and on."""
+    """Return the names broker-a to broker-z, followed by broker-27, broker-28 and so on."""
     return [f"broker-{chr(ord('a') + i)}" if i < 26 else f"broker-{i + 1}" for i in range(count)]
 
 
 def name_server_names(count: int) -> list[str]:
-    """namesrv, namesrv-2, namesrv-3 and on."""
+    """Return the names namesrv, namesrv-2, namesrv-3 and so on."""
     return [NAME_SERVER, *(f"{NAME_SERVER}-{i}" for i in range(2, count + 1))]
 
 
@@ -174,7 +175,7 @@ def broker(
     }
     replace_file(path, replace_lines(render(path.name, values), conf))
     _write_timer_checkpoint(home / "store")
-    ports = tuple(port + distance for distance in processes.BROKER_PORTS)
+    ports = tuple(port + distance for distance in processes.BROKER_PORT_DISTANCES)
     main_class, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
     return Program(spec.name, home, ports, main_class, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 
@@ -184,7 +185,7 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
     home = _prepare_home(data, PROXY)
     path = home / PROXY_CONF
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
-    has_tls = TLS_CERT in conf
+    has_tls = TLS_CERT_FIELD in conf
     fields = {**({"tlsTestModeEnable": False} if has_tls else {}), **conf}
     replace_file(path, replace_fields(render(path.name, values), fields))
     main_class, arguments = _PROXY_STARTUP, ("-pc", str(path))
@@ -204,12 +205,15 @@ def proxy_mode(conf: Mapping[str, object]) -> str:
 def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, conf: Mapping[str, object]) -> Program:
     """Return a program that runs ``broker`` with a proxy in the same process, as ``mqbroker --enable-proxy`` does."""
     port = broker.ports[0]
-    values = {"port": port + processes.LOCAL_PROXY_PORTS[-2], "grpc_port": port + processes.LOCAL_PROXY_PORTS[-1]}
+    values = {
+        "port": port + processes.LOCAL_PROXY_PORT_DISTANCES[-2],
+        "grpc_port": port + processes.LOCAL_PROXY_PORT_DISTANCES[-1],
+    }
     path = broker.home / PROXY_CONF
     replace_file(path, replace_fields(render(path.name, {**values, "name_server": name_server}), conf))
     return replace(
         broker,
-        ports=tuple(port + distance for distance in processes.LOCAL_PROXY_PORTS),
+        ports=tuple(port + distance for distance in processes.LOCAL_PROXY_PORT_DISTANCES),
         main_class=_PROXY_STARTUP,
         arguments=("-pc", str(path), "-pm", LOCAL, "-bc", str(broker.home / BROKER_CONF)),
         jars=jars,
@@ -222,14 +226,14 @@ def _prepare_home(data: Path, name: str) -> Path:
     make_folders(home / _TEMPORARY_FOLDER)
     replace_file(home / "logback.xml", template("logback.xml"))
     make_folders(home / "conf")
-    for server in ("broker", "namesrv"):  # version 4.9 looks only there
+    for server in ("broker", "namesrv"):  # RocketMQ 4.9 reads only the files in this folder
         replace_file(home / "conf" / f"logback_{server}.xml", template("logback.xml"))
     return home
 
 
 def _write_timer_checkpoint(store: Path) -> None:
-    """Write into a new store that timers were read until now. Without this file, the broker would search each second of the last
-    week for timers.
+    """Write the timer checkpoint of a new store, with the current time as the time until which timers were read. Without this
+    file, the broker would search each second of the last week for timers.
 
     Writes only the first of the eight-byte numbers in TimerCheckpoint's file, a time in ms. The broker reads missing numbers as
     0.

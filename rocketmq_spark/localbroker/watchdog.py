@@ -1,8 +1,8 @@
 """Runs a command so that it cannot outlive the parent process; run as a script, never imported.
 
-Arguments: the process id of the parent, then the command. On Linux this script asks the kernel to kill it when the
-parent's thread ends, and then replaces itself with the command (exec). On other systems it keeps running, and kills the command
-when the parent has ended. It imports very little, because each import delays every start.
+Arguments: the process id of the parent, then the command. On Linux this script asks the kernel to kill it when the parent's
+thread ends, and then replaces itself with the command (exec). On other systems it keeps running, and kills the command when the
+parent has ended. The script imports very little, because each import delays every start.
 """
 
 import os
@@ -12,25 +12,26 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG = 1
-_WATCH_EVERY_S = 0.2
+_WATCH_INTERVAL_S = 0.2
 
 
 def _become(parent_pid: int, command: list[str]) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() == parent_pid:  # if not, the parent died before the request to the kernel
+    if os.getppid() == parent_pid:  # otherwise the parent died before the request to the kernel
         os.execv(command[0], command)
 
 
 def _watch(parent_pid: int, command: list[str]) -> int:
-    # This is a handler, and not SIG_IGN, because the child would inherit an ignored signal, and SIGTERM must end the child.
+    # The signal gets a handler instead of SIG_IGN, because the child would inherit an ignored signal, and SIGTERM must end the
+    # child.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with subprocess.Popen(command) as child:
         while child.poll() is None:
             if os.getppid() != parent_pid:
                 child.kill()
-            time.sleep(_WATCH_EVERY_S)
+            time.sleep(_WATCH_INTERVAL_S)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

@@ -38,7 +38,7 @@ from rocketmq_spark.localbroker.processes import DATA_FLAG, Program, Server, pro
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
 TEMPORARY_PREFIX = "rocketmq-spark-"
-# A file in a data folder. The process that uses the folder holds its lock.
+# A file in a data folder. The process that uses the folder holds the lock of this file.
 LOCK_FILE = "in-use"
 _PORTS_FILE = "ports.json"
 
@@ -60,7 +60,7 @@ class Reservation:
             if not lock.closed:
                 fcntl.flock(
                     lock, fcntl.LOCK_UN
-                )  # closing is not enough, because forked processes have the file open, too
+                )  # unlocked explicitly, because forked processes have the file open, too
             lock.close()
 
 
@@ -84,8 +84,8 @@ def _check_data_folder(data: Path) -> None:
     """Create a data folder if it is missing. Remove the right of other users to write to it, and to the files of clusters in it.
 
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one, because that user could change
-    the configuration of the servers, or lead the servers to other files. Also raises ``LocalBrokerError`` if others may have
-    moved a folder to one of these names.
+    the configuration of the servers, or replace files by links. Also raises ``LocalBrokerError`` if others may have moved a
+    folder to the name of such a file.
     """
     folders.make_folders(data)
     problem = _data_folder_problem(data)
@@ -135,7 +135,7 @@ def _close_entries(data: Path) -> str | None:
         return problem
     for entry in _cluster_entries(data):
         if (exposure := next(folders.exposures_in(entry, (), os.geteuid()), None)) is not None:
-            return f"{exposure.who} may write to {exposure.path}"
+            return f"{exposure.users_text} may write to {exposure.path}"
     return None
 
 
@@ -148,7 +148,7 @@ def _cluster_entries(data: Path) -> list[Path]:
 # Names of the files and folders of a cluster in its data folder. A user may have other files there.
 _ENTRY_NAMES = (LOCK_FILE, _PORTS_FILE, PROXY)
 _ENTRY_PREFIXES = (NAME_SERVER, "broker-")
-# Prefix of the temporary folders of a JVM, which may leave a socket there. The next start of the server deletes them.
+# Names of the temporary folders of a JVM, which may leave a socket there. The next start of the server deletes these folders.
 _TEMPORARY_FOLDERS = ("tmp",)
 
 
@@ -171,8 +171,8 @@ def _lock_data(data: Path) -> IO[str]:
 
 
 def _clean_up(record: Path) -> None:
-    """End the processes and remove the folder that a record of a killed process names. A record that other users could have
-    written is ignored.
+    """End the processes and remove the folder that are named in the record of a killed process. Ignores a record that other
+    users could have written.
     """
     if folders.foreign_file(record) is not None:
         return
@@ -185,21 +185,23 @@ def _clean_up(record: Path) -> None:
         reservation = json.load(record_file)
         data = Path(reservation["data"])
         # Another user may have created a folder of this name after it was removed.
-        is_own = folders.foreign_file(data) is None
+        is_own_folder = folders.foreign_file(data) is None
         was_reserved = folders.foreign_file(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
         # A process with another cache may use the folder now. In this case, the servers belong to that process.
-        with _locked_if_unused(data) if is_own else contextlib.nullcontext():
+        with _locked_if_unused(data) if is_own_folder else contextlib.nullcontext():
             for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if is_own and was_reserved and reservation["delete"] and data.name.startswith(TEMPORARY_PREFIX):
+            if is_own_folder and was_reserved and reservation["delete"] and data.name.startswith(TEMPORARY_PREFIX):
                 shutil.rmtree(data, ignore_errors=True)
         record.unlink()
 
 
 @contextlib.contextmanager
 def _locked_if_unused(data: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that no other process can reserve the folder. Raise BlockingIOError if a process holds it."""
+    """Hold the folder's lock, so that no other process can reserve the folder. Raises BlockingIOError if another process holds
+    the lock.
+    """
     if not data.is_dir():
         yield
         return
@@ -272,8 +274,8 @@ class Workspace:
     def _may_retry(
         self, name: str, port: int, distances: tuple[int, ...], program: Program, failure: LocalBrokerError
     ) -> bool:
-        """Whether another attempt may succeed: on other ports, or without the archive if no other cause is known."""
-        if not processes.all_free(port, distances):
+        """Whether another attempt may succeed: an attempt on other ports, or without the archive if no other cause is known."""
+        if not processes.are_all_free(port, distances):
             return self._ports.may_change(name)
         return failure.remark is not None and self._archive(program.jars).discard()
 
@@ -305,12 +307,12 @@ class Workspace:
                 server.ask_to_stop()
             for server in servers if is_clean else ():
                 server.wait_stopped(deadline)
-        finally:  # also after a second Ctrl-C
+        finally:  # the servers are killed even after a second Ctrl-C
             for server in servers:
                 server.kill()
 
     def close(self, keep: bool) -> None:
-        """End every child and release the folder. If the folder will be deleted, the children are killed, because that is faster
+        """End every child and release the folder. Children are killed if the folder will be deleted, because a kill is faster
         than a clean stop.
         """
         with contextlib.ExitStack() as stack:

@@ -26,7 +26,7 @@ __all__ = [
 
 # The group under which administration and commands pull and send messages.
 GROUP = "rocketmq-spark-cli"
-# Logged or shown once if a broker's retention is not requested, because the answer would also contain passwords.
+# A text that is logged or shown once if a broker's retention is not requested, because the answer would also contain passwords.
 RETENTION_NOT_KNOWN = "retention not known without TLS"
 
 
@@ -283,7 +283,7 @@ class QueueLag(NamedTuple):
 
     @property
     def next_offset(self) -> int | None:
-        """The first offset to read that is still stored: ``position``, or ``min_offset`` if that is higher."""
+        """The first offset to read that is still stored: the higher of ``position`` and ``min_offset``."""
         return None if self.position is None or self.min_offset is None else max(self.position, self.min_offset)
 
     @property
@@ -300,7 +300,7 @@ class QueueLag(NamedTuple):
 
     @property
     def lost(self) -> int | None:
-        """Messages that were removed before they were read. None if unknown, as for a queue that went back."""
+        """The number of messages that were removed before they were read. None if unknown, as for a queue that went back."""
         if self.position is None or self.min_offset is None or self.went_back:
             return None
         return max(0, self.min_offset - self.position)
@@ -325,7 +325,9 @@ class Total(NamedTuple):
 
 
 def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
-    """Add up ``queues``. Queues without a known lag are only counted. If the age of one queue is unknown, so is the total age."""
+    """Add up ``queues``. Queues without a known lag are only counted. The total age is unknown if the age of one queue is
+    unknown.
+    """
     all_queues = list(queues)
     known_lags = [queue_lag for queue_lag in all_queues if queue_lag.lag is not None]
     if not known_lags:
@@ -342,7 +344,7 @@ def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
 class Pace(NamedTuple):
     """Offsets read and written per second between two measurements, and the seconds until the reader has caught up at this pace.
 
-    Unknown values are None, and so is ``catch_up_s`` if the reader does not catch up.
+    Unknown values are None. ``catch_up_s`` is also None if the reader does not catch up.
     """
 
     read_per_s: float | None = None
@@ -351,8 +353,8 @@ class Pace(NamedTuple):
 
 
 def pace(before: Iterable[QueueLag], now: Iterable[QueueLag], seconds: float) -> Pace:
-    """Compute the pace from queues whose lag was known both times. It is unknown if offsets decreased: the group's offsets were
-    reset, or the topic was created again.
+    """Compute the pace from queues whose lag was known both times. The pace is unknown if offsets decreased: the group's
+    offsets were reset, or the topic was created again.
     """
     lags_before = {queue_lag.queue: queue_lag for queue_lag in before if queue_lag.lag is not None}
     pairs = [

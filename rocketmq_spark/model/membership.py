@@ -165,5 +165,6 @@ class DirectResult:
 BrokerRequest = MembersChanged | ResetOffsets | GetConsumedOffsets | GetRunningInfo | ConsumeDirectly
 RequestAnswer = Mapping[MessageQueue, int] | RunningInfo | DirectResult
 
-# Called with the broker's address and its request, on a thread of the group, and may block. Returns None for no answer.
+# Called with the broker's address and its request, on a thread of the group, and may block. Returns None if the broker expects no
+# answer.
 RequestCallback = Callable[[str, BrokerRequest], RequestAnswer | None]

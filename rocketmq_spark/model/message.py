@@ -1,5 +1,5 @@
-"""Messages as users send and receive them, and queues. Also messages that a Proxy hands out for a limited time (POP), and the
-settings of a consumer group that the Proxy reports.
+"""Messages as users send and receive them, and queues. Contains also messages that a Proxy hands out for a limited time (POP),
+and the settings of a consumer group that the Proxy reports.
 """
 
 from __future__ import annotations
@@ -90,10 +90,12 @@ class _StoredFields:
                     pass
                 else:
                     return decode(name, self)
-            return object.__getattribute__(self, name)  # raises the same error again, also that of a property
+            return object.__getattribute__(self, name)  # raises the same error again, also an error of a property
 
         def __getstate__(self) -> Any:
-            """Return the fields only, because earlier releases have no other attributes, and could not unpickle them."""
+            """Return only the fields. Earlier releases do not have the other attributes, and could not unpickle a message with
+            them.
+            """
             state = object.__getstate__(self)
             if isinstance(state, tuple):
                 for name in _StoredFields.__slots__:
@@ -223,7 +225,7 @@ def estimated_popped_memory(message: PoppedMessage) -> int:
     return estimated_memory(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 
 
-PopTarget = tuple[str, int]  # where messages are popped: a topic, and the index of one of its brokers
+PopTarget = tuple[str, int]  # the source of popped messages: a topic, and the index of one of its brokers
 
 
 @dataclass(frozen=True, slots=True)

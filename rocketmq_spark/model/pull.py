@@ -52,7 +52,7 @@ class BrokerData:
     """Addresses of one broker name by broker id. The id 0 is that of the master, and may be missing while the master is down.
 
     If ``acting`` is true, a slave has the id 0, because it acts for a master that is down (a name server with
-    ``supportActingMaster``). This slave answers, but may lack the last messages.
+    ``supportActingMaster``). The acting slave answers requests, but may lack the last messages.
     """
 
     broker_name: str
@@ -80,10 +80,10 @@ class BrokerData:
         return [address for address in (self.master, *self.slaves) if address is not None]
 
     def replica(self, read_from: str, suggested_id: int = MASTER_ID) -> str | None:
-        """Return the address to read from; None if there is none. ``read_from`` is the option.
+        """Return the address to read from; None if no replica has an address. ``read_from`` is the value of the option.
 
-        With ``slave``, the address is that of a slave, or of the master if there is no slave. With ``hint``, it is the replica
-        that the broker suggested, or else the master, or else a slave. With ``master``, no slave is used.
+        With ``slave``, the address is that of a slave, or of the master if there is no slave. With ``hint``, the address is that
+        of the replica that the broker suggested, or else of the master, or else of a slave. With ``master``, no slave is used.
         """
         if read_from == "slave":
             return self._first_slave or self.master
@@ -271,11 +271,12 @@ class PullStatus(enum.Enum):
 class PullAnswer:
     """A broker's answer to a ``PullRequest``.
 
-    ``next_offset`` is where to continue: after OFFSET_ILLEGAL the nearest existing offset. ``messages`` has only messages that
-    match the filter, so it may be empty although the status is FOUND. A message that cannot be decoded has a ``decode_error``. If
-    the request has ``decoded=False``, ``stored`` has all messages as bytes, also those that do not match, and ``read`` decodes
-    those that match. Too large an answer has only the first messages, and ``next_offset`` follows these messages. ``reset`` says
-    that an operator moved the group to ``next_offset``, which the broker reports once.
+    ``next_offset`` is the offset of the next request; after OFFSET_ILLEGAL, it is the nearest existing offset. ``messages`` has
+    only messages that match the filter, so ``messages`` may be empty although the status is FOUND. A message that cannot be
+    decoded has a ``decode_error``. If the request has ``decoded=False``, ``stored`` has all messages as bytes, also messages
+    that do not match, and ``read`` decodes the messages that match. An answer that would be too large has only the first
+    messages, and ``next_offset`` follows these messages. ``reset`` says that an operator moved the group to ``next_offset``,
+    which the broker reports once.
     """
 
     status: PullStatus
@@ -296,7 +297,7 @@ class LogState(NamedTuple):
         max_offset: The end of the log.
         index_lag: How many bytes the index is behind the end.
         head_wait_ms: How long the first queued send has waited.
-        measured_s: When the broker reported this, on the monotonic clock.
+        measured_s: When the broker reported these values, on the monotonic clock.
         lock_ms: For how long one send has held the lock of the log, for which all other sends wait.
     """
 

@@ -12,7 +12,8 @@ from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, TRANSI
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model.message import MessageQueue, PoppedMessage, ReceivedMessage
 
-_BYTES = (bytes, memoryview)  # a tuple, because each evaluation of ``bytes | memoryview`` makes an object
+# A tuple is used, because each evaluation of ``bytes | memoryview`` makes an object.
+_BYTES_TYPES = (bytes, memoryview)
 
 
 class SendStatus(enum.Enum):
@@ -113,8 +114,8 @@ class HalfState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
-# The longest id that a key contains. Of a longer id, the key contains only the beginning and a hash. Ids of this package have
-# 32 characters.
+# The longest id that a key contains. If an id is longer, the key contains only the beginning of the id and a hash. Ids of this
+# package have 32 characters.
 _MAX_ID_CHARACTERS = 64
 
 
@@ -137,14 +138,17 @@ class HalfPlace(NamedTuple):
     @property
     def key(self) -> str:
         """A key of the message: its copies have the same key, and other messages with the same id have another key."""
-        msg_id = self.msg_id  # other clients may choose long ids, and keys of many messages are kept
+        # The id is shortened, because other clients may choose long ids, and keys of many messages are kept.
+        msg_id = self.msg_id
         if len(msg_id) > _MAX_ID_CHARACTERS:
             msg_id = f"{msg_id[:_MAX_ID_CHARACTERS]}… {hashlib.sha256(msg_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
         return f"{msg_id} {self.digest.hex()[:32]}"
 
     @classmethod
     def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:
-        """Return the place in the result of a send. Raises ``RemoteProtocolError`` if the broker returned no position."""
+        """Return the position and ids of the half message whose send had this result. Raises ``RemoteProtocolError`` if the
+        broker returned no position.
+        """
         assert result.queue is not None
         broker_id = result.offset_msg_id or ""
         try:
@@ -160,7 +164,7 @@ class HalfPlace(NamedTuple):
 # RocketMQ's own properties that belong to the content of a message, and those that a broker adds to a half message. The digest
 # covers all further properties, too, because some of them would, for instance, change the delivery time.
 _CONTENT_PROPERTIES = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
-_ADDED_BY_BROKERS = frozenset({
+_BROKER_PROPERTIES = frozenset({
     Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
     Property.TRANSACTION_ID, Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET,
     Property.CHECK_IMMUNITY_TIME, Property.REAL_TOPIC, Property.REAL_QUEUE_ID, Property.MSG_REGION, Property.TRACE_ON,
@@ -170,14 +174,15 @@ _ADDED_BY_BROKERS = frozenset({
 
 
 def content_digest(topic: str, body: bytes | memoryview, properties: Mapping[str, str]) -> bytes:
-    """Return a digest of a message's content. A message id proves nothing: any sender can use the id of another message.
+    """Return a digest of a message's content. A message id does not identify a message, because any sender can use the id of
+    another message.
 
     ``properties`` are those of the stored message. A half message and the copies that its broker makes have the same digest.
     """
     texts = [topic]
     for name in sorted(properties):
         is_reserved = name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
-        if name in _CONTENT_PROPERTIES or (is_reserved and name not in _ADDED_BY_BROKERS) or not is_reserved:
+        if name in _CONTENT_PROPERTIES or (is_reserved and name not in _BROKER_PROPERTIES) or not is_reserved:
             texts += (name, properties[name])
     digest = hashlib.sha256()
     for part in (*(text.encode("utf-8", "replace") for text in texts), body):
@@ -213,10 +218,10 @@ class SentMessage(NamedTuple):
 
 
 class Batch(Protocol):
-    """The encoded messages of one send. Only the ``MessageEncoder`` that made them can read them."""
+    """The encoded messages of one send. Only the ``MessageEncoder`` that encoded the messages can read the batch."""
 
     def __len__(self) -> int:
-        """Return their bytes on the wire."""
+        """Return the number of bytes of the batch on the wire."""
 
     def messages(self) -> Sequence[SentMessage]:
         """Decode the messages, for spools and traces. A send does not call this method."""
@@ -258,16 +263,16 @@ class SendRequest(NamedTuple):
 
     @property
     def data(self) -> bytes | memoryview:
-        """The body as bytes. Not for a batch object of a transport's encoder."""
-        assert isinstance(self.body, _BYTES), "a batch that only its transport can read"
+        """The body as bytes. Must not be used if the body is a batch object of a transport's encoder."""
+        assert isinstance(self.body, _BYTES_TYPES), "a batch that only its transport can read"
         return self.body
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledSend:
     """A send that a spool stores, with its body as bytes. Without ``queue``, the spool chooses the queue when it sends the
-    record: by the selector with the name ``selector``, whose argument is the JSON value ``arg``, or without ``selector`` any
-    queue.
+    record: by the selector with the name ``selector``, whose argument is the JSON value ``arg``; without ``selector``, the spool
+    chooses any queue.
     """
 
     topic: str

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import OptionError
 
 # A service that runs other people's queries must not run code that their options name.
 CALLABLES_VARIABLE = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_YES_TEXTS, _NO_TEXTS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def camel_case(name: str) -> str:
@@ -57,21 +57,21 @@ def code_allowed() -> bool:
     value, so that a typing error allows nothing.
     """
     value = os.environ.get(CALLABLES_VARIABLE)
-    if value is None or value.strip().lower() in _YES:
+    if value is None or value.strip().lower() in _YES_TEXTS:
         return True
-    if value.strip().lower() in _NO:
+    if value.strip().lower() in _NO_TEXTS:
         return False
     raise OptionError(
-        f"variable {CALLABLES_VARIABLE} is {value!r}; expected {', '.join(_YES)} to allow options that name code, or "
-        f"{', '.join(_NO)} to forbid them"
+        f"variable {CALLABLES_VARIABLE} is {value!r}; expected {', '.join(_YES_TEXTS)} to allow options that name code, or "
+        f"{', '.join(_NO_TEXTS)} to forbid them"
     )
 
 
 def unknown_value(option: str, value: str, names: Sequence[str]) -> str:
     """Return the problem of the unknown name ``value``, with the known names and the nearest one."""
-    by_lower = {name.lower(): name for name in names}
-    similar_names = difflib.get_close_matches(value.lower(), by_lower, n=1)
-    hint = f"; did you mean {by_lower[similar_names[0]]!r}?" if similar_names else ""
+    name_by_lower_name = {name.lower(): name for name in names}
+    similar_names = difflib.get_close_matches(value.lower(), name_by_lower_name, n=1)
+    hint = f"; did you mean {name_by_lower_name[similar_names[0]]!r}?" if similar_names else ""
     return f"option {option!r} is {value!r}; expected one of {', '.join(names)}{hint}"
 
 
@@ -196,8 +196,8 @@ _NO_EQUIVALENT = "remove it: settings of Kafka's clients have no effect here; se
 def foreign_option_equivalent(name: str, spark_options: Container[str] = ()) -> str | None:
     """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names.
 
-    ``spark_options`` are the options of this package's sources and sinks. They matter for names with ``kafka.``, which only
-    Spark's connector has.
+    ``spark_options`` are the options of this package's sources and sinks. These options matter for names with the prefix
+    ``kafka.``, which only Spark's connector has.
     """
     lower = name.lower()
     has_kafka_prefix = lower.startswith("kafka.")

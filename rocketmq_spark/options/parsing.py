@@ -22,11 +22,11 @@ LATEST = -1
 
 # The number of a queue. Leading zeros are not allowed, because otherwise an option could name the same queue twice.
 QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
-_HTTP = re.compile("^http://", re.IGNORECASE)
+_HTTP_PREFIX = re.compile("^http://", re.IGNORECASE)
 _HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
 _NAMESPACE = re.compile("[%|a-zA-Z0-9_-]+")
 _INSTANCE = re.compile(r"(MQ_INST_(\w+))\.", re.ASCII)
-# Stricter than ``int``, which reads 1_000 and digits of any script.
+# This pattern is stricter than ``int``, which accepts 1_000 and digits of any script.
 _INTEGER = re.compile("[+-]?[0-9]{1,100}")
 _DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)?")
 _DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -80,10 +80,10 @@ def secret(value: str) -> Secret:
 
 
 def boolean(value: str) -> bool:
-    lowered = value.strip().lower()
-    if lowered not in ("true", "false"):
+    lower_text = value.strip().lower()
+    if lower_text not in ("true", "false"):
         raise ValueError("true or false")
-    return lowered == "true"
+    return lower_text == "true"
 
 
 def whole_number(value: str) -> int | None:
@@ -149,11 +149,11 @@ def size(low: int = 1, high: int | None = None) -> Callable[[str], int]:
 
 def choice(*names: str) -> Callable[[str], str]:
     """One of ``names``, case-insensitive; returns the name as listed."""
-    by_lower = {name.lower(): name for name in names}
+    name_by_lower_name = {name.lower(): name for name in names}
 
     def parse(value: str) -> str:
         try:
-            return by_lower[value.strip().lower()]
+            return name_by_lower_name[value.strip().lower()]
         except KeyError:
             raise ValueError("one of " + ", ".join(names)) from None
 
@@ -206,7 +206,7 @@ def addresses(value: str) -> tuple[str, ...]:
     Hosted clusters show addresses with ``http://``. This prefix is removed, as in the Java client: no connection uses HTTP.
     """
     expected = "host:port, several separated by ; or ,"
-    items = tuple(dict.fromkeys(_HTTP.sub("", item.strip()) for item in re.split("[;,]", value) if item.strip()))
+    items = tuple(dict.fromkeys(_HTTP_PREFIX.sub("", item.strip()) for item in re.split("[;,]", value) if item.strip()))
     if not items:
         raise ValueError(expected)
     if len(items) > _MAX_SERVERS:
@@ -220,7 +220,7 @@ def addresses(value: str) -> tuple[str, ...]:
 
 
 def name_servers(value: str) -> tuple[str, ...]:
-    """As ``addresses``; all name servers of a hosted cluster must belong to one instance."""
+    """Parse addresses as ``addresses`` does. All name servers of a hosted cluster must belong to one instance."""
     items = addresses(value)
     if len(instances := {instance_of((item,)) or "no instance" for item in items}) > 1:
         raise ValueError(f"name servers of one instance (these belong to {', '.join(sorted(instances))})")
@@ -228,7 +228,8 @@ def name_servers(value: str) -> tuple[str, ...]:
 
 
 def instance_of(servers: Sequence[str]) -> str | None:
-    """Return the instance in the address of a hosted cluster: ``MQ_INST_a_b`` in ``MQ_INST_a_b.host:port``; None for others.
+    """Return the instance in the address of a hosted cluster: ``MQ_INST_a_b`` in ``MQ_INST_a_b.host:port``; None for other
+    addresses.
 
     The instance is the namespace. Mirrors ``NameServerAddressUtils``.
     """
@@ -274,7 +275,8 @@ _REPEAT = re.compile(r"\{\d{1,4096}(?:,\d{0,4096})?\}")
 
 
 def re2_problem(pattern: str) -> str | None:
-    """Return what was expected if RE2 could need very much memory or time to compile an expression; None otherwise.
+    """Return what was expected, as a text for an error, if RE2 could need very much memory or time to compile an expression.
+    Returns None for other expressions.
 
     RE2 expands repeats before it applies its memory limit, and takes quadratic time for repeats that it merges.
     """
@@ -296,7 +298,7 @@ def assignment(value: str) -> tuple[MessageQueue, ...]:
     expected = 'JSON such as {"orders":{"broker-a":[0,1]}}'
     queues = []
     for topic, by_broker in _json(value, dict, expected).items():
-        for broker, ids in _by_broker(by_broker, expected).items():
+        for broker, ids in _entries_by_broker(by_broker, expected).items():
             if not isinstance(ids, list) or any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
                 raise ValueError(expected)
             queues += [MessageQueue(topic, broker, i) for i in ids]
@@ -324,7 +326,7 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
 
 def _numbers_of_topic(topic: str, by_broker: object, expected: str, low: int) -> dict[MessageQueue, int]:
     numbers = {}
-    for broker, by_id in _by_broker(by_broker, expected).items():
+    for broker, by_id in _entries_by_broker(by_broker, expected).items():
         for queue_id, number in _mapping(by_id, expected).items():
             queue_text = f"{topic}/{broker}/{queue_id}"
             if not QUEUE_ID.fullmatch(queue_id):
@@ -496,7 +498,7 @@ def json_object(example: str) -> Callable[[str], dict[str, Any]]:
 
 
 def json_document(value: str) -> Any:
-    """Parse JSON. A name that occurs twice in an object is an error; otherwise the last value would win."""
+    """Parse JSON. It is an error if a name occurs twice in an object, because ``json`` would silently use the last value."""
     try:
         return json.loads(value, object_pairs_hook=_unique_names)
     except RecursionError as e:
@@ -521,8 +523,10 @@ def _json(value: str, kind: type, expected: str) -> Any:
     return document
 
 
-def _by_broker(value: object, expected: str) -> dict[str, Any]:
-    """The part of a topic in JSON, by broker. For Kafka's form, the error says why partition numbers do not suffice."""
+def _entries_by_broker(value: object, expected: str) -> dict[str, Any]:
+    """Return the entries of a topic in JSON, by broker. If the JSON has Kafka's form, the error says why partition numbers do
+    not suffice.
+    """
     has_partition_numbers = isinstance(value, dict) and any(
         name.isdecimal() and isinstance(offset, int) for name, offset in value.items()
     )

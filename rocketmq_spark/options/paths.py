@@ -1,8 +1,8 @@
 """The folder that confines paths in options, for processes that get options from other people.
 
 A service that runs other people's queries opens files with its own rights. The variable ``ROCKETMQ_SPARK_PATHS`` names the folder
-in which the files and folders of options must be. Other users may change what is in this folder while a path is checked. So files
-are read through descriptors, and folders must be safe from other users.
+in which the files and folders of options must be. Other users may change the content of this folder while a path is checked. So
+files are read through descriptors, and only folders are accepted that other users cannot change.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from pathlib import Path
 from typing import IO
 
 from rocketmq_spark.base import folders
-from rocketmq_spark.base.tls_files import MAX_PEM_BLOCKS
 from rocketmq_spark.errors import OptionError
 
 PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
 
 
-_NEW_ENTRY = "new"  # stands for whatever is made in a folder
+_NEW_ENTRY = "new"  # the name stands for any entry that is created in a folder
 # Limits of Linux (PATH_MAX, NAME_MAX). Time and memory to resolve a path grow with the square of the path's length.
 MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255
 _SHOWN_CHARACTERS = 32  # characters that an error shows of a text that is too long
-MAX_FILE_BYTES = 4 << 20  # of a file of keys or certificates; a file with holes may be larger than the memory
+# The limit for a file of keys or certificates, because a file with holes may be larger than the memory.
+MAX_FILE_BYTES = 4 << 20
+# The limit for the number of certificates and other parts in a PEM file that an option names. OpenSSL sorts all certificates
+# again for each added certificate, which takes a minute for 8,000 certificates. Systems trust about 150 authorities.
+MAX_PEM_BLOCKS = 500
 
 
 def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
     """Return ``path``, a folder or file that is later opened by its name. Raises ``OptionError`` if the path leads out of the
-    confining folder, also through links, or if another user may replace a part of the path, or what is in it, after this check.
+    confining folder, also through links. Also raises ``OptionError`` if another user may later replace a folder of the path or
+    its content.
     """
     if PATHS_VARIABLE not in variables:
         return path
@@ -40,16 +44,17 @@ def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.enviro
         raise _path_error(
             path,
             option,
-            f"{exposure.who} may replace {exposure.path}, or what is in it, so that the path leads out of the folder that "
+            f"{exposure.users_text} may replace {exposure.path}, or what is in it, so that the path leads out of the folder that "
             f"variable {PATHS_VARIABLE} names",
             "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )
-    check_confined(path, option, variables)  # other users may have changed links before, but can no longer
+    # The path is checked again, because other users may have changed links before the check of the folders.
+    check_confined(path, option, variables)
     return path
 
 
 def expand_home(path: str | Path, option: str) -> Path:
-    """Replace ``~`` at the beginning of a path. Raises ``OptionError`` if that home is not known."""
+    """Replace ``~`` at the beginning of a path. Raises ``OptionError`` if the home folder is not known."""
     try:
         return Path(path).expanduser()
     except RuntimeError as e:  # a container's user may have neither a name nor HOME
@@ -59,14 +64,16 @@ def expand_home(path: str | Path, option: str) -> Path:
 
 
 def check_confined(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> None:
-    """Raise ``OptionError`` if a path leads out of the folder now. The path may lead elsewhere when it is used."""
+    """Raise ``OptionError`` if a path leads out of the confining folder at the moment. A later use of the path may lead
+    elsewhere.
+    """
     if (problem := confinement_problem(path, variables)) is not None:
         raise _path_error(path, option, problem, "Give a path in that folder, or ask the operator who set the variable")
 
 
 def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
-    """The content of a file. Raises ``OptionError`` if the file is outside of the folder, and ``OSError`` if the file cannot be
-    read, or has more than ``MAX_FILE_BYTES``.
+    """Return the content of a file. Raises ``OptionError`` if the file is outside of the confining folder, and ``OSError`` if
+    the file cannot be read, or has more than ``MAX_FILE_BYTES``.
     """
     with confined_file(path, option, variables) as name, open(name, "rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
@@ -76,7 +83,7 @@ def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> 
 
 
 def read_pem(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
-    """As ``read``, for certificates and keys. Also raises ``OSError`` for a file with very many certificates and keys."""
+    """Read certificates and keys as ``read`` does. Also raises ``OSError`` for a file with very many certificates and keys."""
     content = read(path, option, variables)
     if content.count(b"-----BEGIN ") > MAX_PEM_BLOCKS:
         raise OSError(errno.EFBIG, f"it has more than {MAX_PEM_BLOCKS} certificates and keys", str(path))
@@ -86,18 +93,18 @@ def read_pem(path: Path, option: str, variables: Mapping[str, str] = os.environ)
 @contextlib.contextmanager
 def pem_copy(path: Path, option: str) -> Iterator[str]:
     """Yield the name of a copy of what ``read_pem`` returns, for a library that opens files by their names and reads any size.
-    The copy is a file in memory if the system has such files; otherwise a temporary file that no folder contains.
+    The copy is a file in memory if the system has such files. Otherwise it is a temporary file that no folder contains.
     """
     content = read_pem(path, option)
     with _unnamed_file() as copy:
         copy.write(content)
         copy.flush()
-        copy.seek(0)  # /dev/fd/… of macOS shares the position
+        copy.seek(0)  # on macOS, a file that is opened as /dev/fd/… shares the position of the descriptor
         yield f"/dev/fd/{copy.fileno()}"
 
 
 def _unnamed_file() -> IO[bytes]:
-    with contextlib.suppress(AttributeError, OSError):  # the system, or its operator, has no such files
+    with contextlib.suppress(AttributeError, OSError):  # the system may not have files in memory, or may forbid them
         return open(os.memfd_create("rocketmq-tls"), "w+b")
     return tempfile.TemporaryFile()
 
@@ -133,8 +140,8 @@ def _path_error(path: Path, option: str, problem: str, remedy: str) -> OptionErr
 
 
 def length_problem(path: str) -> str | None:
-    """Return a clause if a path, or a part of it, is too long for the system; otherwise None. This does not read the file
-    system.
+    """Return a clause if a path, or a part of a path, is too long for the system; otherwise None. The check does not read the
+    file system.
     """
     if (size := _size(path)) > MAX_PATH_BYTES:
         return f"it has {size} bytes; expected at most {MAX_PATH_BYTES}"
@@ -149,7 +156,7 @@ def _size(text: str) -> int:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text that is too long for an error, in quotation marks."""
+    """Return the beginning of a text in quotation marks, because the whole text is too long for an error."""
     return repr(text[:_SHOWN_CHARACTERS] + "…")
 
 

@@ -1,8 +1,8 @@
 """The table of all options: name, parser, default, the roles that accept the option, and its meaning.
 
 A row is a field of ``Options``; its public name is the field's in camelCase. Parsing collects all problems into one
-``OptionError``. The data source's constructor only parses (``parse``). What depends on the role (source or sink, batch or
-stream) is checked when the reader or writer is created (``for_role``). No other module reads raw options.
+``OptionError``. The constructor of the data source only parses (``parse``). Whatever depends on the role (source or sink, batch
+or stream) is checked when the reader or writer is created (``for_role``). No other module reads raw options.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ SOURCE_ROLES = ("batch source", "stream source")
 ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer", "cluster admin")
 DEFAULT_GROUP = "rocketmq_spark"
 ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
-# Spark's driver keeps all tasks of a batch in memory. An option, or the offsets that a broker reports, could ask for any number.
+# Spark's driver keeps all tasks of a batch in memory. Without this limit, an option, or the offsets that a broker reports, could
+# ask for any number of tasks.
 MAX_TASKS = 10_000
 # Environment variables that give a field its value if the option is not set.
-_VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
+_VARIABLE_BY_FIELD = {"environment": ENVIRONMENT_VARIABLE}
 
-# Options that name files and folders that the package opens. ``ROCKETMQ_SPARK_PATHS`` confines them. The code that opens a file
-# checks its path again.
-_PATHS = frozenset(
+# Options with paths of files and folders that the package opens. The variable ``ROCKETMQ_SPARK_PATHS`` confines these paths. The
+# code that opens a file checks its path again.
+_PATH_FIELDS = frozenset(
     {"credentials_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "spool_dir", "local_offsets_dir"}
 )
 
@@ -102,14 +103,16 @@ _TIMES_EXAMPLE = '{"orders":{"broker-a":{"0":1767225600000}}}'
 _PULL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
-# All roles. Separate from ``_ALL``, which marks connection options: options about queues are not connection options.
+# All roles. This tuple is another object than ``_ALL``, because ``_ALL`` marks connection options, and options about queues are
+# not connection options.
 _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set, ``from_variables`` those
-    of them that were set by a variable of the process."""
+    """Parsed options of one source, sink or producer. ``given`` names the fields that the user set; ``from_variables`` names the
+    fields among them that a variable of the process set.
+    """
 
     # Connection
     name_server: tuple[str, ...] = _option(
@@ -835,7 +838,9 @@ class Options:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
 
     def for_role(self, role: str) -> Options:
-        """Return the options with the defaults of ``role``. Raises ``OptionError`` with all options that it rejects."""
+        """Return the options with the defaults of ``role``. Raises ``OptionError`` for the options that the role does not
+        accept.
+        """
         problems = [
             f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; "
             f"it is for: {', '.join(row.roles)}"
@@ -899,16 +904,18 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         try:
             values[row.field] = value if row.accepts_callables and callable(value) else row.parse(p.text(value))
-            if row.field in _PATHS and (problem := paths.length_problem(values[row.field])):
+            if row.field in _PATH_FIELDS and (problem := paths.length_problem(values[row.field])):
                 problems.append(f"option {shown_name!r} is {paths.shortened(values[row.field])}; {problem}")
-            elif row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
+            elif row.field in _PATH_FIELDS and (
+                problem := paths.confinement_problem(Path(values[row.field]), variables)
+            ):
                 problems.append(f"option {shown_name!r} is {value!r}; {problem}")
         except ValueError as e:
             is_long = isinstance(value, str) and len(value) > paths.MAX_PATH_BYTES
             value_text = "'***'" if row.parse is p.secret else paths.shortened(str(value)) if is_long else repr(value)
             problems.append(f"option {shown_name!r} is {value_text}; expected {e}")
     from_environment: dict[str, Any] = {}
-    for field, variable in _VARIABLES.items():
+    for field, variable in _VARIABLE_BY_FIELD.items():
         text = None if field in values else variables.get(variable)
         if text:
             try:

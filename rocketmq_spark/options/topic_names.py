@@ -20,19 +20,20 @@ _OPTIONS_BY_TOPIC = (
     "ending_offsets",
     "ending_offsets_by_timestamp",
 )
-# Names of topics in Kafka. Dots are the only characters in them that RocketMQ does not allow.
+# Names of topics in Kafka. Dots are the only characters in such names that RocketMQ does not allow.
 _KAFKA_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def dots_hint(name: str) -> str:
-    """The end of a sentence about an illegal name, if a rule makes the name legal; empty otherwise."""
+    """Return the end of a sentence about an illegal name, if a rule makes the name legal; otherwise an empty string."""
     return (
         "; option 'topicNames' = dotsToUnderscores replaces dots" if "." in name and _KAFKA_NAME.fullmatch(name) else ""
     )
 
 
 class TopicNames:
-    """Applies a rule of ``RULES``. Two names that become one are an error, because their messages would be in one topic.
+    """Applies a rule of ``RULES``. It is an error if two names become the same name, because the messages of both would be in
+    one topic.
 
     ``names`` are names of earlier calls.
     """
@@ -49,7 +50,7 @@ class TopicNames:
         return tuple(self._name_by_renamed.values())
 
     def rocketmq_name(self, name: str) -> str:
-        """RocketMQ's name. Raises ``ValueError`` if another name became this name in an earlier call."""
+        """Return RocketMQ's name of a topic. Raises ``ValueError`` if another name became this name in an earlier call."""
         renamed = RULES[self.rule](name)
         first_name = self._name_by_renamed.setdefault(renamed, name)
         if first_name != name:
@@ -60,7 +61,9 @@ class TopicNames:
 
 
 def with_rocketmq_names(field: str, value: Any, rule: str) -> Any:
-    """The value of an option with RocketMQ's names of topics. Raises ``ValueError`` as ``TopicNames.rocketmq_name``."""
+    """Return the value of an option with RocketMQ's names of topics. Raises ``ValueError`` as ``TopicNames.rocketmq_name``
+    does.
+    """
     if field in _TOPIC_OPTIONS or (field in _OPTIONS_BY_TOPIC and isinstance(value, dict)):
         return _renamed(value, TopicNames(rule))
     return value

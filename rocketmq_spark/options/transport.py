@@ -1,7 +1,7 @@
 """Which roles and options each transport (option ``transport``) supports, and why it does not support the others. Pure.
 
-Over gRPC the Proxy chooses queues and implements no requests about offsets. Options that need either are rejected here, before
-a connection is made.
+Over gRPC the Proxy chooses queues and implements no requests about offsets. Options that need one of these features are rejected
+here, before a connection is made.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ NO_REPLIES = "request and reply need transport=remoting: a Proxy passes no repli
 
 
 class TransportFeatures(NamedTuple):
-    """All that producers and the sink know about a transport.
+    """Everything that producers and the sink know about a transport.
 
     Args:
-        queue_choice_problem: Why no queue can be named, as a part of a sentence; None if queues can be named. If not None, what a
-            producer calls a queue is a stream in order, the selectors are ``SELECTORS``, and a hash key is a message group.
+        queue_choice_problem: Why no queue can be named, as a part of a sentence; None if queues can be named. If no queue can be
+            named, a producer's queue is an ordered stream of messages, the selectors are ``SELECTORS``, and a hash key is a
+            message group.
         supports_priorities: Whether messages may have a priority.
         accepts_compressed: Whether the transport tells readers how a body is compressed.
         creates_topics: Whether the first message to a missing topic may create it.
         knows_timers: Whether the client can find out which delays the timers of brokers support.
         knows_offsets: Whether the client can find out where queues end, and where a message is stored.
-        max_single_requests: The largest number of messages with groups or priorities in one send; None for any number. If each of
-            them is a separate request, all must finish within one attempt, or all are sent again.
+        max_single_requests: The largest number of messages with groups or priorities in one send; None for any number. If each
+            message is a separate request, all requests must finish within one attempt, or all messages are sent again.
         restricts_characters: Whether control characters in properties, and ``|`` in tags, fail a request with all its messages.
         server_added_bytes: The most bytes that the server adds to each message of a batch, counted by the brokers' limit.
     """
@@ -74,7 +75,8 @@ FEATURES = {
         creates_topics=False,
         knows_timers=False,
         knows_offsets=False,
-        # An attempt of three seconds, as in producers and spools, suffices for these even if a Proxy takes 180 ms for each.
+        # An attempt of three seconds, as in producers and spools, suffices for 16 messages even if a Proxy takes 180 ms for each
+        # message.
         max_single_requests=16,
         restricts_characters=True,
         # RECONSUME_TIME, BORN_TIMESTAMP, __BORNHOST (a host name of at most 255 bytes) and PGROUP (the topic, at most 127).

@@ -3,8 +3,8 @@
 Mirrors ``ProduceAccumulator``. Pure: the clock is an argument, and the caller locks and sends. Messages with the same
 ``BatchKey`` share a batch. The key has the topic, the queue if the caller chose one, the wait flag (``waitStoreMsgOK``), the tag,
 and whether the sender waits (two maps in Java). A batch is due when its bodies have more than ``max_bytes``, or when it is
-``max_delay_ms`` old. (Java's code also compares in this way, although Java's proposal says "or equal".) Differences from gaps in
-Java's code:
+``max_delay_ms`` old. (Java's code also compares with "more than", although Java's proposal says "or equal".) This module closes
+gaps in Java's code:
 
 * A batch is removed from the map when it is closed, so nothing has to be cleaned up. The number of open batches is limited.
 * Bytes count until the batch has its answer, and are released exactly once. Rejected messages are never counted.
@@ -24,7 +24,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 
-MAX_KEYWORD_BYTES = 24_000  # the keywords are in the properties of the batch, with its tag and id
+MAX_KEYWORD_BYTES = 24_000  # limits the keywords in a batch's properties, which also have a tag and an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class BatchEntry(NamedTuple):
 
 
 class PlainEntry(Protocol):
-    """A message that is encoded when its batch is sent. ``properties_text`` has its properties without an id."""
+    """A message that is encoded when its batch is sent. ``properties_text`` has the message's properties without an id."""
 
     body: bytes
     properties_text: str
@@ -90,9 +90,9 @@ class PlainEntry(Protocol):
 class MessageBatch:
     """Messages that are sent together, at ``due_ms`` at the latest.
 
-    ``owner`` is the producer that started the batch. It sends the batch, also if other producers have added messages. With
-    ``has_plain``, some of the ``entries`` are plain messages, and ``batching.encode_batch_messages`` sets ``encoded_items`` for
-    all entries.
+    ``owner`` is the producer that started the batch. The owner sends the batch, also if other producers have added messages. If
+    ``has_plain`` is set, some of the ``entries`` are plain messages, and ``batching.encode_batch_messages`` sets
+    ``encoded_items`` for all entries.
     """
 
     key: BatchKey
@@ -153,7 +153,7 @@ class Accumulator:
         self.buffered_bytes = 0
         self._open_batches: dict[BatchKey, MessageBatch] = {}
         self._batches_by_age: list[tuple[int, int, MessageBatch]] = []
-        self._sequence = itertools.count()
+        self._sequence_numbers = itertools.count()
         self.closed_batches: list[MessageBatch] = []
         self._taken_batches: set[MessageBatch] = set()
         self._last_start_ms = 0
@@ -184,11 +184,11 @@ class Accumulator:
             self._close(batch)
         return batch
 
-    def add_plain(
+    def add_plain_message(
         self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
-        """Like ``add``, for a plain message, which has no queue. Its keys are not added to the batch. ``size`` is the number of
-        bytes by which the message makes the batch larger.
+        """Like ``add``, for a plain message, which has no queue. The message's keys are not added to the batch. ``size`` is the
+        number of bytes by which the message makes the batch larger.
         """
         limits = self.limits
         if self.buffered_bytes >= limits.total_max_bytes:
@@ -218,7 +218,7 @@ class Accumulator:
             heapq.heappop(batches_by_age)
         return batches_by_age[0][0] if batches_by_age else None
 
-    def has_ready(self, now_ms: int) -> bool:
+    def has_ready_batch(self, now_ms: int) -> bool:
         """Whether ``take_ready`` would return any batch."""
         return bool(self.closed_batches) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
@@ -253,7 +253,7 @@ class Accumulator:
         now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open_batches[key] = batch
-        heapq.heappush(self._batches_by_age, (batch.due_ms, next(self._sequence), batch))
+        heapq.heappush(self._batches_by_age, (batch.due_ms, next(self._sequence_numbers), batch))
         return batch
 
     def _close(self, batch: MessageBatch) -> None:
@@ -271,5 +271,5 @@ def key_words(keys: Sequence[str] | None) -> list[str]:
 
 
 def has_key(keys: Sequence[str] | None) -> bool:
-    """Whether a compaction topic stores a message with these keys: its broker ignores keys of only whitespace."""
+    """Whether a compaction topic stores a message with these keys. The topic's broker ignores keys of only whitespace."""
     return any(key.strip() for key in keys or ())

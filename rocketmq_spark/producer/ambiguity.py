@@ -1,6 +1,6 @@
 """Decides which attempts may have stored their messages, and looks up which messages are stored.
 
-Look-ups run on one thread per broker. One look-up serves all sends to the broker that became ambiguous before it starts.
+Look-ups run on one thread per broker. A look-up serves all sends to the broker that became ambiguous before the look-up starts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StoredIds(Protocol):
     """Finds stored messages, so that a producer does not send them again."""
 
     def end(self, queue: MessageQueue) -> QueueEnd:
-        """Return an end offset that the queue had earlier. Raises ``RocketMQError`` if no such offset is known or can be
+        """Return an end offset that the queue had earlier. Raises ``RocketMQError`` if no earlier end offset is known or can be
         fetched.
         """
 
@@ -54,7 +54,7 @@ class StoredIds(Protocol):
         """
 
     def stop(self) -> None:
-        """Make ``find_stored`` return soon. Called on another thread."""
+        """Make ``find_stored`` return soon. May be called on any thread."""
 
 
 class SendOutcomeKind(enum.Enum):
@@ -84,9 +84,9 @@ _REJECTED_CODES = frozenset(
         Response.GO_AWAY,
     }
 )
-# A broker returns these codes before or after it stores the message, but these texts only before. The texts "[PC_SYNCHRONIZED]"
-# and "in-sync replicas not enough" are not listed: a broker with a DLedger log also returns them if it has stored the message,
-# but followers did not confirm the message in time.
+# A broker returns these codes before or after it stores the message. But it returns the texts of a code only before. The texts
+# "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are not listed: a broker with a DLedger log also returns them if it has
+# stored the message, but followers did not confirm the message in time.
 _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
@@ -102,7 +102,9 @@ _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
 
 
 def classify(outcome: SendResult | RocketMQError, has_queue: bool = True) -> SendOutcomeKind:
-    """Classify the outcome of one attempt. Without a queue (``has_queue``), nothing was sent."""
+    """Classify the outcome of one attempt. If ``has_queue`` is False, the attempt failed before a queue was chosen, so nothing
+    was sent.
+    """
     if isinstance(outcome, SendResult):
         return SendOutcomeKind.STORED
     if not has_queue or outcome.unsent or isinstance(outcome, _LOCAL_ERRORS):
@@ -118,7 +120,7 @@ LookupResult = set[str] | RocketMQError
 
 
 class RequestAfterLookup(NamedTuple):
-    """The number of stored messages of a request, and a request with the messages that are not stored; None if all are."""
+    """The number of stored messages of a request, and a request with the messages that are not stored: None if all are stored."""
 
     stored_count: int
     unconfirmed_request: SendRequest | None
@@ -137,7 +139,9 @@ class AmbiguousSend(NamedTuple):
 
 
 class AmbiguousSendResolver:
-    """The look-ups of an engine, and the offsets at which these start. The lock guards both, but is not held during look-ups."""
+    """The look-ups of an engine, and the offsets at which these look-ups start. A lock guards the waiting sends and the offsets,
+    but is not held during look-ups.
+    """
 
     def __init__(self, stored_ids: StoredIds, timer: Timer) -> None:
         self._stored_ids = stored_ids
@@ -151,7 +155,7 @@ class AmbiguousSendResolver:
 
     def record_start(self, outgoing: OutgoingSend, queue: MessageQueue) -> None:
         """Record, before an attempt, an offset from which a look-up finds all messages that the attempt stores. Raises
-        ``RocketMQError`` if no such offset is known.
+        ``RocketMQError`` if no offset is known from before the attempt.
         """
         try:
             end = self._stored_ids.end(queue)
@@ -174,8 +178,8 @@ class AmbiguousSendResolver:
         outcome: Outcome,
         resume: Callable[[MessageQueue | None, Outcome], None],
     ) -> bool:
-        """Return whether the outcome of an attempt is certain. If it is not, a look-up starts, and ``resume`` gets the outcome
-        once, on any thread.
+        """Return whether the outcome of an attempt is certain. If the outcome is ambiguous, a look-up starts, and ``resume`` gets
+        the outcome once, on any thread.
         """
         if isinstance(outcome, SendResult):
             self._record_result(outgoing, outcome)
@@ -184,13 +188,13 @@ class AmbiguousSendResolver:
         if (
             queue is None
             or outgoing.lookup_start is None
-            or outgoing.checked_attempt == attempt_number
+            or outgoing.looked_up_attempt_number == attempt_number
             or _is_definite(outcome)
         ):
             return True
 
         def done(result: LookupResult) -> None:
-            outgoing.checked_attempt = attempt_number
+            outgoing.looked_up_attempt_number = attempt_number
             resume(queue, _outcome_after_lookup(outgoing, queue, outcome, result))
 
         return not self._queue_lookup(
@@ -238,7 +242,7 @@ class AmbiguousSendResolver:
         logger.info("checking on %s which of %d messages are stored", broker_name, len(_ids_and_items(send.request)))
         try:
             lookup_timer.call_later(0, lambda: self._look_up_broker(broker_name))
-        except RuntimeError as e:  # no more threads
+        except RuntimeError as e:  # no thread can start
             self._fail_lookup(send, SendFailed(f"the look-up has no thread: {e}"))
         return True
 
@@ -275,7 +279,7 @@ class AmbiguousSendResolver:
                 send.lookup_start.offset, from_offsets.get(send.queue, send.lookup_start.offset)
             )
         ids = frozenset(msg_id for send in sends for msg_id, _ in _ids_and_items(send.request))
-        result = self._find_stored(from_offsets, master, ids, Deadline(max(send.deadline.at for send in sends)))
+        result = self._find_stored(from_offsets, master, ids, Deadline(max(send.deadline.end_s for send in sends)))
         for send in sends:
             send.done(result)
 

@@ -19,17 +19,19 @@ class OpenProducer(Protocol):
     settings: ProducerSettings
 
     def at_exit(self, deadline: Deadline) -> Mapping[str, RocketMQError]:
-        """Send waiting batches until ``deadline``. Returns failures from now on, by message id; empty for a closed producer."""
+        """Send waiting batches until ``deadline``. Returns the errors of the sends that fail after the call began, by message id.
+        A closed producer returns an empty mapping.
+        """
 
 
-# Weak references, so that a producer that the program drops can be collected.
+# These sets have weak references, so that a producer can be collected after the program dropped it.
 _open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 _producers_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
 
 def register_at_exit(producer: OpenProducer, close_last: bool = False) -> None:
-    """Register a producer for the exit. With ``close_last`` it is closed after the others, because their last sends create
-    messages for it (trace records).
+    """Register a producer for the exit. A producer with ``close_last`` is closed after the others, because it sends their traces,
+    and the last sends of the others still create trace records.
     """
     _open_producers.add(producer)
     if close_last:

@@ -6,8 +6,8 @@ overdue, so that no sender depends on the timer's thread. Java's accumulator end
 accumulator ends with the last producer, and sends all waiting batches whenever a producer leaves.
 
 A plain message has no queue, delay or priority, and its topic does not store a batch as one message. Such a message waits
-unencoded in its promise, and is encoded with the other messages when its batch is sent. It is checked as in ``encoding.prepare``,
-which handles all other messages, and reports messages that every broker would reject.
+unencoded in its promise, and is encoded with the other messages when its batch is sent. The checks of a plain message are those
+of ``encoding.prepare``, which handles all other messages, and reports messages that every broker would reject.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.model.send import BatchStorage, MessageEncoder
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, BatchKey, MessageBatch, PlainEntry, has_key
-from rocketmq_spark.producer.encoding import How, Prepared, check_topic
+from rocketmq_spark.producer.encoding import How, PreparedMessage, check_topic
 from rocketmq_spark.producer.futures import FutureRegistry, Promise
 from rocketmq_spark.producer.outgoing import Callback, Outcome, split_result
 from rocketmq_spark.producer.routing import RouteCache
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 # specific than a timeout.
 _BATCH_ERROR_GRACE_S = 1.0
 _UNKNOWN_STORAGE = BatchStorage(as_one_message=True)
-# Combinations of topic and tag that are cached.
+# The maximum number of cached templates, one for each combination of topic and tag.
 _MAX_TEMPLATES = 1024
 
 
@@ -123,7 +123,7 @@ def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[
 def encode_batch_messages(
     batch: MessageBatch, create_ids: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int
 ) -> None:
-    """Create the ids of the plain messages of a batch and encode them. Called when the batch is sent."""
+    """Create the ids of a batch's plain messages, and encode the messages, when the batch is about to be sent."""
     if not batch.has_plain:
         return
     topic, encode_item = batch.key.topic, encoder.encode_item
@@ -155,7 +155,7 @@ class BatchOwner(Protocol):
 
 
 class Batcher:
-    """The accumulator of one name, with its timer. A lock guards it, and is held while due batches are enqueued."""
+    """The accumulator of one name, with its timer. A lock guards the accumulator, and is held while due batches are enqueued."""
 
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
@@ -166,7 +166,7 @@ class Batcher:
         self._lock = threading.Lock()
 
     def join(self, settings: ProducerSettings) -> None:
-        """Add a producer. Limits that it sets apply to all producers."""
+        """Add a producer. Limits in the producer's ``settings`` apply to all producers of the accumulator."""
         with self._lock:
             self.member_count += 1
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
@@ -181,7 +181,7 @@ class Batcher:
         try:
             with self._lock:
                 batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
-                has_ready = self.accumulator.has_ready(now_ms)
+                has_ready_batch = self.accumulator.has_ready_batch(now_ms)
                 needs_call = batch is not None and (len(batch.entries) == 1 or self._next_call_ms is None)
                 call_s = self._seconds_to_next_call(now_ms) if needs_call else None
         finally:
@@ -189,21 +189,23 @@ class Batcher:
                 entry.promise.registry.discard()
         if call_s is not None:
             self._schedule_call(call_s)
-        if has_ready:
+        if has_ready_batch:
             self.flush()
         return batch
 
-    def add_plain(self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
+    def add_plain_message(
+        self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner
+    ) -> bool:
         """Add a plain message. Returns False if the message must be sent directly. Errors have the same effect as in ``add``."""
         now_ms = self._timer.now_ms()
         batch = call_s = None
-        has_ready = False
+        has_ready_batch = False
         try:
             with self._lock:
                 if not self._closed:
-                    batch = self.accumulator.add_plain(key, entry, body_bytes, size, owner, now_ms)
+                    batch = self.accumulator.add_plain_message(key, entry, body_bytes, size, owner, now_ms)
                 if batch is not None:
-                    has_ready = bool(self.accumulator.closed_batches) or batch.due_ms <= now_ms
+                    has_ready_batch = bool(self.accumulator.closed_batches) or batch.due_ms <= now_ms
                     if len(batch.entries) == 1 or self._next_call_ms is None:
                         call_s = self._seconds_to_next_call(now_ms)
         finally:
@@ -211,7 +213,7 @@ class Batcher:
                 entry.promise.registry.discard()
         if call_s is not None:
             self._schedule_call(call_s)
-        if has_ready:
+        if has_ready_batch:
             self.flush()
         return batch is not None
 
@@ -258,7 +260,7 @@ class Batcher:
         """Remove a producer, and send all waiting batches."""
         try:
             self.send_all()
-        finally:  # also when it is interrupted
+        finally:  # also when ``send_all`` is interrupted
             with self._lock:
                 self.member_count -= 1
 
@@ -270,7 +272,7 @@ class Batcher:
         self._timer.close()
 
     def _on_timer(self) -> None:
-        """Called by the timer."""
+        """Enqueue the due batches, and let their producers send them. The timer calls this method."""
         with self._lock:
             self._next_call_ms = None
         try:
@@ -290,8 +292,8 @@ class Batcher:
             raise
 
     def _seconds_to_next_call(self, now_ms: int) -> float | None:
-        """Return the seconds until the timer must call; None if a call in time is scheduled. Called with the lock. The caller
-        schedules the call after it has released the lock.
+        """Return the seconds until the timer must call ``_on_timer``. Returns None if no batch is open, or if an early enough
+        call is scheduled. The caller holds the lock, and schedules the call after it has released the lock.
         """
         due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
@@ -346,23 +348,23 @@ class BatchingClient:
         self._max_body_bytes = settings.max_message_size
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
-    def is_batchable(self, prepared: Prepared, how: How) -> bool:
-        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority may not. Nor may
-        a message without a key for a compaction topic, because its broker rejects the message, but would acknowledge a batch and
-        drop the message.
+    def is_batchable(self, prepared: PreparedMessage, how: How) -> bool:
+        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority must be sent alone. A
+        message without a key for a compaction topic must be sent alone, too, because the topic's broker rejects a single message,
+        but would acknowledge a batch and drop the message.
         """
         message = prepared.message
         must_be_alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
         if how.timeout_s is not None or must_be_alone:
             return False
-        # Fetched here, because the thread that sends the batch must not wait for an answer.
+        # The storage is fetched here, because the thread that sends the batch must not wait for an answer.
         if message.topic not in self._routes.storage:
             self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
         return has_key(message.keys) or not self._routes.is_compaction_topic(message.topic)
 
-    def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
-        """Add a plain message to a batch and return its future. Returns None if the message is wrong or not plain. Then
-        ``add`` handles the message, and ``encoding.prepare`` reports what is wrong.
+    def try_add_plain_message(self, message: Message, callback: Callback | None) -> Promise | None:
+        """Add a plain message to a batch and return its future. Returns None if the message is wrong or not plain. The caller
+        then passes the message to ``encoding.prepare``, which reports what is wrong, and to ``add``.
         """
         if not isinstance(message, Message):
             return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it
@@ -370,7 +372,7 @@ class BatchingClient:
         if self._mixes_tags:
             return None
         try:
-            # None if no broker has answered; then the topic counts as an ordinary topic.
+            # The storage is None if no broker has answered. In this case the topic counts as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
             if storage is not None and (storage.as_one_message or storage.is_compacted):
                 return None
@@ -389,7 +391,7 @@ class BatchingClient:
             size += added_bytes
         promise = self._futures.create(callback)
         promise.body, promise.properties_text, promise.flag = body, text, flag
-        return promise if self.batcher.add_plain(template.key, promise, len(body), size, self._owner) else None
+        return promise if self.batcher.add_plain_message(template.key, promise, len(body), size, self._owner) else None
 
     def _template(self, topic: str, tag: str | None, waits_for_store: bool) -> PlainTemplate | None:
         if (template := plain_template(topic, tag, waits_for_store, self._encoder, self._scope)) is not None:
@@ -399,7 +401,11 @@ class BatchingClient:
         return template
 
     def add(
-        self, prepared: Prepared, queue: MessageQueue | None, sender_waits: bool, callback: Callback | None = None
+        self,
+        prepared: PreparedMessage,
+        queue: MessageQueue | None,
+        sender_waits: bool,
+        callback: Callback | None = None,
     ) -> tuple[Promise, MessageBatch | None]:
         """Return the future, and the batch that contains the message; None if the message must be sent directly."""
         message = prepared.message
@@ -471,7 +477,7 @@ _ACCUMULATORS = "accumulators"
 
 
 def join_accumulator(name: str, settings: ProducerSettings, make_timer: Callable[[], Timer]) -> Batcher:
-    """Join the accumulator of ``name`` in this process. The first call creates it."""
+    """Join the accumulator of ``name`` in this process. The first call for a name creates the accumulator."""
     with process.entry_lock(_ACCUMULATORS, name):
         batcher = process.get_or_create(_ACCUMULATORS, name, lambda: Batcher(make_timer()))
         batcher.join(settings)

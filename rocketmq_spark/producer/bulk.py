@@ -1,4 +1,6 @@
-"""Sends many messages with one call: Arrow columns, or an iterable of messages. Modules that need pyarrow are imported on use."""
+"""Sends many messages with one call, from Arrow columns or from an iterable of messages. Modules that need pyarrow are imported
+on use.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,14 @@ class BulkProducer(RequestProducer):
         Args:
             rows: A ``pyarrow`` ``Table`` or ``RecordBatch``, of which all rows are checked before any is sent; or a
                 ``RecordBatchReader``, of which each batch is checked before it is sent.
-            topic: The topic of all rows. Without it each row names its topic in column ``topic``.
+            topic: The topic of all rows. Without this argument, each row names its topic in column ``topic``.
             selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName`` if there is one),
                 ``"random"``, ``"roundRobin"``, ``"environment"``, ``"module:function"``, or a function of queues, message and
-                sharding key that is called for each row. By default a column ``queueId`` selects ``"column"``, a column
-                ``shardingKey`` selects ``"hash"``, and without both batches go to the queues round robin, as do rows whose
-                ``shardingKey`` (``"hash"``) is null or empty, or whose ``queueId`` (``"column"``) is null. If both columns are
-                there and no selector is given, a row without a ``queueId`` goes to the queue of its ``shardingKey``.
+                sharding key that is called for each row. By default, a column ``queueId`` selects ``"column"``, a column
+                ``shardingKey`` selects ``"hash"``, and without these columns, batches go to the queues round robin. With
+                ``"hash"``, a row whose ``shardingKey`` is null or empty goes to any queue. With ``"column"``, a row whose
+                ``queueId`` is null goes to any queue. If the rows have both columns and no selector is given, a row without a
+                ``queueId`` goes to the queue of its ``shardingKey``.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
@@ -66,10 +69,10 @@ class BulkProducer(RequestProducer):
             acknowledge in time: call ``raise_for_failed`` on the outcome, or check its ``failed``.
 
         Raises:
-            OptionError: The columns do not fit, ``delayMs`` or ``deliverAt`` is used with ``longDelay=dmq``, or pyarrow is not
-                installed. Nothing was sent.
+            OptionError: A column has a wrong name or type, ``delayMs`` or ``deliverAt`` is used with ``longDelay=dmq``, or
+                pyarrow is not installed. Nothing was sent.
             MessageRefused: Some rows can never be sent; the error lists their numbers. Nothing of a table or a record batch was
-                sent. If a reader was given, its batches before the bad one were sent.
+                sent. Of a reader, the batches before the bad batch were sent.
             RouteNotFound: As for ``send``. Rows may have been sent before, as described for ``MessageRefused``.
             ClosedError: The producer was closed.
         """
@@ -99,16 +102,17 @@ class BulkProducer(RequestProducer):
                 is taken, checked and sent in portions.
             queue: The queue of all messages. By default the queues of each topic take batches in turn.
             key: A function that returns the key of a message: a str, int or bool. Messages of one key go to the queue that
-                ``send`` chooses for it with selector ``"hash"``. They carry the key as their sharding key, over gRPC as their
-                message group. Messages without a key (None or an empty text) go to any queue.
+                ``send`` chooses for it with selector ``"hash"``. The key becomes the message's sharding key, or its message group
+                over gRPC. Messages without a key (None or an empty string) go to any queue.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
-            The outcome of each message, in their order. As with ``send_arrow``, failures at brokers are not raised.
+            The outcome of each message, in the order of the messages. As with ``send_arrow``, failures at brokers are not raised.
 
         Raises:
-            MessageRefused: Some messages can never be sent, or have ``wait_store_ok=False``; the error lists their numbers. Of a
-                sequence nothing was sent. Of another iterable, the portions before the faulty one were sent.
+            MessageRefused: Some messages can never be sent, or have ``wait_store_ok=False``; the error lists their numbers. If
+                ``messages`` is a sequence, nothing was sent. If it is another iterable, the portions before the bad message were
+                sent.
             OptionError: pyarrow is not installed, or both ``queue`` and ``key`` are given.
             RouteNotFound, ClosedError: As for ``send_arrow``.
         """
@@ -125,12 +129,12 @@ class BulkProducer(RequestProducer):
         return inputs.send_many(tools, messages, target, inputs.MessageTarget(queue, key))
 
     def _call_tools(self, method: str, send_timeout_s: float) -> CallTools:
-        """Return the tools of one call. Waiting batches are sent first, because their messages precede the messages of the
+        """Return the ``CallTools`` of one call. Sends waiting batches first, because their messages precede the messages of the
         call.
         """
         self._owner.check(self._close_lock.locked())
         self._deadline(send_timeout_s)  # checks that the timeout is a number
-        if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
+        if self._options is None or self._row_encoder is None or not extras.is_installed("pyarrow"):
             raise OptionError(
                 f"{method} needs pyarrow, which is not installed", remedy=extras.install_command(extras.ARROW)
             )

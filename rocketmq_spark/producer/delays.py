@@ -1,8 +1,9 @@
 """Delayed messages that a broker's timers cannot keep (option ``longDelay``), because the delay is too long, the timers are
 disabled, or the broker is older than 5.0.
 
-With ``dmq``, such a message goes to ``dmq_inner_topic`` in an envelope, and the delay service sends the message when it is due.
-With ``error``, the message is rejected. The limits of timers are cached, and so is whether a group consumes envelopes.
+With ``longDelay=dmq``, a message with a long delay goes to ``dmq_inner_topic`` in an envelope, and the delay service sends the
+message when it is due. With ``longDelay=error``, the message is rejected. The limits of timers are cached, and so is whether a
+group consumes envelopes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rocketmq_spark.base.codes import TIMER_MAX_DELAY_S, Property
 from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.encoding import DEFAULT_HOW, EnvelopedMessage, How, Prepared, single_request
+from rocketmq_spark.producer.encoding import DEFAULT_HOW, EnvelopedMessage, How, PreparedMessage, single_request
 from rocketmq_spark.producer.outgoing import with_message_ids
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spool_bridge import selector_function
@@ -91,12 +92,12 @@ class DelayRouter:
 
     def route(
         self,
-        prepared: Prepared,
+        prepared: PreparedMessage,
         destination: How,
         queues: Callable[[], Sequence[MessageQueue]],
         deadline: Deadline,
         require_answers: bool = False,
-    ) -> tuple[Prepared, How]:
+    ) -> tuple[PreparedMessage, How]:
         """Return the message or its envelope, and the destination of what is returned. ``queues`` returns the queues of the
         topic.
 
@@ -156,7 +157,9 @@ class DelayRouter:
             )
         return None
 
-    def to_envelope(self, prepared: Prepared, due_ms: int, queue: MessageQueue | None, deadline: Deadline) -> Prepared:
+    def to_envelope(
+        self, prepared: PreparedMessage, due_ms: int, queue: MessageQueue | None, deadline: Deadline
+    ) -> PreparedMessage:
         """The envelope of a message, with the message in its body. Raises ``MessageRefused`` if no group consumes envelopes."""
         self._check_consumer(deadline)
         message = prepared.message
@@ -169,7 +172,7 @@ class DelayRouter:
             )
         msg_id = decode_properties(prepared.properties)[Property.UNIQ_KEY]
         properties = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
-        return Prepared(
+        return PreparedMessage(
             Message(INNER_TOPIC, body), prepared.msg_id, properties, True, EnvelopedMessage(message.topic, due_ms)
         )
 
@@ -206,13 +209,15 @@ def send_to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], o
         raise errors[0]
 
 
-def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
+def caller_result(result: SendResult, prepared: PreparedMessage) -> SendResult:
     """The result of one message, with its id and recall handle."""
     return with_recall_handle(with_message_ids(result, (prepared.msg_id,)), prepared)
 
 
-def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
-    """Return the result with the recall handle of an envelope, or unchanged if the place of the envelope is unknown."""
+def with_recall_handle(result: SendResult, prepared: PreparedMessage) -> SendResult:
+    """Return the result with the recall handle of an envelope. Returns the result unchanged if the queue of the envelope is
+    unknown.
+    """
     envelope, queue = prepared.envelope, result.queue
     if envelope is None or queue is None or result.queue_offset is None:
         return result
@@ -221,7 +226,7 @@ def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
 
 
 def envelope_bytes(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
-    """The bytes of an envelope: ``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
+    """Encode an envelope. It contains ``message`` with its encoded ``properties``, and names ``queue`` if a queue was chosen."""
     properties_by_name = {
         name: value for name, value in decode_properties(properties).items() if name not in _TIMER_PROPERTIES
     }
@@ -245,7 +250,7 @@ def cancel_request(
         )
     body = cancel_envelope(topic, handle.due_ms, handle.msg_id, now_ms)
     properties = encode_properties({Property.WAIT: "true", Property.UNIQ_KEY: msg_id})
-    return single_request(Prepared(Message(INNER_TOPIC, body), msg_id, properties, False), settings, now_ms)
+    return single_request(PreparedMessage(Message(INNER_TOPIC, body), msg_id, properties, False), settings, now_ms)
 
 
 def no_timers_error(delay_text: str, brokers: Collection[str], topic: str) -> MessageRefused:

@@ -34,8 +34,8 @@ _BODY_TYPES = (bytes, bytearray, memoryview)
 class How(NamedTuple):
     """The arguments of ``Producer.send`` besides the message, with the meaning described there.
 
-    ``Destinations.resolve`` returns a ``How`` that has only the destination: a ``queue``, or a ``selector`` with its ``arg`` that
-    chooses later, when there is a route.
+    ``Destinations.resolve`` returns a ``How`` that has only the destination: a ``queue``, or a ``selector`` and its ``arg``,
+    which are applied later, when the topic has a route.
     """
 
     queue: MessageQueue | None = None
@@ -68,7 +68,7 @@ _MAX_PRIORITY = 2**31 - 1
 _CONTROL_CHARACTER = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
 
 
-class Prepared(NamedTuple):
+class PreparedMessage(NamedTuple):
     """A checked message with its id and its encoded properties. ``envelope`` is set if the message is the envelope of another
     message. ``half`` says whether the message is a half message.
     """
@@ -81,7 +81,7 @@ class Prepared(NamedTuple):
     half: bool = False
 
 
-def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = DEFAULT_HOW) -> Prepared:
+def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = DEFAULT_HOW) -> PreparedMessage:
     """Check ``message`` and encode its properties. Raises ``MessageRefused`` for a message that no broker would accept."""
     check_message(message)
     check_topic(message.topic, settings.scope)
@@ -111,14 +111,14 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
         raise MessageRefused(e.message, topic=message.topic) from None
     if settings.features.restricts_characters:
         _check_proxy_texts(message, properties)
-    return Prepared(message, msg_id, properties, bool(delay_property))
+    return PreparedMessage(message, msg_id, properties, bool(delay_property))
 
 
-# A transport adds the property of the producer group. These are its maximum bytes.
+# The maximum bytes of the producer group's property, which a transport adds to a half message.
 _MAX_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
 
 
-def as_half(prepared: Prepared) -> Prepared:
+def as_half(prepared: PreparedMessage) -> PreparedMessage:
     """The message as a half message."""
     properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
     size = len(properties.encode()) + _MAX_GROUP_BYTES
@@ -130,8 +130,8 @@ def as_half(prepared: Prepared) -> Prepared:
     return prepared._replace(properties=properties, half=True)
 
 
-def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: float) -> Prepared:
-    """The message as a request whose reply goes to ``client_id``, which waits ``wait_s`` (``prepareSendRequest``)."""
+def as_request(prepared: PreparedMessage, correlation_id: str, client_id: str, wait_s: float) -> PreparedMessage:
+    """The message as a request (``prepareSendRequest``). The client ``client_id`` waits ``wait_s`` seconds for the reply."""
     properties = prepared.properties + encode_properties(
         {
             Property.CORRELATION_ID: correlation_id,
@@ -175,7 +175,7 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
 
 def check_topic(topic: str, scope: Scope | None = None) -> None:
     """Check the length and characters of a topic name as Java does, and reject system topics to which clients cannot send. The
-    length includes ``scope``.
+    length is that of the name on the wire, which ``scope`` makes longer.
     """
     if topic is not None:
         check_text("topic", topic, "the name of a topic")
@@ -238,7 +238,7 @@ def _timing_property(how: How) -> dict[str, str]:
 
 
 def _level_property(value: object) -> dict[str, str]:
-    # No upper bound: a broker may be configured with more levels than the default ones.
+    # The level has no upper bound, because a broker may be configured with more levels than the default ones.
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise MessageRefused(f"delay level {value!r}: expected a whole number of at least 0")
     return {Property.DELAY: str(value)} if value else {}
@@ -263,7 +263,7 @@ def _deliver_at_property(value: object) -> dict[str, str]:
     return {Property.TIMER_DELIVER_MS: str(value)}
 
 
-def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) -> SendRequest:
+def single_request(prepared: PreparedMessage, settings: ProducerSettings, now_ms: int) -> SendRequest:
     """The request of one message. A large body is compressed if the compressed body is smaller, as in Java (zlib, level 5)."""
     body, sys_flag = bytes(prepared.message.body), 0
     compression = COMPRESSIONS[settings.compression]
@@ -282,19 +282,24 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
     )
 
 
-def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Sized:
+def batch_item(prepared: PreparedMessage, encoder: MessageEncoder, now_ms: int) -> Sized:
     """The message as an item of a batch, with all its properties, because the broker adds none."""
     message = prepared.message
     return encoder.encode_item(message.topic, message.body, prepared.properties, message.flag, now_ms)
 
 
 def explicit_batch(
-    prepared: Sequence[Prepared], batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
+    prepared: Sequence[PreparedMessage],
+    batch_id: str | None,
+    settings: ProducerSettings,
+    now_ms: int,
+    encoder: MessageEncoder,
 ) -> SendRequest:
     """The request of ``send_batch``, with Java's rules (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id: brokers before 5.5 copy
-    the properties of a batch over those of its messages, so in other topics all messages would get that id.
+    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id, because brokers before
+    5.5 copy the properties of a batch over those of its messages. In topics that store each message separately, all messages
+    would get the id of the batch.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
@@ -338,7 +343,7 @@ def no_key_reason(topic: str) -> str:
 
 
 def with_storage_properties(
-    request: SendRequest, prepared: Sequence[Prepared], batch_id: str, storage: BatchStorage
+    request: SendRequest, prepared: Sequence[PreparedMessage], batch_id: str, storage: BatchStorage
 ) -> SendRequest:
     """Return the batch as the storage of its topic requires it.
 
@@ -370,8 +375,9 @@ def with_storage_properties(
 def accumulated_batch(
     batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
-    """The request of a batch of the accumulator. ``batch_id`` is given for a topic that stores a batch as one message. With it,
-    the batch has an id, a tag and keys. Otherwise the batch has none of these, for the reason that ``explicit_batch`` names.
+    """The request of a batch of the accumulator. For a topic that stores a batch as one message, ``batch_id`` is given, and the
+    batch has an id, a tag and keys. For other topics, a batch has no id, tag or keys, for the reason that ``explicit_batch``
+    names.
     """
     properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.encode_batch(batch.items())
     if batch_id is None:

@@ -1,10 +1,10 @@
-"""The engine of all sends: each request of a producer, of its batches and of a sink's task goes through one.
+"""The engine of all sends. Each request of a producer, of its batches and of a sink's task goes through an ``Engine``.
 
 Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns the route cache, the
 fault table, the hooks and the timer, and limits the requests in flight. It sends and waits; ``retry``, ``routing`` and
 ``send_queue`` decide, and ``send_queue`` has the lock. In all modes a request begins in ``_start``, an attempt with an answer
-ends in ``_judge``, and a request with an outcome ends in ``_complete``. If there is a spool, it gets the requests for which
-``_judge`` returned an error, before ``_complete``.
+ends in ``_judge``, and a request with an outcome ends in ``_complete``. If the engine has a spool, the requests for which
+``_judge`` returned an error go to the spool, before ``_complete``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Unsent(NamedTuple):
     msg_ids: Sequence[str]
 
     def __str__(self) -> str:
-        """For the log: a batch may have thousands of ids."""
+        """Return a text for the log, with at most three ids, because a batch may have thousands of ids."""
         omitted = f" and {len(self.msg_ids) - 3} more" if len(self.msg_ids) > 3 else ""
         return f"{', '.join(self.msg_ids[:3])}{omitted} to {self.queue or self.topic}"
 
@@ -77,7 +77,7 @@ class Engine:
         self._retry_policy = settings.retry_policy
         self._route_executor = timer.with_own_thread("route")  # starts attempts that first fetch a route
         self._queue_chooser = QueueChooser(self.routes, self.faults, timer)
-        self._rng = random.Random()  # for the pauses before retries
+        self._rng = random.Random()  # chooses the length of pauses before retries
         self._spool_bridge = None if spool is None else SpoolBridge(spool, sender, timer)
         self.ambiguity_resolver: AmbiguousSendResolver | None = None
         self._batch_writes = batch_writes
@@ -87,21 +87,22 @@ class Engine:
     def send(self, outgoing: OutgoingSend) -> SendResult:
         """Make all attempts on the calling thread. Returns the result or raises the error."""
         self._start(outgoing)
-        self._send_queue.add_blocking(outgoing)
+        self._send_queue.add_blocking_send(outgoing)
         try:
             outcome = self._attempt_all(outgoing)
         finally:
-            self._send_queue.remove_blocking(outgoing)
+            self._send_queue.remove_blocking_send(outgoing)
         self._complete(outgoing, outcome)
         if isinstance(outcome, RocketMQError):
             raise outcome
         return outcome
 
     def submit(self, outgoing: OutgoingSend) -> None:
-        """Send without waiting for the answer. ``done`` of the request receives the outcome; if the engine is closed, an error.
+        """Send without waiting for the answer. ``done`` of the request receives the outcome, which is an error if the engine is
+        closed.
 
-        Waits while the limits are reached. Raises ``SendFailed`` if they are still reached at the deadline, or if the thread for
-        retries cannot start. An interruption (Ctrl-C) is raised after ``done`` was called.
+        Waits while the limits are reached. Raises ``SendFailed`` if the limits are still reached at the deadline, or if the
+        thread for retries cannot start. An interruption (Ctrl-C) is raised after ``done`` was called.
         """
         try:
             self._send_queue.wait_for_room(outgoing)
@@ -161,14 +162,14 @@ class Engine:
             self.hooks.after(context, None, 0)
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
-        """Wait for all answers. Returns whether all have arrived at the deadline."""
+        """Wait for all answers. Returns whether all answers have arrived at the deadline."""
         return self._send_queue.wait_until_idle(deadline)
 
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
-        """Wait for all answers until the deadline. Requests without an answer then fail and are returned.
+        """Wait for all answers until the deadline. Requests that have no answer at the deadline fail and are returned.
 
-        With a spool and ``keep``, these requests go to the spool instead. Callers that send the requests again anyway pass
-        ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
+        With a spool and ``keep``, requests without an answer go to the spool instead. Callers that send the requests again anyway
+        pass ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
         """
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:
@@ -197,7 +198,7 @@ class Engine:
         outgoing.reset_attempts(self._retry_policy, self._rng)
 
     def _complete(self, outgoing: OutgoingSend, outcome: Outcome) -> None:
-        """End a request. Called once for each request."""
+        """End a request. This method is called once for each request."""
         attempts = outgoing.retry_state
         completion = SendCompletion(
             outgoing, outcome, attempts.attempt_count, attempts.brokers, outgoing.confirmed_count
@@ -317,7 +318,7 @@ class Engine:
         return outgoing.attempts_deadline
 
     def _call_before_hooks(self, outgoing: OutgoingSend, queue: MessageQueue, mode: str) -> SendContext | None:
-        """Call the hooks before an attempt. Returns their context; None without hooks."""
+        """Call the hooks before an attempt. Returns the context that was passed to the hooks; None without hooks."""
         if not self.hooks:
             return None
         group, attempt_number = self._settings.group, outgoing.retry_state.attempt_count + 1
@@ -338,7 +339,7 @@ class Engine:
             self.hooks.after(context, outcome, latency_ms)
 
     def _judge(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
-        """Return the final outcome of a request after an attempt, or that another attempt follows."""
+        """Return the final outcome of a request after an attempt, or a ``RetryAttempt`` if another attempt follows."""
         # The result is of the last attempt; earlier attempts may have stored messages in other queues.
         if outgoing.confirmed_count and isinstance(outcome, SendResult):
             may_choose_queue = outgoing.queue is None and outgoing.retry_state.attempt_count > 0

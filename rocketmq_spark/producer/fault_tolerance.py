@@ -2,13 +2,14 @@
 
 Mirrors ``MQFaultStrategy`` and ``LatencyFaultToleranceImpl`` of Java today; the longer durations of releases before 5.1.4 are the
 preset ``4.x``. The clock is an argument. Several producers and tasks may share a ``FaultTable``, so it has a lock for changes and
-iterations. To look up a broker, the lock is not needed. Differences from flaws in Java's code:
+iterations. To look up a broker, the lock is not needed. This module avoids flaws of Java's code:
 
 * Only the detector restores the reachable flag, yet Java also clears the flag on a broker's error answer while no detector runs.
-  Then a broker that returned an error ranks below one that is down. Here the flag counts only while a detector runs
+  So in Java, a broker that returned an error ranks below a broker that is down. Here the flag counts only while a detector runs
   (``detecting``).
 * Only Java's detector deletes the items of brokers that left the cluster; here ``retain`` follows the routes.
-* The fallback of old releases writes another broker's name into a queue of the published list. Nothing here changes the list.
+* The fallback of old releases writes another broker's name into a queue of the published list. This module never changes a list
+  of queues.
 
 As in Java, the first choice checks only the isolation time, so a broker whose isolation is over gets a message although no probe
 has reached it. A probe may fail for reasons that do not affect sends, and the cost is one attempt.
@@ -132,22 +133,22 @@ class FaultTable:
     def pick(
         self, queues: Sequence[MessageQueue], round_robin: RoundRobin, last_broker: str | None, now_ms: int
     ) -> MessageQueue:
-        """Return the next queue on a broker other than ``last_broker`` that is not avoided. If there is none, return a queue on
-        another reachable broker; otherwise any queue.
+        """Return the next queue whose broker is not avoided and is not ``last_broker``. If all other brokers are avoided, return
+        a queue on a reachable broker other than ``last_broker``. If no other broker is reachable, return any queue.
 
-        If not ``enabled``, this is the plain round robin. As in Java, all steps share one index, and each examined queue
-        advances it.
+        If ``enabled`` is False, the queues are chosen by plain round robin. As in Java, all steps share one index, and each
+        examined queue advances the index.
         """
         if not self.enabled:
             return round_robin.pick(queues, last_broker)
 
         for is_good in (lambda broker: self.available(broker, now_ms), self.reachable):
-            if queue := round_robin.first(queues, _other_than(last_broker, is_good)):
+            if queue := round_robin.first(queues, _other_broker_predicate(last_broker, is_good)):
                 return queue
         return queues[round_robin.next() % len(queues)]
 
     def due_probes(self, now_ms: int, interval_ms: int) -> list[str]:
-        """The brokers that the detector should probe now. Each is due again after ``interval_ms``."""
+        """The brokers that the detector should probe now. Each of these brokers is due again after ``interval_ms``."""
         with self._lock:
             due_brokers = [broker for broker, health in self.faults.items() if now_ms >= health.probe_at_ms]
             for broker in due_brokers:
@@ -169,14 +170,14 @@ class FaultTable:
                 del self.faults[broker]
 
 
-def _other_than(last_broker: str | None, is_good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:
+def _other_broker_predicate(last_broker: str | None, is_good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:
     return lambda queue: queue.broker_name != last_broker and is_good(queue.broker_name)
 
 
 def fault_tables(
     preset: str = "current", latency_max_ms: Sequence[int] = (), durations_ms: Sequence[int] = ()
 ) -> FaultTables:
-    """The tables of a preset, with either list replaced by the user's."""
+    """The tables of a preset. Each list that the user has set replaces the list of the preset."""
     if preset not in PRESETS:
         raise OptionError(f"option 'sendLatencyFault' names {preset!r}; expected one of {', '.join(PRESETS)}")
     base = PRESETS[preset]

@@ -34,8 +34,8 @@ class Promise(Future[SendResult]):
 
     _state: str = RUNNING  # a send cannot be cancelled
     _own_result: SendResult | None = None
-    _batch_result: SendResult | None = None  # the result of its batch, in which the message is number ``_index``
-    _index = 0
+    _batch_result: SendResult | None = None  # the result of the batch that contains the message
+    _index_in_batch = 0
     _offset_msg_id: str | None = None
     _exception: BaseException | None = None
     _has_waiters = False
@@ -58,7 +58,8 @@ class Promise(Future[SendResult]):
         if name not in _CONDITION_ATTRIBUTES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.registry.lock:
-            # This is set first. If Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition.
+            # ``_has_waiters`` is set first. If Ctrl-C interrupts the statements after it, the thread that sets the outcome
+            # creates the condition.
             self._has_waiters = True
             if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
@@ -73,7 +74,7 @@ class Promise(Future[SendResult]):
         return (
             self._own_result
             if self._batch_result is None
-            else result_in_batch(self._batch_result, self._index, self.msg_id, self._offset_msg_id)
+            else result_in_batch(self._batch_result, self._index_in_batch, self.msg_id, self._offset_msg_id)
         )
 
     @_result.setter
@@ -106,7 +107,7 @@ def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> l
             continue
         if batch_results is not None:
             promise.msg_id, promise._offset_msg_id = batch_results.ids[index], batch_results.offset_ids[index]
-            promise._batch_result, promise._index = batch_results.batch, index
+            promise._batch_result, promise._index_in_batch = batch_results.batch, index
         elif isinstance(outcome := outcomes[index], SendResult):
             promise._own_result = outcome
         else:
@@ -180,7 +181,7 @@ class FutureRegistry:
                 self._empty_condition.notify_all()
 
     def wait_until_empty(self, deadline: Deadline) -> bool:
-        """Wait for all promises. Returns whether all are resolved at the deadline."""
+        """Wait for all promises. Returns whether all promises are resolved at the deadline."""
         with self.lock:
             while self._count and not deadline.expired:
                 self._callback_timer.wait_notified(self._empty_condition, deadline.remaining())

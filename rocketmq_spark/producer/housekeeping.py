@@ -1,7 +1,7 @@
 """The periodic work of a producer: refreshes routes, and probes brokers that failed.
 
-Mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of ``LatencyFaultToleranceImpl``. It
-runs on a separate timer, because these calls may block, and sends must not wait for them.
+Mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of ``LatencyFaultToleranceImpl``. The
+work runs on a separate timer, because its requests may block, and sends must not wait for them.
 """
 
 from __future__ import annotations

@@ -64,11 +64,12 @@ class BatchResults(Sequence[SendResult]):
 
 
 def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
-    """The result of each of ``count`` messages of a batch. If the batch is stored as one message, all have the same result.
+    """The result of each of ``count`` messages of a batch. If the batch is stored as one message, all messages have the same
+    result.
 
-    A Proxy reports neither offset ids nor queues. The places of messages that were confirmed by a look-up are unknown.
+    A Proxy reports neither offset ids nor queues. If a look-up found the messages, their queue and offsets are unknown.
 
-    Raises ``SendFailed`` if the number of ids differs: the batch is stored, but the places of its messages are unknown.
+    Raises ``SendFailed`` if the number of ids differs: the batch is stored, but the offsets of its messages are unknown.
     """
     if _SEPARATOR not in result.msg_id:
         return [result] * count
@@ -84,7 +85,7 @@ def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
     if len(ids) != count or len(offset_ids) != count:
         raise SendFailed(
             f"sendResult is illegal: {len(ids)} ids and {len(offset_ids)} offset ids for {count} messages; the batch "
-            "was acknowledged, its messages' places are unknown",
+            "was acknowledged, but the offsets of its messages are unknown",
             topic=result.queue.topic if result.queue is not None else None,
             queue=str(result.queue),
         )
@@ -103,7 +104,9 @@ Queues = Sequence[MessageQueue]
 
 
 class NonblockingCallback:
-    """An internal callback that never blocks. It is called on the thread that sets the outcome, not on the callback thread."""
+    """An internal callback that never blocks. A ``NonblockingCallback`` is called on the thread that sets the outcome, not on the
+    callback thread.
+    """
 
     __slots__ = ("call",)
 
@@ -157,9 +160,9 @@ class OutgoingSend(_SendSpec):
     ``ordering_key`` are sent one after the other. ``selection`` is the name and argument of a selector that a spool applies
     later, because there was no route yet. A request that is not ``spoolable`` would be useless later. An ``at_most_once`` request
     is not sent again while it may be stored. ``failed_queues`` has the ordered queues to which a request of the same call has
-    failed, with the errors. Later requests of the call are not sent to these queues. ``timeout`` is a deadline, or the seconds
-    after the first attempt; then the time behind earlier requests of the queue does not count. ``done`` is called once, on any
-    thread, and must not block. Hooks get ``message`` and ``msg_ids``.
+    failed, with the errors. Later requests of the call are not sent to these queues. ``timeout`` is a deadline, or the number of
+    seconds after the start of the first attempt. Seconds do not include the time in which the request waits behind earlier
+    requests of its queue. ``done`` is called once, on any thread, and must not block. Hooks get ``message`` and ``msg_ids``.
     """
 
     attempts_deadline: Deadline
@@ -169,7 +172,7 @@ class OutgoingSend(_SendSpec):
     unconfirmed_request: SendRequest | None = None  # after a look-up, the request without the messages that are stored
     confirmed_count = 0  # messages that were not acknowledged, and that a look-up found stored
     lookup_start: QueueEnd | None = None  # where a look-up of the attempt starts, if the request may be looked up
-    checked_attempt = -1  # the number of the last attempt that was looked up
+    looked_up_attempt_number = -1  # the number of the last attempt that was looked up
 
     __eq__ = object.__eq__  # compared by identity: equal messages are different requests
     __hash__ = object.__hash__
@@ -224,8 +227,8 @@ def to_storable(request: SendRequest) -> SendRequest:
 
 
 def with_group_order(outgoing: OutgoingSend, by_queue: bool) -> OutgoingSend:
-    """The request, ordered behind earlier requests of its message group. With ``by_queue`` it is ordered behind all requests of
-    its queue, because automatic batches for the queue may contain messages of the group.
+    """The request, ordered behind earlier requests of its message group. With ``by_queue``, the request is ordered behind all
+    requests of its queue, because automatic batches for the queue may contain messages of the group.
     """
     group = decode_properties(outgoing.request.properties).get(Property.SHARDING_KEY)
     if group is None:

@@ -1,7 +1,7 @@
 """The producer without transactions and requests. Mirrors ``DefaultMQProducer`` over the port ``Sender``.
 
-Several threads may share a producer. A forked process must create its own. The producer owns its timers. The modules before
-this module in ``ORDER`` (tests/test_house.py) make the decisions.
+Several threads may share a producer. A forked process must create a new producer. The producer owns its timers. The modules
+before this module in ``ORDER`` (tests/test_house.py) make the decisions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver, StoredIds
 from rocketmq_spark.producer.at_exit import register_at_exit
 from rocketmq_spark.producer.batching import BatchingClient, encode_batch_messages
 from rocketmq_spark.producer.delays import BrokerTimers, DelayRouter, caller_result, cancel_request, send_to_all
-from rocketmq_spark.producer.encoding import How, Prepared
+from rocketmq_spark.producer.encoding import How, PreparedMessage
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.fault_tolerance import FaultTable
 from rocketmq_spark.producer.futures import FutureRegistry
@@ -66,9 +66,10 @@ _producer_numbers = itertools.count()
 
 
 class BaseProducer(ClosedWhenDropped):
-    """Sends messages of one group. It is open after creation; ``close`` it, or use it as a context manager.
+    """Sends messages of one producer group. A producer is open after its creation: call ``close``, or use the producer as a
+    context manager.
 
-    Producers with the same ``shared_as`` share an accumulator. The producer closes its ``spool``. With ``stored_ids``, a
+    Producers with the same ``sharing_key`` share an accumulator. The producer closes its ``spool``. With ``stored_ids``, a
     send that may be stored is looked up before it is sent again.
     """
 
@@ -76,7 +77,7 @@ class BaseProducer(ClosedWhenDropped):
         self,
         sender: Sender,
         settings: ProducerSettings,
-        shared_as: str | None = None,
+        sharing_key: str | None = None,
         make_timer: Callable[[str], Timer] = Timer,
         spool: Spool | None = None,
         stored_ids: StoredIds | None = None,
@@ -100,7 +101,7 @@ class BaseProducer(ClosedWhenDropped):
         self._batching: BatchingClient | None = None
         if settings.auto_batch:
             self._engine.timer.start()  # start the thread now, because sending a batch must not wait
-            self._accumulator_name = shared_as or name
+            self._accumulator_name = sharing_key or name
             batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
             self._batching = BatchingClient(batcher, self, self._futures, self._engine.routes, settings, sender.encoder)
         register_at_exit(self)
@@ -124,8 +125,10 @@ class BaseProducer(ClosedWhenDropped):
         """Call functions around every attempt of a send, on the attempt's thread. They must not block; their errors are logged.
 
         Args:
-            before: Called with a ``SendContext``: ``group``, ``queue``, ``mode``, ``attempt``, ``message``, ``msg_ids``.
-            after: Called with the same object, which then has ``result`` or ``error``, and ``latency_ms``.
+            before: A function that is called with a ``SendContext`` before each attempt. The context has ``group``, ``queue``,
+                ``mode``, ``attempt``, ``message`` and ``msg_ids``.
+            after: A function that is called with the same ``SendContext`` after the attempt. The context then also has ``result``
+                or ``error``, and ``latency_ms``.
         """
         for name, hook in (("before", before), ("after", after)):
             if hook is not None:
@@ -153,10 +156,10 @@ class BaseProducer(ClosedWhenDropped):
         """Send a message and wait for the answer. Retries twice at most within the timeout, if possible on other brokers.
 
         Without ``queue`` and ``selector``, messages go to the topic's queues in turn; option ``sendLatencyFault`` avoids slow
-        brokers. With one of them, the message goes to the chosen queue, or the send fails, as in Java.
+        brokers. With ``queue`` or ``selector``, the message goes to the chosen queue, or the send fails, as in Java.
 
         Args:
-            message: What to send. Its body is at most ``max_message_size`` bytes.
+            message: The message to send. A body has at most ``max_message_size`` bytes.
             queue: The queue to send to, one of ``queues(message.topic)``.
             selector: ``"hash"``, ``"random"``, ``"roundRobin"``, ``"machineRoom"``, ``"environment"``, ``"column"`` or
                 ``"module:function"``; or a function of the topic's queues, the message and ``arg`` that returns a queue.
@@ -208,17 +211,18 @@ class BaseProducer(ClosedWhenDropped):
         may run on the thread that reads answers, and must not block. All other arguments are those of ``send``.
 
         Raises:
-            MessageRefused, SelectorError, ClosedError: Raised at once. Other errors are in the future, except the next two.
-            RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
-            SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
+            MessageRefused, SelectorError, ClosedError: These errors are raised at once. Other errors are in the future, except
+                ``RocketMQError`` and ``SendFailed`` in the cases below.
+            RocketMQError: The route is unavailable, and ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route.
+            SendFailed: Too many messages were unacknowledged during the whole timeout.
         """
-        # Only this package creates these callbacks.
+        # Only this package creates a ``NonblockingCallback``, so its type is not checked.
         if callback is not None and not isinstance(callback, NonblockingCallback):
             _check_callback(callback)
         is_plain = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._batching is not None and is_plain and timeout_s is None:
             self._owner.check(self._close_lock.locked())
-            if (promise := self._batching.try_add_plain(message, callback)) is not None:
+            if (promise := self._batching.try_add_plain_message(message, callback)) is not None:
                 return promise
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, destination, deadline = self._check_and_resolve(message, how)
@@ -307,8 +311,8 @@ class BaseProducer(ClosedWhenDropped):
         Returns the message id. With ``longDelay=dmq``, a message that is almost due may be delivered nevertheless.
 
         Raises:
-            BrokerError: It is too late.
-            MessageRefused: The handle belongs to another topic, or, with ``longDelay=dmq``, it is too late.
+            BrokerError: The message is due or delivered already.
+            MessageRefused: The handle belongs to another topic, or, with ``longDelay=dmq``, the message is due already.
             LocalProtocolError: ``recall_handle`` is not a handle.
             RocketMQError: With ``longDelay=dmq``, a queue of the inner topic (docs/delay.md) cannot be written. The message may
                 be delivered.
@@ -333,7 +337,8 @@ class BaseProducer(ClosedWhenDropped):
         request = cancel_request(handle, topic, _id_source.next(now_ms), self.settings, now_ms)
         envelope_queue = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
         queues = dict.fromkeys((envelope_queue, *self._destinations.queues(INNER_TOPIC, deadline)))
-        # Not spooled: the cancellation could be sent too late, but the caller would count the message as cancelled.
+        # The cancellation is not spooled, because a spool could send it too late, while the caller counts the message as
+        # cancelled.
         send_to_all(
             queues,
             lambda queue: self._engine.send(OutgoingSend(INNER_TOPIC, request, deadline, queue, spoolable=False)),
@@ -418,7 +423,7 @@ class BaseProducer(ClosedWhenDropped):
             self.settings.send_timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
         )
 
-    def _check_and_resolve(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
+    def _check_and_resolve(self, message: Message, how: How) -> tuple[PreparedMessage, How, Deadline]:
         """Check the producer's state, the message, and the route, in Java's order. Returns the prepared message, its destination,
         and the deadline.
         """
@@ -434,7 +439,7 @@ class BaseProducer(ClosedWhenDropped):
 
     def _outgoing(
         self,
-        prepared: Prepared,
+        prepared: PreparedMessage,
         destination: How,
         deadline: Deadline,
         done: Callable[[SendCompletion], None] = ignore_completion,

@@ -1,7 +1,8 @@
 """Request and reply: a message whose consumer answers it, and the answer. Mirrors ``DefaultMQProducer.request``.
 
-A request is stored and consumed like any other message. Its reply is not stored for the requester: a broker passes it on over the
-requester's connection. So a reply that finds no requester is lost, and a request without a reply may have been processed.
+A request is stored and consumed like any other message. The reply to a request is not stored for the requester: a broker passes
+the reply on over the requester's connection. So a reply that finds no requester is lost, and a request without a reply may have
+been processed.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _ANNOUNCE_SHARE = 1 / 3
 
 
 class _PendingRequest:
-    """A request that waits for its reply, an error, or its timeout. The first of these three completes the request.
+    """A request that waits for its reply. The reply, an error or the timeout completes the request, whichever comes first.
 
     If the send fails, the error of the send is the outcome. So a timeout completes the request only if the message is stored. If
-    the result of the send arrives after the timeout, the request is completed then.
+    the timeout comes before the result of the send, this result completes the request.
     """
 
     def __init__(self, topic: str, msg_id: str) -> None:
@@ -107,7 +108,8 @@ class RequestProducer(TransactionProducer):
     ) -> None:
         self._replies = replies
         self._request_timer = make_timer(f"rocketmq-{settings.group}-request")
-        # Entered by ``with`` directly, which Ctrl-C cannot interrupt halfway (as in consumer.polls).
+        # ``with`` enters this lock, not the condition, because Ctrl-C cannot interrupt the entry to a lock halfway (as in
+        # consumer.polls).
         self._requests_lock = threading.RLock()
         self._requests_changed = threading.Condition(self._requests_lock)
         self._announce_lock = threading.Lock()
@@ -244,7 +246,9 @@ class RequestProducer(TransactionProducer):
         return self._replies
 
     def _announce(self, replies: Replies, deadline: Deadline) -> None:
-        """Announce to all brokers where replies go. Repeated after a reply did not arrive, because a connection may be new."""
+        """Announce to all brokers where replies go. After a reply did not arrive, the next request announces again, because a
+        connection may be new.
+        """
         with self._requests_lock:
             if self._is_announced:
                 return
@@ -276,7 +280,9 @@ class RequestProducer(TransactionProducer):
 
 
 def sends_without_waiting(producer: RequestProducer, message: Message) -> bool:
-    """Whether ``send_async`` of a message without a delay would neither send a request first nor wait."""
+    """Whether ``send_async`` can send a message without a delay at once, that is, without another request first and without
+    waiting.
+    """
     engine = producer._engine
     may_wait = producer._spool is not None or engine.ambiguity_resolver is not None
     return not may_wait and has_cached_route(producer, message.topic, False) and engine.has_room(len(message.body))

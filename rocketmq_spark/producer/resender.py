@@ -26,7 +26,7 @@ from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, Spoo
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, has_key, key_words
 from rocketmq_spark.producer.delays import BrokerTimers, DelayRouter
-from rocketmq_spark.producer.encoding import How, Prepared, single_request
+from rocketmq_spark.producer.encoding import How, PreparedMessage, single_request
 from rocketmq_spark.producer.engine import Engine, WriteBatching
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.routing import queues_of_environment
@@ -40,9 +40,10 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# Java's send timeout. A sink may have a long send timeout, and records of other queues would wait as long.
+# The timeout of a send from the spool is Java's default send timeout. The send timeout of a sink may be longer, and records of
+# other queues would wait as long.
 RESEND_TIMEOUT_S = 3.0
-# A broker that did not report its timers is asked again after this time, because other records wait during the request.
+# How long a broker that did not report its timers is not asked again, because other records wait during the request.
 SILENT_RETRY_S = 1.0
 # How long a topic's storage of batches is cached. The topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
@@ -50,14 +51,15 @@ STORAGE_AGE_S = 30.0
 GATHER_S = 0.002
 # Limits of one batch: messages, bytes, and how far the born timestamps of its messages differ, because a batch has only one.
 _MAX_BATCH_MESSAGES, _MAX_BATCH_BYTES, _MAX_BORN_SPREAD_MS = 256, 1 << 20, 1000
-# The system properties that a message in a batch may have. Other system properties are instructions to the broker, which ignores
-# them in a batch.
+# The system properties that a message in a batch may have. All other system properties are instructions to the broker, and in a
+# batch the broker ignores them.
 _BATCH_PROPERTIES = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
-# The errors of a missing topic, and of an environment without a queue. Both may be temporary, while brokers are down or register.
-_MISSING_ERRORS = (RouteNotFound, OptionError)
+# The errors of a missing topic, and of an environment without a queue. These errors may be temporary, while brokers are down or
+# register.
+_MISSING_TOPIC_ERRORS = (RouteNotFound, OptionError)
 # The text with which a broker without timers rejects a delayed message (code 1), even if the message is due.
-_NO_TIMERS = "accurate timer message is not enabled"
+_NO_TIMERS_TEXT = "accurate timer message is not enabled"
 _id_source = UniqKeys()
 
 
@@ -93,16 +95,16 @@ class EngineResender:
         self._max_message_size = settings.max_message_size
         self._engine = Engine(sender, resend_settings, timer, batch_writes=batch_writes or contextlib.nullcontext)
         self._timer = timer
-        # Requests about topics and timers, and sends that need them.
+        # The thread for requests about topics and timers, and for sends that need the answers.
         self._request_executor = timer.with_own_thread("timers")
         self._settings = settings
         self._long_delays = DelayRouter(sender, BrokerTimers(sender, {}, SILENT_RETRY_S), settings, timer.wall_ms)
         self._gathers_sends = batch_writes is not None
         self._storage_due_ms: dict[str, int] = {}  # by topic, when its storage is fetched again
-        self._dispatch_scheduled = threading.Lock()  # locked while a dispatch is scheduled
+        self._dispatch_lock = threading.Lock()  # locked while a dispatch is scheduled
 
-    def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
-        """Send the records of these topics to these queues."""
+    def pin_queues(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
+        """Send the records of each topic in ``queues`` only to the topic's queues in this mapping."""
         self._engine.routes.pinned_queues = queues
 
     def batch_predicate(self, first_send: SpooledSend) -> Callable[[SpooledSend], bool]:
@@ -111,18 +113,18 @@ class EngineResender:
             first_send,
             min(_MAX_BATCH_BYTES, self._max_message_size),
             max_messages,
-            self._stores_keyless(first_send.topic),
+            self._stores_keyless_messages(first_send.topic),
         ).try_add
 
-    def _stores_keyless(self, topic: str) -> bool:
-        """Whether a batch for the topic may contain messages without a key. Brokers of a compaction topic drop such messages.
-        Until a broker has answered, the topic may be a compaction topic.
+    def _stores_keyless_messages(self, topic: str) -> bool:
+        """Whether a batch for the topic may contain messages without a key. Brokers of a compaction topic drop messages without a
+        key. Until a broker has answered, the topic may be a compaction topic.
         """
         now_ms = self._timer.now_ms()
         if now_ms >= self._storage_due_ms.get(topic, now_ms):
-            # Set before the call, because ``_fetch_storage`` changes it if there is no answer.
+            # The due time is set before the call, because ``_fetch_storage`` changes the due time if no broker answers.
             self._storage_due_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)
-            # On another thread, because the spool must not wait for an answer.
+            # The request runs on another thread, because the spool must not wait for an answer.
             self._request_executor.call_soon(functools.partial(self._fetch_storage, topic))
         storage = self._engine.routes.storage.get(topic)
         return storage is not None and not storage.is_compacted
@@ -135,7 +137,7 @@ class EngineResender:
         builder = _BatchBuilder(sends[0], len(sends) * self._max_message_size)
         for send in sends[1:]:
             if not builder.try_add(send):
-                raise ValueError(f"{send} does not go with {sends[0]}")
+                raise ValueError(f"{send} does not fit into the batch of {sends[0]}")
         is_stored_whole = self._engine.routes.is_stored_whole(sends[0].topic)
         return builder.batch(_id_source.next(self._timer.wall_ms()) if is_stored_whole else None)
 
@@ -146,11 +148,12 @@ class EngineResender:
             done(Resent(None, str(e), is_temporary=True))
             return
         environment = self._settings.environment
-        if environment is not None and self._is_foreign(send.queue, environment):  # the queue was set by 'spool assign'
+        # The queue of another environment was set by 'spool assign'.
+        if environment is not None and self._is_of_other_environment(send.queue, environment):
             done(Resent(None, f"{send.queue} does not belong to environment {environment.name!r}"))
             return
         if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMER_PROPERTIES):
-            self._request_executor.call_soon(functools.partial(self._resend_delayed, send, done))
+            self._request_executor.call_soon(functools.partial(self._resend_delayed_message, send, done))
         elif send.request.batch and not isinstance(send, _JoinedSend):
             self._request_executor.call_soon(functools.partial(self._resend_batch, send, done))
         else:
@@ -158,13 +161,13 @@ class EngineResender:
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """Resend a batch. If no broker answered when the batch was spooled, its topic may be a compaction topic, which drops
-        messages without a key. So the batch is split, unless a broker now reports another kind of topic.
+        messages without a key. So the batch is split by keys, unless a broker now reports that the topic is no compaction topic.
         """
         capture(self._engine.routes.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
         storage = self._engine.routes.storage.get(send.topic)  # None: it may be a compaction topic
         self._resend_each([send] if storage is not None and not storage.is_compacted else _split_by_key(send), done)
 
-    def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
+    def _is_of_other_environment(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue belongs to another environment, according to cached routes."""
         if queue is None:
             return False
@@ -172,15 +175,15 @@ class EngineResender:
             return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
         return not environment.owned([queue], may_be_empty=(queue.topic,))
 
-    def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+    def _resend_delayed_message(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """Resend a delayed message, as an envelope if a broker has no timers. Perhaps no broker reported its timers when the
         message was spooled, and a broker without timers would deliver the message at once.
         """
         try:
-            send = self._enveloped_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
+            send = self._envelope_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
         except RocketMQError as e:
             is_rejected = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
-            is_temporary = isinstance(e, (*_MISSING_ERRORS, MessageRefused)) and not is_rejected
+            is_temporary = isinstance(e, (*_MISSING_TOPIC_ERRORS, MessageRefused)) and not is_rejected
             done(Resent(None, str(e), is_temporary or is_transient(e, self._sender)))
         except Exception as e:  # each record must get an outcome
             logger.exception("cannot determine the timers of the brokers of %s", send.topic)
@@ -188,12 +191,12 @@ class EngineResender:
         else:
             self._resend(send, done)
 
-    def _enveloped_if_needed(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
+    def _envelope_if_needed(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
         """The send itself, or its envelope if brokers of its topic cannot serve its delay."""
         request = send.request
         body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
         message = Message(send.topic, bytes(body), flag=request.flag)
-        prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)
+        prepared = PreparedMessage(message, ",".join(send.msg_ids), request.properties, True)
         destination = How(send.queue, send.selector, send.arg)
         queues = functools.partial(self._engine.routes.queues, send.topic, deadline)
         prepared, _ = self._long_delays.route(prepared, destination, queues, deadline, require_answers=True)
@@ -216,7 +219,7 @@ class EngineResender:
                     return
                 cause = cause_of(outcome)
                 # Timers were disabled after they were checked.
-                lacks_timers = (cause.remark or "").startswith(_NO_TIMERS)
+                lacks_timers = (cause.remark or "").startswith(_NO_TIMERS_TEXT)
                 if (
                     lacks_timers
                     and (send_without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None
@@ -224,7 +227,7 @@ class EngineResender:
                     self._resend(send_without_delay, done)
                     return
                 # A ``ClosedError`` is not a failure of the send: ``close`` dropped the send.
-                is_temporary = lacks_timers or isinstance(cause, (*_MISSING_ERRORS, ClosedError))
+                is_temporary = lacks_timers or isinstance(cause, (*_MISSING_TOPIC_ERRORS, ClosedError))
                 done(Resent(None, str(outcome), is_temporary or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
                 reason = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
@@ -243,11 +246,11 @@ class EngineResender:
         )
         if not self._gathers_sends or not self._engine.enqueue(outgoing):
             self._engine.submit(outgoing)  # submit also reports that the engine is closed
-        elif self._dispatch_scheduled.acquire(blocking=False):
+        elif self._dispatch_lock.acquire(blocking=False):
             try:
                 self._timer.call_later(GATHER_S, self._dispatch)
             except BaseException:  # the thread cannot start
-                self._dispatch_scheduled.release()
+                self._dispatch_lock.release()
                 raise
 
     def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
@@ -266,13 +269,13 @@ class EngineResender:
 
         def resend_next() -> None:
             capture_result = capture(self._resend, remaining_parts.popleft(), on_part_done)
-            if isinstance(capture_result, Failure):  # for example, no thread can start
+            if isinstance(capture_result, Failure):  # for example because no thread can start
                 done(Resent(None, str(capture_result), is_temporary=True))
 
         resend_next()
 
     def _dispatch(self) -> None:
-        self._dispatch_scheduled.release()
+        self._dispatch_lock.release()
         self._engine.dispatch_ready()
 
     def close(self, deadline: Deadline) -> None:
@@ -285,8 +288,8 @@ class _JoinedSend(SpooledSend):
 
 
 def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
-    """Return two halves of the messages of a batch, without the stored messages. Empty if one message is left, because this is
-    the rejected message.
+    """Return two halves of the messages of a batch, without the stored messages. Returns an empty list if only one message is not
+    stored, because this message is the rejected one.
     """
     if not send.request.batch or isinstance(send, _JoinedSend):
         return []
@@ -335,8 +338,8 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
-    """The send without its delay, if the delay has passed; otherwise None. For a topic of delayed messages, a Proxy would reject
-    the result.
+    """Return the send without its delay if the delay has passed. Returns None otherwise. For a topic of delayed messages, a Proxy
+    would reject a message without a delay.
     """
     properties = decode_properties(send.request.properties)
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)
@@ -358,11 +361,11 @@ class _BatchBuilder:
         first_send: SpooledSend,
         max_bytes: int,
         max_messages: int = _MAX_BATCH_MESSAGES,
-        accepts_keyless: bool = True,
+        accepts_keyless_messages: bool = True,
     ) -> None:
         self._first_send = first_send
         self._max_messages = max_messages
-        self._accepts_keyless = accepts_keyless
+        self._accepts_keyless_messages = accepts_keyless_messages
         self._properties = self._properties_of(first_send)
         self._sends: list[SpooledSend] = []
         self._items: list[bytes] = []
@@ -377,20 +380,20 @@ class _BatchBuilder:
         if first_properties is None or properties is None or len(self._sends) >= self._max_messages:
             return False
         first_request, request = self._first_send.request, send.request
-        is_alike = (
+        has_same_settings = (
             _destination(self._first_send) == _destination(send)
             and (first_request.group, first_request.default_topic_queues)
             == (request.group, request.default_topic_queues)
             and all(first_properties.get(name) == properties.get(name) for name in (Property.TAGS, Property.WAIT))
             and abs(first_request.born_timestamp_ms - request.born_timestamp_ms) <= _MAX_BORN_SPREAD_MS
         )
-        return is_alike and self._add(send, properties)
+        return has_same_settings and self._add(send, properties)
 
     def _properties_of(self, send: SpooledSend) -> Mapping[str, str] | None:
         properties = _batchable_properties(send)
         return (
             properties
-            if properties is None or self._accepts_keyless or has_key([properties.get(Property.KEYS, "")])
+            if properties is None or self._accepts_keyless_messages or has_key([properties.get(Property.KEYS, "")])
             else None
         )
 
@@ -410,8 +413,8 @@ class _BatchBuilder:
         return True
 
     def batch(self, batch_id: str | None) -> SpooledSend:
-        """Return the batch. It has an id, tag and keys of its own only if it is stored as one message, because brokers before 5.5
-        copy the properties of a batch to each message (``encoding.explicit_batch``).
+        """Return the batch. A batch has an id, tag and keys of its own only if it is stored as one message, because brokers
+        before 5.5 copy the properties of a batch to each message (``encoding.explicit_batch``).
         """
         first_properties = self._properties or {}
         properties: dict[str, str | None] = {Property.WAIT: first_properties.get(Property.WAIT, "true")}

@@ -1,8 +1,9 @@
 """Decides from the outcome of an attempt whether the send ends or is retried.
 
-``RetryState`` is the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions. It is pure. Synchronous, asynchronous and
-batched sends share it, so that all of them are retried alike; in Java an asynchronous send is not retried after a broker's error
-answer, and its retry keeps the queue id although another broker may have fewer queues. Deliberate differences:
+``RetryState`` makes the decisions of the loop in ``DefaultMQProducerImpl.sendDefaultImpl``, without requests, threads or clocks.
+Synchronous, asynchronous and batched sends use ``RetryState``, so that all of them are retried alike. In Java, an asynchronous
+send is not retried after a broker's error answer, and its retry keeps the queue id although another broker may have fewer queues.
+Deliberate differences:
 
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
 * After an access denial, the same queue is not tried again.
@@ -53,7 +54,7 @@ MAX_UNCERTAIN_RETRIES = 2
 # After these errors nothing was sent, and a retry would fail in the same way.
 LOCAL_ERRORS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
 # Errors that are not retried. After an UnprovedError the message may be stored.
-_NOT_RETRIED = (*LOCAL_ERRORS, UnprovedError)
+_FINAL_ERRORS = (*LOCAL_ERRORS, UnprovedError)
 
 
 class OutOfTime(CallTimeout):
@@ -62,9 +63,9 @@ class OutOfTime(CallTimeout):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often an attempt is repeated: a number, or None for as long as the deadline allows.
+    """How often an attempt is repeated. The field ``retries`` is a number, or None for as many retries as the deadline allows.
 
-    ``pinned_retries`` is for sends to a queue that the caller or a selector chose. Java does not retry such sends.
+    ``pinned_retries`` is for sends to a queue that the caller or a selector chose. Java does not retry sends to a chosen queue.
     """
 
     retries: int | None = 2
@@ -93,8 +94,8 @@ class RetryState:
         self.attempt_count = 0  # attempts, also those that failed before a queue was chosen
         self.last_broker: str | None = None
         self.brokers: list[str] = []
-        self._uncertain_retries = 0  # retries after errors that are often permanent
-        self._route_failures = 0  # attempts that ended without a route; they do not count as retries
+        self._uncertain_retry_count = 0  # retries after errors that are often permanent
+        self._route_failure_count = 0  # attempts that ended without a route; they do not count as retries
         self._first_error: RocketMQError | None = None
         self._degraded_result: SendResult | None = None  # the message is stored, less safely than required
 
@@ -102,7 +103,7 @@ class RetryState:
     def may_retry(self) -> bool:
         """Whether another attempt may follow the next one."""
         limit = self._policy.pinned_retries if self._is_pinned else self._policy.retries
-        return limit is None or self.attempt_count - self._route_failures < limit
+        return limit is None or self.attempt_count - self._route_failure_count < limit
 
     def next_action(
         self,
@@ -119,7 +120,7 @@ class RetryState:
         is_route_failure = _is_route_failure(queue, outcome)
         may_retry = self.may_retry or is_route_failure
         self.attempt_count += 1
-        self._route_failures += is_route_failure
+        self._route_failure_count += is_route_failure
         if queue is not None:
             self.last_broker = queue.broker_name
             self.brokers.append(queue.broker_name)
@@ -139,7 +140,7 @@ class RetryState:
         return RetryAttempt(pause, refresh)
 
     def _is_retriable(self, error: RocketMQError) -> bool:
-        if isinstance(error, _NOT_RETRIED):
+        if isinstance(error, _FINAL_ERRORS):
             return False
         if isinstance(error, AccessDenied) and self._is_pinned:
             return False
@@ -153,8 +154,8 @@ class RetryState:
             return False
         if error.retriable:
             return True
-        self._uncertain_retries += 1
-        return self._uncertain_retries <= MAX_UNCERTAIN_RETRIES
+        self._uncertain_retry_count += 1
+        return self._uncertain_retry_count <= MAX_UNCERTAIN_RETRIES
 
     def _next_pause(self, brokers: Collection[str]) -> float:
         has_untried_broker = not self._is_pinned and bool(set(brokers) - set(self.brokers))

@@ -4,9 +4,10 @@
 topic, and the broker creates the topic with the first message. The cache keeps a route until it is refreshed. Several threads
 share a cache without a lock, because each change replaces one whole entry.
 
-``Destinations`` resolves the queue that the caller named or that a selector chooses. It requests routes, and waits while no name
-server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved queue, or the next queue on a good broker. Each
-thread has its own round robin. The selectors are in ``queues/selection``, and the selectors for rows in ``rows/routing``.
+``Destinations`` resolves the queue that the caller named or that a selector chooses. ``Destinations`` also requests routes, and
+waits while no name server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved queue, or the next queue on a
+good broker. Each thread has its own round robin. The selectors are in ``queues/selection``, and the selectors for rows in
+``rows/routing``.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ logger = logging.getLogger(__name__)
 
 REFRESH_PAUSE_S = 0.5
 _MAX_REMEDIES = 1000  # cached remedies of topics that do not exist
-# Share of the send timeout for the request for a topic's type.
+# The request for a topic's type may take this fraction of the send timeout.
 _STORAGE_TIMEOUT_SHARE = 1 / 3
 
 _ENVIRONMENT_QUEUES = "queues of environments"
 
 
 def queues_of_environment(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues, by topic, of an environment that owns the queues at certain positions. All senders to this cluster in this
-    process use the same queues, even if a later route differs: when a broker leaves, other queues get the positions of its
-    queues.
+    """The queues, by topic, of an environment that owns queues by their positions in the list of all queues. All senders to this
+    cluster in this process use the same queues, even if a later route differs: when a broker leaves, other queues get the
+    positions of its queues.
     """
     queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.get_or_create(
         _ENVIRONMENT_QUEUES, (sender, environment), dict
@@ -85,7 +86,7 @@ def set_environment_queues(
 
 class RouteCache:
     """The queues to which topics are published. The list of a topic stays the same object until the route changes, because each
-    list, identified by its object, has its round robin.
+    list object has its own round robin.
     """
 
     def __init__(self, sender: Sender, settings: ProducerSettings) -> None:
@@ -95,15 +96,15 @@ class RouteCache:
         # Topics that do not exist yet and are published through the template topic.
         self._auto_created_topics: set[str] = set()
         self.storage: dict[str, BatchStorage | None] = {}  # how topics store batches; None without an answer so far
-        self.pinned_queues: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the queues of the environment
+        self.pinned_queues: Mapping[str, tuple[MessageQueue, ...]] = {}  # override the environment's queues
         self._refresh_pause = Deadline(0.0)
         self._missing_remedies: dict[str, tuple[Deadline, str | None]] = {}
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """The queues to publish to, restricted to the producer's environment. Raises ``RouteNotFound``.
 
-        With ``refresh`` the route is fetched again. If that fails, the cached route is used, and it is not fetched again for
-        ``REFRESH_PAUSE_S``, because many requests may need a refresh at once.
+        With ``refresh``, the route is fetched again. If the request for the route fails, the cached route is used. After a
+        failure, no route is fetched again for ``REFRESH_PAUSE_S``, because many requests may need a refresh at once.
         """
         cached_queues = self._queues_by_topic.get(topic)
         if cached_queues is not None and (not refresh or not self._refresh_pause.expired):
@@ -168,8 +169,8 @@ class RouteCache:
         return {queue.broker_name for queue in cached[1]} if cached is not None else set()
 
     def fetch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
-        """Fetch how the topic stores batches. Without an answer within a share of the send timeout, returns the last answer, or
-        None if there was none.
+        """Fetch how the topic stores batches. The request may take ``_STORAGE_TIMEOUT_SHARE`` of the send timeout. If no broker
+        answers in time, returns the last answer, or None if no broker has ever answered.
         """
         storage_deadline = deadline.within(self._settings.send_timeout_s * _STORAGE_TIMEOUT_SHARE)
         storage = self.storage[topic] = self._sender.batch_storage(topic, storage_deadline) or self.storage.get(topic)
@@ -192,15 +193,15 @@ class RouteCache:
             queues = self._sender.publish_queues(topic, deadline, refresh)
         except (RouteNotFound, BrokerNotFound) as e:
             if e.broker_code != codes.Response.TOPIC_NOT_EXIST:
-                # The topic exists without write permission, at least in the sender's cached route. Brokers do not check
-                # the permission, so the template must not be used; Java asks again for each send.
+                # A topic without write permission raises this error without a code, at least if its route is cached. Brokers do
+                # not check the permission, so the template must not be used. Java asks again for each send.
                 if refresh:
                     raise
                 return self._sender.publish_queues(topic, deadline, True)
             cached = self._queues_by_topic.get(topic)
             if not self._settings.auto_create_topics or (cached is not None and topic not in self._auto_created_topics):
                 raise  # a topic that had a route must not be created again on other brokers
-            if self._has_positions(topic):
+            if self._owns_queues_by_position(topic):
                 raise  # positions among the queues of the template would be wrong
             template_queues = self._template_queues(topic, deadline)
             if not template_queues:
@@ -210,8 +211,8 @@ class RouteCache:
         self._auto_created_topics.discard(topic)
         return queues
 
-    def _has_positions(self, topic: str) -> bool:
-        """Whether the environment owns the queues at its positions among all queues."""
+    def _owns_queues_by_position(self, topic: str) -> bool:
+        """Whether the environment owns the topic's queues by their positions in the list of all queues."""
         environment = self._settings.environment
         return environment is not None and environment.is_by_position and topic != INNER_TOPIC
 
@@ -234,7 +235,7 @@ class RouteCache:
     def _environment_queues(
         self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline
     ) -> Sequence[MessageQueue]:
-        """The queues of the environment. Positions are counted once, when the topic exists."""
+        """The queues of the environment. An environment that owns queues by position keeps its first queues of a topic."""
         environment = self._settings.environment
         if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
             return queues
@@ -243,7 +244,8 @@ class RouteCache:
         counted_queues = queues_of_environment(self._sender, environment) if environment.is_by_position else {}
         if topic in counted_queues:
             return counted_queues[topic]
-        # Readers count all readable queues. A topic that does not exist yet will have the queues of the template.
+        # Positions are counted in the list of all readable queues, because readers use the same list. A topic that does not exist
+        # yet will have the queues of the template.
         readable_queues = queues if topic in self._auto_created_topics else self._sender.all_queues(topic, deadline)
         own_queues = tuple(environment.writable_queues(readable_queues, queues))
         return counted_queues.setdefault(topic, own_queues)
@@ -304,7 +306,7 @@ class SpoolFallback(NamedTuple):
     spool: Spool
     sender: Sender
 
-    def holds_earlier(self, topic: str, selector: str, arg: object) -> bool:
+    def holds_earlier_message(self, topic: str, selector: str, arg: object) -> bool:
         """Whether the spool holds messages of the same selector and argument, which must be sent first."""
         return self.spool.has_earlier_record(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
 
@@ -379,9 +381,10 @@ class Destinations:
         fallback = self.spool_fallback
         if fallback is None or not isinstance(selector, str) or not is_storable_selector(selector, arg):
             if fallback is not None and isinstance(selector, str):
-                check_arg(selector, arg)  # before waiting for a route, as for messages that are spooled
+                # The argument is checked before the wait for a route, as for messages that are spooled.
+                check_arg(selector, arg)
             return How(self._select_queue(message, selector, arg, deadline))
-        if fallback.holds_earlier(message.topic, selector, arg):
+        if fallback.holds_earlier_message(message.topic, selector, arg):
             return How(None, selector, arg)
         try:
             return How(self._select_queue(message, selector, arg, deadline))

@@ -1,15 +1,16 @@
-"""The sends of an engine that have no outcome: the limits of their number, and the order in which they are sent.
+"""The sends of an engine that have no outcome. This module limits the number of these sends, and keeps their order.
 
-``SendWindow`` limits requests, their bytes, and the requests at each broker. It is pure. If the user set no limit per broker,
-this limit adapts. It must not be large without need: slow brokers are recognised by their latency, and every batch that waits in
-a broker adds to the latency. So the limit grows while few bytes are in flight, and halves when a request is retried.
+``SendWindow`` limits the number of requests, the bytes of requests, and the number of requests at each broker. It has no lock and
+no clock. If the user set no limit per broker, the limit per broker adapts. A large limit makes slow brokers hard to recognise:
+they are recognised by their latency, and every batch that waits in a broker adds to the latency. So the limit grows while few
+bytes are in flight, and halves when a request is retried.
 
-``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight. A send that is retried stays
-first, because its queue is muted until the next attempt. Sends without a queue have no order. Kafka's accumulator mutes
-partitions in the same way. RocketMQ's Java client does not order pipelined sends.
+``OrderedQueues`` keeps the order of sends. It has no lock and no clock. Each ordered queue has one send in flight. A send that is
+retried stays first, because its queue is muted until the next attempt. Sends without a queue have no order. Kafka's accumulator
+mutes partitions in the same way. RocketMQ's Java client does not order pipelined sends.
 
-``SendQueue`` has the only lock of an engine. It decides under the lock with the two classes above, and the engine acts after the
-lock is released.
+``SendQueue`` has the only lock of an engine. ``SendQueue`` decides under the lock, with ``SendWindow`` and ``OrderedQueues``, and
+the engine acts after the lock is released.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES = 4, 64, 8 << 20
+INITIAL_REQUESTS_PER_BROKER, MAX_REQUESTS_PER_BROKER, TARGET_BYTES_IN_FLIGHT = 4, 64, 8 << 20
 
 
 class SendWindow:
@@ -46,7 +47,7 @@ class SendWindow:
     def __init__(self, settings: ProducerSettings) -> None:
         self.request_count = self.byte_count = 0
         self.broker_count = 1
-        self.max_per_broker = settings.max_in_flight_per_broker or INITIAL_PER_BROKER
+        self.max_per_broker = settings.max_in_flight_per_broker or INITIAL_REQUESTS_PER_BROKER
         self._adapts = settings.max_in_flight is None and settings.max_in_flight_per_broker is None
         self._max_in_flight = settings.max_in_flight
         self._max_requests = settings.max_async_messages
@@ -90,13 +91,15 @@ class SendWindow:
         self.request_count = self.byte_count = 0
 
     def record_acknowledged(self, size: int, is_first_attempt: bool) -> None:
-        """Record the acknowledgement of a request of ``size`` bytes, at its ``is_first_attempt`` or a later one."""
+        """Record that a request of ``size`` bytes was acknowledged. ``is_first_attempt`` is whether its first attempt was
+        acknowledged.
+        """
         if not self._adapts:
             return
         if not is_first_attempt:
             self.max_per_broker = max(1, self.max_per_broker // 2)
-        elif size * (self.max_per_broker + 1) <= TARGET_BYTES:
-            self.max_per_broker = min(MAX_PER_BROKER, self.max_per_broker + 1)
+        elif size * (self.max_per_broker + 1) <= TARGET_BYTES_IN_FLIGHT:
+            self.max_per_broker = min(MAX_REQUESTS_PER_BROKER, self.max_per_broker + 1)
 
 
 T = TypeVar("T", bound=Hashable)
@@ -111,7 +114,7 @@ class OrderedQueues(Generic[T]):
         self._in_flight: dict[T, Hashable] = {}
         self._ready_queues: deque[Hashable] = deque()
         self._muted_queues: list[tuple[int, int, Hashable]] = []
-        self._sequence = itertools.count()
+        self._sequence_numbers = itertools.count()
 
     def __len__(self) -> int:
         """The number of items that are not complete."""
@@ -119,14 +122,14 @@ class OrderedQueues(Generic[T]):
 
     def put(self, item: T, queue: Hashable | None = None) -> None:
         """Add ``item`` at the end of ``queue``. Without a queue, the item waits for no other."""
-        queue = ("free", next(self._sequence)) if queue is None else ("ordered", queue)
+        queue = ("free", next(self._sequence_numbers)) if queue is None else ("ordered", queue)
         queue_exists = queue in self._waiting
         self._waiting.setdefault(queue, deque()).append(item)
         if not queue_exists:
             self._ready_queues.append(queue)
 
     def take_ready(self, now_ms: int) -> list[T]:
-        """The items to send now, in the order in which their queues became ready. They are in flight from now on."""
+        """The items to send now, in the order in which their queues became ready. The returned items count as in flight."""
         while self._muted_queues and self._muted_queues[0][0] <= now_ms:
             self._ready_queues.append(heapq.heappop(self._muted_queues)[2])
         ready_items = []
@@ -153,7 +156,7 @@ class OrderedQueues(Generic[T]):
         """Put ``item`` back at the front of its queue for a retry, and mute the queue until ``not_before_ms``."""
         queue = self._in_flight.pop(item)
         self._waiting[queue].appendleft(item)
-        heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence), queue))
+        heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence_numbers), queue))
 
     def waits_for_others(self, own_items: Collection[T]) -> bool:
         """Whether some of ``own_items`` wait for items of other callers: in a queue, or because ``max_concurrent`` is reached."""
@@ -180,24 +183,24 @@ class OrderedQueues(Generic[T]):
 class CompletionEffects(NamedTuple):
     """The effects of a verdict on other requests."""
 
-    followers: list[OutgoingSend]  # requests of the same ordered queue, which fail with it
+    followers: list[OutgoingSend]  # later requests of the ordered queue, which fail with the request
     can_send_more: bool  # whether more requests can be sent now
 
 
 class SendQueue:
-    """The requests of an engine without an outcome. One lock guards them."""
+    """The requests of an engine that have no outcome. One lock guards these requests."""
 
     def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.window = SendWindow(settings)
         self._failed_queues_stay_closed = settings.failed_queues_stay_closed
-        # Over gRPC, where an ordered queue is a lane of many message groups.
+        # An ordered queue is a lane of many message groups if the transport is gRPC, where a Proxy chooses queues.
         self._uses_lanes = bool(settings.features.queue_choice_problem) and not self._failed_queues_stay_closed
         self._timer = timer
         self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.window.max_concurrent)
-        self._failed_queues: dict[Hashable, RocketMQError] = {}  # only if failed queues stay closed
-        self._lock = threading.RLock()  # separate from the condition, because entering a lock directly costs less
+        self._failed_queues: dict[Hashable, RocketMQError] = {}  # stays empty unless failed queues stay closed
+        self._lock = threading.RLock()  # ``with`` enters the lock, because to enter the condition costs more
         self._changed = threading.Condition(self._lock)  # notified when a request has its outcome
-        self._blocking_sends: set[OutgoingSend] = set()  # sent by threads of callers
+        self._blocking_sends: set[OutgoingSend] = set()  # requests that their callers' threads send
         self._closed = False
 
     def has_room(self, size: int, ordered: bool) -> bool:
@@ -264,19 +267,19 @@ class SendQueue:
                 followers = self._finish(outgoing, verdict)
             return CompletionEffects(followers, self._queues.is_limited)
 
-    def add_blocking(self, outgoing: OutgoingSend) -> None:
+    def add_blocking_send(self, outgoing: OutgoingSend) -> None:
         """Count a request that a caller's thread sends, so that ``wait_until_idle`` and ``close`` include the request."""
         with self._lock:
             self._blocking_sends.add(outgoing)
 
-    def remove_blocking(self, outgoing: OutgoingSend) -> None:
+    def remove_blocking_send(self, outgoing: OutgoingSend) -> None:
         """Remove a request whose outcome the caller's thread has."""
         with self._lock:
             self._blocking_sends.discard(outgoing)
             self._changed.notify_all()
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
-        """Wait for all outcomes. Returns whether all requests have one at the deadline."""
+        """Wait for all outcomes. Returns whether all requests have an outcome at the deadline."""
         with self._lock:
             while (self.window.request_count or self._blocking_sends) and not deadline.expired:
                 self._timer.wait_notified(self._changed, deadline.remaining())
@@ -294,13 +297,17 @@ class SendQueue:
             return unfinished_sends, list(self._blocking_sends)
 
     def _failed_queues_of(self, outgoing: OutgoingSend) -> dict[Hashable, RocketMQError]:
-        """The failed queues of the request's call or task, with the errors. Empty if failed queues do not stay closed."""
+        """The failed queues of the request's call or task, with the errors. The mapping is empty if failed queues do not stay
+        closed.
+        """
         if outgoing.failed_queues is not None:
             return outgoing.failed_queues
         return self._failed_queues if self._failed_queues_stay_closed else {}
 
     def _finish(self, outgoing: OutgoingSend, outcome: Outcome) -> list[OutgoingSend]:
-        """Remove a request with its outcome. Returns the requests that fail with it, because they would overtake it."""
+        """Remove a request that has its outcome. If the request failed, later requests of its ordered queue would overtake it, so
+        these requests fail, too. Returns these requests.
+        """
         followers: list[OutgoingSend] = []
         queue = outgoing.ordered_queue
         # Over gRPC an ordered queue is a lane of many message groups. If one message is rejected, the messages behind it may

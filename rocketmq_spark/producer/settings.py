@@ -48,7 +48,7 @@ Hook = Callable[[SendContext], None]
 
 
 class Hooks:
-    """The registered hooks. Their errors are logged and change nothing."""
+    """The registered hooks. An error of a hook is logged and does not affect the send."""
 
     def __init__(self) -> None:
         self._before: list[Hook] = []

@@ -41,8 +41,8 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 logger = logging.getLogger(__name__)
 
 _TRANSIENT_ERRORS = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
-_DRAIN_S = 60.0
-_RELATIVE_DELAYS = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
+_MAX_DRAIN_S = 60.0
+_RELATIVE_DELAY_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
 # Seconds for one request about a topic that seems to be missing.
 TOPIC_REQUEST_S = 3.0
 # The name of a lane has the topic, selector and argument, and at most 65,535 bytes.
@@ -148,7 +148,7 @@ class SpoolBridge:
 
     def drain(self) -> None:
         """Wait until all sends that were passed to ``spool_async`` are written."""
-        self._timer.drain(_DRAIN_S)
+        self._timer.drain(_MAX_DRAIN_S)
 
     def close(self) -> None:
         self._timer.close()
@@ -181,22 +181,25 @@ def _spooled_send(outgoing: OutgoingSend) -> SpooledSend:
 
 
 def _lane_send(outgoing: OutgoingSend) -> SpooledSend:
-    """The parts of a send that determine its lane. The body is not converted for a spool."""
+    """The parts of a send that determine its lane in the spool. The request's body stays as it is, because a lane does not depend
+    on it.
+    """
     selector, arg = outgoing.selection or (None, None)
     return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
 
 
 def _with_due_time(request: SendRequest) -> SendRequest:
     """Replace a relative delay by the due time. Otherwise the delay would start when a broker accepts the message."""
-    if not any(name in request.properties for name in _RELATIVE_DELAYS):
+    if not any(name in request.properties for name in _RELATIVE_DELAY_PROPERTIES):
         return request
     properties = decode_properties(request.properties)
     due_ms = timer_due_ms(properties, request.born_timestamp_ms)
     if due_ms is None:  # the user set a text that is not a number
         return request
-    for name in _RELATIVE_DELAYS:
+    for name in _RELATIVE_DELAY_PROPERTIES:
         properties.pop(name, None)
-    with contextlib.suppress(MessageRefused):  # unchanged if the properties become too large
+    # If the properties become too large, the request keeps its relative delay.
+    with contextlib.suppress(MessageRefused):
         return request._replace(properties=encode_properties({**properties, Property.TIMER_DELIVER_MS: str(due_ms)}))
     return request
 

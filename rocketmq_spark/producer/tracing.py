@@ -34,15 +34,15 @@ from rocketmq_spark.wire.traces import Acknowledgement, MessageKind, TracedMessa
 logger = logging.getLogger(__name__)
 
 _producer_numbers = itertools.count()
-_MAX_GROUP_CHARACTERS = 80  # of the traced group's name, in the name of the group that sends its traces
+_MAX_GROUP_CHARACTERS = 80  # how much of the traced group's name is in the name of the tracing group
 
 # Records are sent when there are ``FLUSH_RECORDS``, or ``FLUSH_S`` after the first record. As in Java, the number of records that
 # are not stored yet is limited.
 FLUSH_RECORDS = traces.MAX_RECORDS
 FLUSH_S = 1.0
 MAX_BUFFERED_RECORDS = 20_480
-# The records of a batch are created later, and the batch is kept until then. So it counts as at least one record per this number
-# of bytes.
+# The records of a batch are created later, and the batch stays in memory until its records are created. So a batch counts as at
+# least one record for each ``BYTES_PER_RECORD`` bytes.
 BYTES_PER_RECORD = 4096
 SEND_TIMEOUT_S = 5.0
 MAX_EXIT_S = 2.0
@@ -50,7 +50,7 @@ LOSS_LOG_S = 60.0
 NOT_TRACED_LOG_S = 3600.0  # how often the log says that a server has tracing disabled
 
 # Names in Java's ``LocalTransactionState``.
-_STATES = {
+_STATE_NAMES = {
     TransactionState.COMMIT: "COMMIT_MESSAGE",
     TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
     TransactionState.UNKNOWN: "UNKNOW",
@@ -172,7 +172,9 @@ class TraceProducer(BaseProducer):
         return {}
 
     def _finish(self, deadline: Deadline) -> bool:
-        """Accept no more records and send the collected ones. Returns False if this was done before, or in a forked process."""
+        """Accept no more records and send the collected ones. Returns False if the producer was finished before, or in a forked
+        process.
+        """
         if not self._owner.is_current:
             return False
         with self._records_lock:
@@ -184,7 +186,9 @@ class TraceProducer(BaseProducer):
         return not was_finished
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
-        """Send the collected records until ``deadline``, because each message may have to wait for a route or for the limits."""
+        """Send the collected records. Stops at ``deadline``, because each trace message may have to wait for a route or for the
+        limits.
+        """
         with self._records_lock:
             records, self._records, self._new_count, self._is_flush_scheduled = self._records, [], 0, False
         for body, keys, count in traces.trace_messages(
@@ -225,8 +229,8 @@ class TraceProducer(BaseProducer):
 
 
 class TracedSender:
-    """A sender that passes a record of each call to ``append``. It raises and blocks as the wrapped sender does. It equals the
-    wrapped sender, so that both use the objects that a process caches for a sender.
+    """A sender that passes a record of each call to ``append``. A ``TracedSender`` raises the errors of the wrapped sender, and
+    blocks as long. Both senders are equal, so that both use the objects that a process caches for a sender.
     """
 
     def __init__(
@@ -254,7 +258,7 @@ class TracedSender:
         return hash(self._sender)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
-        """Send a request. Traced when it is stored."""
+        """Send a request, and record a trace when the request is stored."""
         start_ms = self._wall_ms()
         result = self._sender.send(queue, request, deadline)
         self._trace(lambda: self._records_of_send(queue, request, result, start_ms))
@@ -267,7 +271,7 @@ class TracedSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Send a request. Traced when it is stored."""
+        """Send a request without waiting, and record a trace when the request is stored."""
         start_ms = self._wall_ms()
 
         def traced_done(outcome: SendResult | RocketMQError) -> None:
@@ -278,18 +282,18 @@ class TracedSender:
         self._sender.send_async(queue, request, deadline, traced_done)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
-        """Recall a message. Traced when the broker has answered."""
+        """Recall a message, and record a trace when the broker has answered."""
         msg_id = self._sender.recall(topic, broker_name, handle, group, deadline)
         traced_message = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
         self._trace(lambda: [traces.recall_record(traced_message, self._group, self._wall_ms(), True)])
         return msg_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        """Send a decision. Traced when the broker has answered."""
-        is_proved = self._sender.end_transaction(place, decision, deadline)
+        """Send a decision, and record a trace when the broker has answered."""
+        is_confirmed = self._sender.end_transaction(place, decision, deadline)
         traced_message = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
         self._trace(lambda: [self._decision_record(traced_message, place, decision, from_check=False)])
-        return is_proved
+        return is_confirmed
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         """Register the group. Checks of half messages are traced with their answers."""
@@ -300,7 +304,7 @@ class TracedSender:
     def _traced_check(
         self, check: HalfCheck, message: Any, place: HalfPlace
     ) -> TransactionState | Callable[[], TransactionState]:
-        traced_message = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
+        traced_message = TracedMessage.from_properties(place.topic, message.properties)._replace(msg_id=place.msg_id)
         decision = check(message, place)
         if isinstance(decision, TransactionState):
             self._trace(lambda: [self._decision_record(traced_message, place, decision, from_check=True)])
@@ -318,7 +322,7 @@ class TracedSender:
     ) -> TraceRecord:
         now_ms = self._wall_ms()
         return traces.transaction_end_record(
-            traced_message, self._group, now_ms, place.transaction_id, _STATES[state], from_check
+            traced_message, self._group, now_ms, place.transaction_id, _STATE_NAMES[state], from_check
         )
 
     def _records_of_send(self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int) -> Records:
@@ -328,7 +332,7 @@ class TracedSender:
             if self._not_traced_log_limit.due():
                 logger.warning(
                     "sends of group %s to %s are not traced, because the server has traceOn=false. Set traceOn to true in "
-                    "rmq-proxy.json of a Proxy, whose default is false, or in broker.conf of a broker",
+                    "rmq-proxy.json of a Proxy (default: false), or in broker.conf of a broker",
                     self._group, queue,
                 )  # fmt: skip
             return ()
@@ -345,7 +349,7 @@ class TracedSender:
         host = OffsetMessageId.parse(offset_ids[0]).host if offset_ids[0] else ""
         is_ok = result.status is SendStatus.SEND_OK
         for i, (properties, size) in enumerate(_messages_of(request)):
-            traced_message = TracedMessage.of(queue.topic, properties, result.region_id)
+            traced_message = TracedMessage.from_properties(queue.topic, properties, result.region_id)
             offset_id = offset_ids[min(i, len(offset_ids) - 1)] or None
             acknowledgement = Acknowledgement(size, MessageKind.of(properties), host, offset_id, is_ok)
             yield traces.publish_record(traced_message, self._group, start_ms, cost_ms, acknowledgement)

@@ -6,10 +6,10 @@ times at most (``checkTransactionState``). Deliberate differences:
 * A decision is a request with an answer, so that the caller learns whether it has arrived; Java's is one-way.
 * A half message that may be stored is not sent again, because only the check could decide the second half message.
 * A broker writes a half message again before it asks, and a decision about the first copy leaves the second copy undecided. So
-  while this process has not decided, it answers ``UNKNOWN`` and records the place of the second copy. Copies have the same
-  content. A message of another client with the same id has other content, and its place is not recorded. A check that arrives
-  during a commit is about a second copy. This copy is rolled back, because the first copy is delivered. The user's function
-  decides about all other messages.
+  the answer to a check is ``UNKNOWN`` while this process has not decided, and this process records the broker and offset of the
+  second copy. Copies have the same content. If a message of another client has the same id, its content differs, and its offset
+  is not recorded. A check that arrives during a commit is about a second copy. The second copy is rolled back, because the first
+  copy is delivered. The user's function decides about all other messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 from rocketmq_spark.base.arguments import check_function, check_seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.copies import RACE_WINDOW_S
-from rocketmq_spark.base.threads import Failure, capture, deferred_by_collection
+from rocketmq_spark.base.threads import Failure, capture, defer_if_collecting
 from rocketmq_spark.errors import (
     CallTimeout,
     ClosedError,
@@ -59,16 +59,17 @@ TransactionCheck = (
 _CheckedMessage = ReceivedMessage | PoppedMessage
 
 # With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. After a send without an
-# answer the broker may have died. It asks when it is restarted, unless the message is older than 72 hours (fileReservedTime).
-REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED = 900.0, 72 * 3600.0, 100_000
+# answer, the broker may have died. After its restart, the broker asks about a message that is not older than 72 hours
+# (fileReservedTime).
+REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED_FATES = 900.0, 72 * 3600.0, 100_000
 # If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. An idle
-# process does not collect garbage. So a check starts a collection, at most once in this interval.
+# process does not collect garbage. So a check starts a garbage collection, at most once in ``COLLECTION_INTERVAL_S``.
 COLLECTION_INTERVAL_S = 20.0
 
 
 SendDecision = Callable[[HalfPlace, TransactionState, Deadline], bool]
 
-# A check that arrives while a decision is being sent waits at most this long for the decision.
+# How long a check waits at most for a decision that is being sent.
 MAX_DECISION_S = 5.0
 
 # The new state, by state and decision. There are no other transitions.
@@ -79,12 +80,12 @@ _TRANSITIONS = {
 
 
 class HalfFate:
-    """The state of a half message in this process. It does not reference the message and its producer, because many states are
-    kept for a long time.
+    """The state of a half message in this process. A ``HalfFate`` does not reference the message or its producer, because many
+    states are kept for a long time.
 
     While the program references the half message, the program may decide. ``owner_ref`` is a weak reference to the half message.
-    The decision is sent to the place of the stored message, or of the last copy that the broker made. Another message with the
-    same id has another ``digest`` (``model.send.content_digest``).
+    The decision names the broker and offset of the stored message, or of the last copy that the broker made. Another message with
+    the same id has another ``digest`` (``model.send.content_digest``).
     """
 
     __slots__ = ("_crossing_until", "_lock", "_place", "digest", "last_decision", "owner_ref", "state")
@@ -95,8 +96,8 @@ class HalfFate:
         self._lock = threading.Lock()
         self._crossing_until: Deadline | None = None
         self.state = state
-        self.last_decision: TransactionState | None = None  # also if it could not be sent
-        self.owner_ref: Callable[[], object] = lambda: True  # until ``HalfMessage`` sets a weak reference
+        self.last_decision: TransactionState | None = None  # also a decision that could not be sent
+        self.owner_ref: Callable[[], object] = lambda: True  # returns True until ``HalfMessage`` sets a weak reference
 
     @property
     def is_deciding(self) -> bool:
@@ -104,15 +105,15 @@ class HalfFate:
         return self._lock.locked()
 
     def on_check(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
-        """The answer to a broker's check of the message at ``place``. None if the user's function must decide, because the
-        program can no longer decide, or because the message is another message with the same id. While the program may decide,
-        the answer about both messages is ``UNKNOWN``.
+        """Return the answer to a broker's check of the message at ``place``. Returns None if the user's function must decide,
+        because the program can no longer decide, or because another message has the same id. While the program may decide, the
+        answer is ``UNKNOWN``, also about another message with the same id.
         """
         if not self._lock.acquire(timeout=patience_s):
             return TransactionState.UNKNOWN
         try:
             if self.state is HalfState.PREPARED:
-                if place.digest == self.digest:  # a copy; brokers before 5.1 do not send their name
+                if place.digest == self.digest:  # the broker checks a copy; brokers before 5.1 do not send their name
                     self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
                 return None if self.owner_ref() is None else TransactionState.UNKNOWN
             if place.digest != self.digest:
@@ -125,7 +126,7 @@ class HalfFate:
             self._lock.release()
 
     def record_place(self, place: HalfPlace) -> None:
-        """Record the place from the send, unless a broker has already asked about a copy at another place."""
+        """Record where the send stored the message, unless a broker has already asked about a copy, which is stored elsewhere."""
         with self._lock:
             current_place = self._place
             was_checked = current_place.broker_name or current_place.half_offset is not None
@@ -143,15 +144,15 @@ class HalfFate:
             if next_state is None:
                 return False
             self.last_decision = decision
-            self.state = HalfState.UNKNOWN  # in case this is interrupted
+            self.state = HalfState.UNKNOWN  # remains if Ctrl-C interrupts the request
             try:
-                is_proved = send(self._place._replace(digest=self.digest), decision, deadline)
+                is_confirmed = send(self._place._replace(digest=self.digest), decision, deadline)
             except RocketMQError as e:
                 if e.unsent:
                     self.state = HalfState.PREPARED
                 raise
             self.state = next_state
-            self._crossing_until = Deadline.after(RACE_WINDOW_S) if is_proved else None
+            self._crossing_until = Deadline.after(RACE_WINDOW_S) if is_confirmed else None
             return True
 
     def abandon(self) -> bool:
@@ -166,7 +167,9 @@ class HalfFate:
 
     @contextlib.contextmanager
     def _decision_lock(self, deadline: Deadline) -> Iterator[None]:
-        """Hold the lock of decisions. Has a timeout, because after a fork a thread of the parent may own the lock forever."""
+        """Hold the lock of decisions. The wait for the lock has a timeout, because after a fork a thread of the parent may own
+        the lock forever.
+        """
         if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
             error = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
             error.unsent = True
@@ -178,17 +181,18 @@ class HalfFate:
 
 
 class HalfMessage:
-    """A stored message that consumers cannot see until it is committed. Commit it or roll it back once, from any thread.
+    """A stored message that consumers cannot see until it is committed. Call ``commit`` or ``rollback`` once, from any thread.
 
-    Producers create these (``Producer.send_half``, ``Producer.transaction``). The broker checks an undecided half message: it
-    asks a producer of the group for the decision. While your program references this object, the answer is ``UNKNOWN``; after
-    that, ``transaction_check`` decides.
+    ``Producer.send_half`` and ``Producer.transaction`` create half messages. The broker checks an undecided half message: it asks
+    a producer of the group for the decision. While your program references this object, the answer is ``UNKNOWN``; after that,
+    ``transaction_check`` decides.
 
     Args:
-        message: What was sent.
+        message: The message that was sent.
         result: The broker's acknowledgement. ``queue_offset`` is None, because a message has no offset before it is committed.
-        fate: Internal: its state in this process.
-        send: Internal: sends a decision; it references the producer, which stays open until this message is decided or dropped.
+        fate: Internal: the state of the half message in this process.
+        send: Internal: a function that sends a decision. The function references the producer, which stays open until this
+            message is decided or dropped.
         timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
@@ -197,7 +201,7 @@ class HalfMessage:
     ) -> None:
         self.message = message
         self.result = result
-        # None when no further decision is possible, so that the producer can be collected.
+        # ``_send`` becomes None when no further decision is possible, so that the producer can be collected.
         self._send: SendDecision | None = send
         self._timeout_s = timeout_s
         self._fate = fate
@@ -218,7 +222,7 @@ class HalfMessage:
 
         Raises:
             RocketMQError: The broker did not answer, or rejected the decision. If the state is still ``PREPARED``, nothing was
-                sent, and you may try again. If it is ``UNKNOWN``, the broker calls ``transaction_check``.
+                sent, and you may try again. If the state is ``UNKNOWN``, the broker calls ``transaction_check``.
             LocalProtocolError: The message was decided before.
         """
         self._decide(TransactionState.COMMIT, timeout_s)
@@ -228,7 +232,7 @@ class HalfMessage:
         self._decide(TransactionState.ROLLBACK, timeout_s)
 
     def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
-        if deferred_by_collection(functools.partial(self._decide, decision, timeout_s)):
+        if defer_if_collecting(functools.partial(self._decide, decision, timeout_s)):
             return
         wait_s = self._timeout_s if timeout_s is None else check_seconds("timeout_s", timeout_s)
         send = self._send
@@ -254,7 +258,7 @@ class HalfMessage:
             self._send = None
 
 
-_States = OrderedDict[str, tuple[Deadline, HalfFate]]
+_FatesById = OrderedDict[str, tuple[Deadline, HalfFate]]
 
 
 class _TransactionRegistry:
@@ -266,39 +270,42 @@ class _TransactionRegistry:
         self.clear()
 
     def clear(self) -> None:
-        # Reentrant: a garbage collection in this thread may end a block or a half message.
+        # The lock is reentrant, because a garbage collection may end a block or a half message in the thread that holds the lock.
         self._lock = threading.RLock()
-        self._recent: _States = OrderedDict()
-        self._abandoned: _States = OrderedDict()  # separate, so that later messages do not displace them
-        self._referenced: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
+        self._recent_fates: _FatesById = OrderedDict()
+        self._abandoned_fates: _FatesById = OrderedDict()  # never displaced by later messages in ``_recent_fates``
+        self._referenced_messages: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
     def add(self, msg_id: str, fate: HalfFate, half_message: HalfMessage | None = None) -> None:
         with self._lock:
             if half_message is not None:
-                self._referenced[msg_id] = half_message
-            self._remember(self._recent, msg_id, fate, REMEMBERED_S)
+                self._referenced_messages[msg_id] = half_message
+            self._remember(self._recent_fates, msg_id, fate, REMEMBERED_S)
 
     def abandon(self, msg_id: str, fate: HalfFate) -> None:
         """Remember a message whose send failed, and that may be stored."""
         with self._lock:
-            self._remember(self._abandoned, msg_id, fate, ABANDONED_S)
+            self._remember(self._abandoned_fates, msg_id, fate, ABANDONED_S)
 
-    def _remember(self, states: _States, msg_id: str, fate: HalfFate, seconds: float) -> None:
+    def _remember(self, states: _FatesById, msg_id: str, fate: HalfFate, seconds: float) -> None:
         states[msg_id] = Deadline.after(seconds), fate
         states.move_to_end(msg_id)
         with contextlib.suppress(RuntimeError):  # a garbage collection may change the dict during the iteration
-            while len(states) > MAX_REMEMBERED or next(iter(states.values()))[0].expired:
+            while len(states) > MAX_REMEMBERED_FATES or next(iter(states.values()))[0].expired:
                 states.popitem(last=False)
 
     def get(self, msg_id: str) -> HalfFate | None:
         with self._lock:
-            entry, half_message = self._recent.get(msg_id) or self._abandoned.get(msg_id), self._referenced.get(msg_id)
+            entry, half_message = (
+                self._recent_fates.get(msg_id) or self._abandoned_fates.get(msg_id),
+                self._referenced_messages.get(msg_id),
+            )
         if entry is not None:
             return entry[1]
         return None if half_message is None else half_message._fate
 
 
-# One per process, because a broker may ask any producer of the group. Ids are unique.
+# The process has one registry for all producers, because a broker may ask any producer of the group. Message ids are unique.
 _registry = _TransactionRegistry()
 os.register_at_fork(after_in_child=_registry.clear)
 _next_collection_deadline = Deadline.after(0)
@@ -398,8 +405,8 @@ class TransactionProducer(BaseProducer):
             OptionError: The producer has no ``transaction_check``.
             SendFailed: The broker stored the message less safely than it is configured to (``SendStatus``). The message is
                 rolled back, now or when the broker asks.
-            RocketMQError: The errors of ``send``. The message may be stored nevertheless. It is not sent again, and if the broker
-                checks it, this process answers ``ROLLBACK``. So you may send another message.
+            RocketMQError: The errors of ``send``. A message whose send failed may be stored nevertheless. The producer does not
+                send this message again, and answers ``ROLLBACK`` if the broker checks it. So you may send the message again.
         """
         if self.settings.transaction_check is None:
             raise OptionError("transactional messages need transaction_check, which decides when a broker asks")
@@ -410,7 +417,7 @@ class TransactionProducer(BaseProducer):
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
         scope = self.settings.scope
-        topic = scope.user_name(scope.on_wire(message.topic))  # the name that a check contains
+        topic = scope.user_name(scope.on_wire(message.topic))  # a check contains this name of the topic
         content = content_digest(topic, prepared.message.body, decode_properties(prepared.properties))
         fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
         _registry.add(msg_id, fate)  # the broker may ask before it acknowledges
@@ -427,7 +434,7 @@ class TransactionProducer(BaseProducer):
             _registry.add(msg_id, fate, half_message)
             if result.status is not SendStatus.SEND_OK:
                 self._reject_unsafe_store(half_message, result)
-        except BaseException as e:  # a new attempt would send another message, so this one must not be delivered
+        except BaseException as e:  # the half message must not be delivered, because a new attempt sends another one
             if getattr(e, "unsent", False):
                 fate.state = HalfState.UNKNOWN
             else:
@@ -467,14 +474,14 @@ class TransactionProducer(BaseProducer):
 
     def _decide_at_end(self, half_message: HalfMessage, decision: TransactionState) -> None:
         """Apply the ``decision`` of the end of a block, unless the user has decided in the block."""
-        if half_message.state is not HalfState.PREPARED or deferred_by_collection(
+        if half_message.state is not HalfState.PREPARED or defer_if_collecting(
             functools.partial(self._decide_at_end, half_message, decision)
         ):
             return
         own_decision = half_message._fate.last_decision
         try:
             if own_decision is TransactionState.COMMIT is not decision:
-                raise SendFailed("its commit could not be sent, and the block raised after it")
+                raise SendFailed("the commit could not be sent, and the block raised after the commit")
             half_message._decide(own_decision or decision, None)
         except RocketMQError as e:
             logger.warning(

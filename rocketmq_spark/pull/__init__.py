@@ -1,3 +1,3 @@
-"""Reads offset ranges of one broker with pipelined pulls: in order, completely, and within a limit of bytes. Knows no
-columns.
+"""Reads offset ranges of one broker with pipelined pulls: in order, completely, and within a limit of bytes. This package does
+not decode messages into columns.
 """

@@ -1,7 +1,7 @@
 """Answers that were received and not decoded yet: the interface to decoders.
 
 ``ReceivedAnswers`` knows which answers may be decoded, and which part of the buffer is still needed. ``index_ranges`` finds the
-offsets of stored messages in the broker's index. The offsets of an inner batch are also in properties that the broker sets.
+offsets of stored messages in the broker's index. The broker also writes the offsets of an inner batch into properties.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _INNER_BATCH, _NEED_UNWRAP = int(SysFlag.INNER_BATCH), int(SysFlag.NEED_UNWRAP)
 # Positions of the offset and the flags in a stored message.
-_OFFSET_AT, _FLAGS_AT = 20, 36
-_OFFSET = struct.Struct(">q")
-_FLAGS = struct.Struct(">i")
+_OFFSET_POSITION, _FLAGS_POSITION = 20, 36
+_OFFSET_STRUCT = struct.Struct(">q")
+_FLAGS_STRUCT = struct.Struct(">i")
 
 
 def index_ranges(entries: Iterable[tuple[int, int, bytes]], start: int, end: int) -> list[tuple[int, int]] | None:
@@ -65,7 +65,7 @@ class FetchedAnswer(NamedTuple):
 
 
 class FetchedAnswers(NamedTuple):
-    """Answers in one buffer, in the order of ranges and offsets. Valid until the next answers are fetched."""
+    """Answers in one buffer, in the order of ranges and offsets. The buffer is valid until the next answers are fetched."""
 
     buffer: npt.NDArray[np.uint8]
     answers: list[FetchedAnswer]
@@ -78,13 +78,13 @@ def offset_count(answers: Iterable[FetchedAnswer]) -> int:
 
 def first_offset(buffer: npt.NDArray[np.uint8], begin: int) -> int:
     """Return the offset stored in the message at ``begin``."""
-    offset: int = _OFFSET.unpack_from(buffer.data, begin + _OFFSET_AT)[0]
+    offset: int = _OFFSET_STRUCT.unpack_from(buffer.data, begin + _OFFSET_POSITION)[0]
     return offset
 
 
 def is_inner_batch(buffer: npt.NDArray[np.uint8], begin: int) -> bool:
     """Whether the message at ``begin`` is an inner batch, which a broker returns whole for each of its offsets."""
-    return bool(_FLAGS.unpack_from(buffer.data, begin + _FLAGS_AT)[0] & _INNER_BATCH)
+    return bool(_FLAGS_STRUCT.unpack_from(buffer.data, begin + _FLAGS_POSITION)[0] & _INNER_BATCH)
 
 
 class Hole(NamedTuple):
@@ -127,12 +127,12 @@ class ReceivedAnswers:
         self.offset_count -= offset_count(answers)
 
     def give_back(self, answers: Sequence[FetchedAnswer]) -> None:
-        """Return answers that the decoder did not use. They are delivered again."""
+        """Take back answers that the decoder did not use, to deliver them again."""
         self._unused_answers = list(answers)
 
     def retain(self, rest_answers: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
         """Keep only ``rest_answers``, which cover ``count`` offsets, and the answers that were given back. The buffer is
-        compacted if it may lack room for as many bytes as were received since the last call.
+        compacted if it may have too little free space for as many bytes as were received since the last call.
         """
         if self._unused_answers:
             rest_answers, self._unused_answers = self._unused_answers + rest_answers, []
@@ -149,6 +149,8 @@ class ReceivedAnswers:
         self._new_answers_begin = stream.filled_bytes
 
     def clear(self) -> list[FetchedAnswer]:
-        """Remove all answers, because their stream and buffer are gone. Returns them, so that they are requested again."""
+        """Remove all answers, because their stream and buffer are gone. Returns the removed answers, so that the caller can
+        request them again.
+        """
         removed_answers, self.answers, self.offset_count, self._new_answers_begin = self.answers, [], 0, 0
         return removed_answers

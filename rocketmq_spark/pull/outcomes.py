@@ -1,8 +1,8 @@
-"""What an answer to a pull means for a reader that owns its offsets. Pure.
+"""What an answer to a pull means for a reader that keeps its offsets itself. This module is pure.
 
-RocketMQ's own clients always continue at ``nextBeginOffset``. A reader that owns its offsets must not, because code 21 can mean
-expired data, an index that lags behind an acknowledged send, a topic that was created again, or an operator's reset. Rules:
-docs/guarantees.md.
+RocketMQ's own clients always continue at ``nextBeginOffset``. A reader that keeps its offsets itself must not always do so,
+because code 21 can mean expired data, an index that lags behind an acknowledged send, a topic that was created again, or an
+operator's reset. The rules are in docs/guarantees.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OnLoss = Callable[[OffsetRange, Cause], None]
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """There is no message before ``offset``: pull there now."""
+    """There is no message before ``offset``, so the next pull begins at ``offset``."""
 
     offset: int
 
@@ -59,8 +59,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A possible loss, or lag: repeat the pull during the grace period. After it, the messages before ``until`` are lost; None
-    means all remaining messages of the range.
+    """Messages may be lost, or the broker may lag, so the pull is repeated during the grace period. After the grace period, the
+    messages before ``until`` count as lost. If ``until`` is None, all remaining messages of the range count as lost.
     """
 
     cause: Cause
@@ -79,8 +79,8 @@ class Reset:
 Decision = Continue | RepeatPull | Reconnect | Lost | Suspect | Reset
 
 
-# Temporary errors: the broker is busy, is starting, or no longer has the queue.
-_TEMPORARY = frozenset(
+# The codes of temporary errors: the broker is busy, is starting, or no longer has the queue.
+_TEMPORARY_CODES = frozenset(
     {
         Response.SYSTEM_BUSY,
         Response.SERVICE_NOT_AVAILABLE,
@@ -92,31 +92,31 @@ _TEMPORARY = frozenset(
 )
 
 
-# Remarks that a slave sends with the code for "nothing matched". Only its master knows the answer.
-_BOUNDS_REMARKS = frozenset(
+# Remarks that a slave sends with the code for "nothing matched" if only its master can answer the pull.
+_MASTER_ONLY_REMARKS = frozenset(
     {"OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE", OFFSET_RESET}
 )
 
 
 def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
-    """Return the reaction to an answer to a pull at ``start``, an offset that the broker had when the read was planned."""
+    """Decide how to react to an answer to a pull at ``start``, an offset that the broker had when the read was planned."""
     code = answer.code
     if code == Response.PULL_NOT_FOUND:
-        return _not_found(start, answer)
+        return _judge_not_found(start, answer)
     if code == Response.PULL_RETRY_IMMEDIATELY:
-        return _nothing_matched(start, answer)
+        return _judge_nothing_matched(start, answer)
     if code == Response.PULL_OFFSET_MOVED:
-        return _moved(start, answer)
+        return _judge_moved_offset(start, answer)
     if code == Response.GO_AWAY:
         return Reconnect()
     if code == Response.NO_PERMISSION:
         is_unreadable = (
             PULL_FORBIDDEN_REMARK in answer.remark
-            if answer.forbidden is None
-            else answer.forbidden in READ_FORBIDDEN_TYPES
+            if answer.forbidden_type is None
+            else answer.forbidden_type in READ_FORBIDDEN_TYPES
         )
         return RepeatPull() if is_unreadable else _error_of(answer)
-    if code in _TEMPORARY:
+    if code in _TEMPORARY_CODES:
         return RepeatPull(reroute=code != Response.SYSTEM_BUSY)
     if code == Response.TOPIC_NOT_EXIST:
         return Suspect(Cause.TOPIC_DELETED)
@@ -125,27 +125,27 @@ def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
     return _error_of(answer)
 
 
-def _not_found(start: int, answer: EmptyAnswer) -> Decision:
+def _judge_not_found(start: int, answer: EmptyAnswer) -> Decision:
     next_offset = answer.next_offset
     if next_offset is not None and next_offset > start:
         if answer.remark == "OFFSET_FOUND_NULL":  # the index, or a file of it, is missing or not open yet
             return Suspect(Cause.TRUNCATED, next_offset)
         return Continue(next_offset)
-    return Suspect(Cause.WENT_BACK)  # the queue ends before the end that the plan saw
+    return Suspect(Cause.WENT_BACK)  # the queue ends before its planned end
 
 
-def _nothing_matched(start: int, answer: EmptyAnswer) -> Decision:
+def _judge_nothing_matched(start: int, answer: EmptyAnswer) -> Decision:
     next_offset = answer.next_offset
-    if next_offset is None or next_offset <= start or answer.remark in _BOUNDS_REMARKS:
+    if next_offset is None or next_offset <= start or answer.remark in _MASTER_ONLY_REMARKS:
         return RepeatPull(reroute=True)
     if answer.remark == "MESSAGE_WAS_REMOVING":
         return Lost(next_offset, Cause.TRUNCATED)
     if answer.min_offset is not None and answer.min_offset > start:
-        return Lost(answer.min_offset, Cause.TRUNCATED)  # no message matches the filter, or none is left
+        return Lost(answer.min_offset, Cause.TRUNCATED)  # the messages before the minimum offset were removed
     return Continue(next_offset)
 
 
-def _moved(start: int, answer: EmptyAnswer) -> Decision:
+def _judge_moved_offset(start: int, answer: EmptyAnswer) -> Decision:
     if answer.remark == OFFSET_RESET:
         return RepeatPull() if answer.next_offset is None else Reset(answer.next_offset)
     min_offset = answer.min_offset

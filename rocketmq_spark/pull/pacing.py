@@ -1,7 +1,8 @@
 """How many messages a pull requests, and how many pulls are in flight.
 
-``PullPacing`` learns from answers how much to request. A short answer shows how many messages the broker returns at most. Now
-and then a pull requests twice as many, in case an operator raised the limits or cold data became warm.
+``PullPacing`` learns from answers how many messages to request. A short answer shows how many messages the broker returns at
+most. Now and then, a pull requests twice as many messages as usual, in case an operator raised the limits or cold data became
+warm.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ class PullRequests:
     def next_frames(
         self, pending: PendingOffsets, pacing: PullPacing, max_pulls: int, max_messages: int
     ) -> list[bytes]:
-        """Return at most ``max_pulls`` requests for the lowest pending offsets, of at most ``max_messages`` each. These pulls
-        are in flight from now on.
+        """Return at most ``max_pulls`` requests for the lowest pending offsets, of at most ``max_messages`` each, and mark the
+        pulls as in flight.
         """
         if self._opaque + max_pulls > _MAX_OPAQUE:
             self._opaque = 0
-        first = self._opaque
-        ranges = pending.start_pulls(first, max_messages, max_pulls)
+        first_opaque = self._opaque
+        ranges = pending.start_pulls(first_opaque, max_messages, max_pulls)
         self._opaque += len(ranges)
         self.sent_count += len(ranges)
         pacing.on_pull_sent(max(limit - start for _, start, limit in ranges))
         templates = self._templates
-        # For a filtered pull, the broker searches as many offsets as the pull requests messages. So a pull requests as many
-        # messages as its range has offsets.
+        # For a filtered pull, the broker searches only as many offsets as the number of messages in the request, so this number
+        # is the number of offsets in the range of the pull.
         return [
             templates[range_number].frame(opaque, start, limit - start)
-            for opaque, (range_number, start, limit) in enumerate(ranges, first)
+            for opaque, (range_number, start, limit) in enumerate(ranges, first_opaque)
         ]
 
     def has_newer_keys(self, opaque: int) -> bool:
@@ -57,19 +58,19 @@ class PullRequests:
         return any(renewals)
 
 
-FIRST_PULL_MESSAGES = 8
+FIRST_PULL_SIZE = 8
 # The limits of an answer in a broker's default configuration.
 DEFAULT_ANSWER_MESSAGES, DEFAULT_ANSWER_BYTES = 32, 256 << 10
 MAX_PULL_BYTES = 1 << 20
 MAX_PULL_DEPTH = 256
 # Without option ``pullDepth``, at most this many bytes are in flight, but four pulls are always allowed.
-ADAPTIVE_DEPTH_BYTES = 4 << 20
+MAX_ADAPTIVE_BYTES_IN_FLIGHT = 4 << 20
 FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict the bounds that the plan saw, before the difference counts as a loss.
 LOSS_GRACE_S = 15.0
 # After a probe that returned no more messages than other pulls, the next probe waits for this many full answers.
 _ANSWERS_BETWEEN_PROBES = 64
-# The weight of the previous estimate if a new value is smaller.
+# The weight of the previous estimate in the new estimate if a new value is smaller.
 _SMOOTHING = 0.9
 
 
@@ -101,40 +102,40 @@ class PullPacing:
 
     def __init__(self, settings: PullSettings) -> None:
         self._settings = settings
-        self.pull_size = settings.batch_size if settings.has_filter else min(FIRST_PULL_MESSAGES, settings.batch_size)
+        self.pull_size = settings.batch_size if settings.has_filter else min(FIRST_PULL_SIZE, settings.batch_size)
         self._bytes_per_message = 0.0
         self._answer_bytes = 0.0
         self._full_answer_count = 0
         self._answers_before_probe = 1
-        self._probe_in_flight = False
+        self._is_probe_in_flight = False
         self._has_answer = False
 
     def next_pull_size(self) -> int:
         """Return how many messages the next pull requests at most."""
         if self._settings.has_filter:
             return self.pull_size
-        if self._probe_in_flight or self._full_answer_count < self._answers_before_probe:
+        if self._is_probe_in_flight or self._full_answer_count < self._answers_before_probe:
             return min(self.pull_size, self._max_pull_size())
         return min(max(self.pull_size, min(self.pull_size * 2, self._settings.batch_size)), self._max_pull_size())
 
     def on_pull_sent(self, count: int) -> None:
-        """A pull of ``count`` messages was sent. At the end of a range, ``count`` is less than ``next_pull_size``."""
-        self._probe_in_flight = self._probe_in_flight or count > self.pull_size
+        """Record that a pull of ``count`` messages was sent. At the end of a range, ``count`` is less than ``next_pull_size``."""
+        self._is_probe_in_flight = self._is_probe_in_flight or count > self.pull_size
 
     def on_pulls_lost(self) -> None:
-        """The pulls in flight will not be answered."""
-        self._probe_in_flight = False
+        """Record that the pulls in flight will not be answered."""
+        self._is_probe_in_flight = False
 
-    def allowed_pulls(self, count: int, offsets_in_flight: int) -> int:
-        """Return how many more pulls of ``count`` messages the limit of bytes allows, by the estimated size of messages; at
-        most one if such a pull is a probe.
+    def allowed_pull_count(self, count: int, offsets_in_flight: int) -> int:
+        """Return how many more pulls of ``count`` messages the limit of bytes allows, by the estimated size of messages. If a
+        pull of this size is a probe, the result is at most one.
         """
         max_messages = int(self._settings.max_bytes_in_flight / max(1.0, self._bytes_per_message))
         allowed_count = max(0, (max_messages - offsets_in_flight) // count)
         return min(1, allowed_count) if count > self.pull_size else allowed_count
 
     def on_nothing_matched(self) -> None:
-        """The broker searched the requested offsets, and no message matched the filter."""
+        """Record that the broker searched the requested offsets, and no message matched the filter."""
         self._has_answer = True
         self._bytes_per_message *= _SMOOTHING
         self._answer_bytes *= _SMOOTHING
@@ -143,24 +144,26 @@ class PullPacing:
         """Return how many pulls are in flight at most."""
         if not self._has_answer:
             return 1
-        # The next filtered answer may be full although the last answers were empty.
-        full_bytes = FILTERED_ANSWER_BYTES if self._settings.has_filter else self._bytes_per_message * self.pull_size
-        answer_bytes = max(1.0, self._answer_bytes, full_bytes)
+        # A filtered answer may be full even if the answers before it were empty.
+        full_answer_bytes = (
+            FILTERED_ANSWER_BYTES if self._settings.has_filter else self._bytes_per_message * self.pull_size
+        )
+        answer_bytes = max(1.0, self._answer_bytes, full_answer_bytes)
         max_depth = int(self._settings.max_bytes_in_flight / answer_bytes)
         if self._settings.depth:
             return max(1, min(self._settings.depth, max_depth))
-        return max(1, min(MAX_PULL_DEPTH, max_depth, max(4, int(ADAPTIVE_DEPTH_BYTES / answer_bytes))))
+        return max(1, min(MAX_PULL_DEPTH, max_depth, max(4, int(MAX_ADAPTIVE_BYTES_IN_FLIGHT / answer_bytes))))
 
     def on_answers_received(
         self, requested_count: int, covered_count: int, largest_bytes: int, answer_count: int = 1
     ) -> None:
-        """Learn from ``answer_count`` answers with ``covered_count`` of the ``requested_count`` offsets each. The largest has
-        ``largest_bytes`` bytes.
+        """Learn from ``answer_count`` answers, each of which covered ``covered_count`` of ``requested_count`` offsets. The
+        largest answer has ``largest_bytes`` bytes.
         """
         is_first = not self._bytes_per_message
         self._has_answer = True
-        self._bytes_per_message = _smoothed(self._bytes_per_message, largest_bytes / max(1, covered_count))
-        self._answer_bytes = _smoothed(self._answer_bytes, largest_bytes)
+        self._bytes_per_message = _smoothed_estimate(self._bytes_per_message, largest_bytes / max(1, covered_count))
+        self._answer_bytes = _smoothed_estimate(self._answer_bytes, largest_bytes)
         if self._settings.has_filter:
             return
         if is_first:
@@ -173,7 +176,7 @@ class PullPacing:
             return
         is_probe = requested_count > self.pull_size
         if is_probe:
-            self._probe_in_flight = False
+            self._is_probe_in_flight = False
         if covered_count < requested_count:
             self.pull_size = max(self.pull_size, covered_count) if is_probe else max(1, covered_count)
             self._full_answer_count, self._answers_before_probe = 0, _ANSWERS_BETWEEN_PROBES
@@ -187,6 +190,6 @@ class PullPacing:
         return max(1, int(max_bytes / max(1.0, self._bytes_per_message)))
 
 
-def _smoothed(estimate: float, value: float) -> float:
+def _smoothed_estimate(estimate: float, value: float) -> float:
     """Follow larger values at once, because the limit of bytes in flight must hold, and smaller values slowly."""
     return value if value >= estimate else _SMOOTHING * estimate + (1 - _SMOOTHING) * value

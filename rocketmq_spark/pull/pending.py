@@ -15,7 +15,7 @@ from rocketmq_spark.model import OffsetRange
 
 
 class PendingRange(NamedTuple):
-    """Offsets ``[start, end)`` of the range at index ``range_number``."""
+    """The offsets ``[start, end)`` of the range at index ``range_number``."""
 
     range_number: int
     start: int
@@ -23,14 +23,16 @@ class PendingRange(NamedTuple):
 
 
 class PendingOffsets:
-    """The pending offsets of all ranges; the lowest are requested first. False if no offset is pending."""
+    """The pending offsets of all ranges, of which the lowest are requested first. The truth value is False if no offset is
+    pending.
+    """
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
         self._range_count = len(ranges)
         self._unrequested_ranges = [PendingRange(i, r.start, r.end) for i, r in enumerate(ranges) if r.size > 0]
         # Ranges that are requested again later, each with the time of its next attempt.
         self._waiting_ranges: list[tuple[float, PendingRange]] = []
-        # By the opaque number of the pull.
+        # The ranges that pulls in flight have requested, by the opaque number of the pull.
         self._ranges_in_flight: dict[int, PendingRange] = {}
         self._offsets_in_flight = 0
 
@@ -38,7 +40,7 @@ class PendingOffsets:
         return bool(self._unrequested_ranges or self._waiting_ranges or self._ranges_in_flight)
 
     @property
-    def has_unrequested(self) -> bool:
+    def has_unrequested_offsets(self) -> bool:
         """Whether there are offsets that may be requested at once."""
         return bool(self._unrequested_ranges)
 
@@ -57,8 +59,8 @@ class PendingOffsets:
         return self._waiting_ranges[0][0] if self._waiting_ranges else None
 
     def start_pulls(self, opaque: int, count: int, max_pulls: int = 1) -> list[PendingRange]:
-        """Take the lowest unrequested offsets for at most ``max_pulls`` pulls of at most ``count`` messages. The pulls are in
-        flight from now on. Their opaque numbers start at ``opaque``.
+        """Take the lowest unrequested offsets for at most ``max_pulls`` pulls of at most ``count`` messages, and mark the pulls
+        as in flight. The opaque numbers of the pulls start at ``opaque``.
         """
         pulls: list[PendingRange] = []
         while self._unrequested_ranges and len(pulls) < max_pulls:
@@ -83,7 +85,7 @@ class PendingOffsets:
         return requested_range
 
     def add(self, part: PendingRange) -> None:
-        """Add offsets that are requested as soon as possible. An empty range adds nothing."""
+        """Add offsets that are requested as soon as possible; an empty range is ignored."""
         if part.start < part.end:
             heapq.heappush(self._unrequested_ranges, part)
 
@@ -91,7 +93,7 @@ class PendingOffsets:
         """Add offsets that are requested at ``time_s``."""
         heapq.heappush(self._waiting_ranges, (time_s, part))
 
-    def release_due(self, now: float) -> None:
+    def release_due_ranges(self, now: float) -> None:
         """Move ranges to the unrequested ranges when the time of their next attempt has come."""
         while self._waiting_ranges and self._waiting_ranges[0][0] <= now:
             self.add(heapq.heappop(self._waiting_ranges)[1])
@@ -104,10 +106,12 @@ class PendingOffsets:
         self._offsets_in_flight = 0
 
     def remove(self, removed_range: PendingRange) -> list[PendingRange]:
-        """Remove the pending offsets within ``removed_range``. Returns them in order, with neighbours joined."""
+        """Remove the pending offsets within ``removed_range``. Returns the removed offsets in order, with adjacent ranges
+        joined.
+        """
         removed_parts: list[PendingRange] = []
 
-        def remaining(part: PendingRange) -> Iterator[PendingRange]:
+        def remaining_parts(part: PendingRange) -> Iterator[PendingRange]:
             if (
                 part.range_number != removed_range.range_number
                 or part.end <= removed_range.start
@@ -123,22 +127,24 @@ class PendingOffsets:
             if removed_range.end < part.end:
                 yield part._replace(start=removed_range.end)
 
-        self._unrequested_ranges = [left_part for part in self._unrequested_ranges for left_part in remaining(part)]
+        self._unrequested_ranges = [
+            left_part for part in self._unrequested_ranges for left_part in remaining_parts(part)
+        ]
         self._waiting_ranges = [
-            (time_s, left_part) for time_s, part in self._waiting_ranges for left_part in remaining(part)
+            (time_s, left_part) for time_s, part in self._waiting_ranges for left_part in remaining_parts(part)
         ]
         for opaque, requested_range in list(self._ranges_in_flight.items()):
-            left_parts = list(remaining(requested_range))
+            left_parts = list(remaining_parts(requested_range))
             if left_parts != [requested_range]:
                 self.finish_pull(opaque)
                 self._unrequested_ranges += left_parts
         heapq.heapify(self._unrequested_ranges)
         heapq.heapify(self._waiting_ranges)
-        return _joined(removed_parts)
+        return _joined_ranges(removed_parts)
 
     def extend(self, answered_range: PendingRange, end: int) -> PendingRange:
-        """Return ``answered_range`` together with the pending offsets directly after it, up to ``end``. These offsets are no
-        longer pending.
+        """Return ``answered_range`` together with the pending offsets directly after it, up to ``end``, and remove these
+        offsets from the pending offsets.
         """
         extended_end = answered_range.end
         for part in self.remove(PendingRange(answered_range.range_number, extended_end, end)):
@@ -153,21 +159,23 @@ class PendingOffsets:
         position = part[:2]
         return any(
             other[0] == position[0] and other[:2] < position
-            for other in (*self._unrequested_ranges, *self._candidates())
+            for other in (*self._unrequested_ranges, *self._first_range_candidates())
         )
 
-    def first_pending(self) -> tuple[int, int]:
-        """Range number and offset of the first pending offset. Everything before this position was received, or is lost."""
-        return min((part[:2] for part in self._candidates()), default=(self._range_count, 0))
+    def first_pending_position(self) -> tuple[int, int]:
+        """Return the range number and the offset of the first pending offset. All messages before this position were received,
+        or are lost.
+        """
+        return min((part[:2] for part in self._first_range_candidates()), default=(self._range_count, 0))
 
-    def _candidates(self) -> Iterator[PendingRange]:
-        """The ranges that may begin with the first pending offset. Of the unrequested ranges, only the top of the heap may."""
+    def _first_range_candidates(self) -> Iterator[PendingRange]:
+        """Yield the ranges that may begin with the first pending offset. The top of the heap is the only unrequested one."""
         yield from self._unrequested_ranges[:1]
         yield from self._ranges_in_flight.values()
         yield from (part for _, part in self._waiting_ranges)
 
 
-def _joined(parts: list[PendingRange]) -> list[PendingRange]:
+def _joined_ranges(parts: list[PendingRange]) -> list[PendingRange]:
     joined_parts: list[PendingRange] = []
     for part in sorted(parts):
         if joined_parts and joined_parts[-1].end == part.start:

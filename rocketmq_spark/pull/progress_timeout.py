@@ -15,9 +15,9 @@ from rocketmq_spark.errors import CallTimeout, RocketMQError
 
 logger = logging.getLogger(__name__)
 
-# A broker that sends nothing for this long counts as down. A broker that is up answers the pulls of a read within its queueing
-# time of 5 s.
-BROKER_SILENCE_S = 20.0
+# A broker that sends nothing for this long counts as unavailable. An available broker answers the pulls of a read within its
+# queueing time of 5 s.
+MAX_BROKER_SILENCE_S = 20.0
 # A wait for bytes ends after this time, so that the reader notices attempts that became due meanwhile.
 _LONGEST_RECEIVE_S = 1.0
 _SHORTEST_RECEIVE_S = 0.001
@@ -27,8 +27,8 @@ _SHORT_READ_S = 1.0
 
 
 class ProgressTimeout:
-    """The time limit of a read, which starts again whenever the read progresses. The error at its end has the first failure
-    since the last progress.
+    """The time limit of a read, which starts again whenever the read progresses. The error of a read that exceeds the limit has
+    the first failure since the last progress.
     """
 
     def __init__(self, read_deadline_s: float, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class ProgressTimeout:
         self._last_answer_at = self._started_at = self._clock.now()
 
     def record_progress(self) -> None:
-        """The broker sent messages, or showed that there are none: the time limit, failures and pauses start again."""
+        """Start the time limit, failures and pauses again, because the broker sent messages, or showed that there are none."""
         if self._logged_at is not None:
             waited_s = self._clock.now() - self._started_at
             is_long = waited_s >= _LOG_INTERVAL_S
@@ -57,17 +57,17 @@ class ProgressTimeout:
         self._pauses = self._clock.pauses()
 
     def record_answer(self) -> None:
-        """The broker answered, or has a request to answer from now on."""
+        """Record that the broker answered, or that it now has a request to answer."""
         self._last_answer_at = self._clock.now()
 
     def record_refusal(self, text: str) -> None:
-        """Keep the broker's latest reason for not sending messages, for the error at the end."""
+        """Keep the broker's latest reason for not sending messages, for the error of a read that exceeds the limit."""
         self._last_refusal = text
 
     @property
     def is_silent(self) -> bool:
         """Whether a broker that has requests to answer counts as down."""
-        return self._clock.now() - self._last_answer_at > BROKER_SILENCE_S
+        return self._clock.now() - self._last_answer_at > MAX_BROKER_SILENCE_S
 
     def remaining_s(self) -> float:
         return max(0.0, self._started_at + self._read_deadline_s - self._clock.now())
@@ -81,37 +81,38 @@ class ProgressTimeout:
         wait_s = min(_LONGEST_RECEIVE_S, self.remaining_s())
         return wait_s if next_due is None else min(wait_s, max(_SHORTEST_RECEIVE_S, next_due - self._clock.now()))
 
-    def pause_or_raise(self, error: RocketMQError, waits_for: Callable[[], str]) -> None:
-        """Sleep before the next connection attempt. ``waits_for`` returns what the read waits for.
+    def pause_or_raise(self, error: RocketMQError, describe_wait: Callable[[], str]) -> None:
+        """Sleep before the next connection attempt. ``describe_wait`` returns what the read waits for.
 
         Raises ``error`` if it is permanent, and the first failure if the time is over.
         """
         is_over = self.remaining_s() <= 0
-        self._retry_errors.record(error, self._clock.now(), cut_short=is_over)
+        self._retry_errors.record(error, self._clock.now(), is_cut_short=is_over)
         if not error.retriable or is_over:
             self._retry_errors.raise_final(error, self._clock.now())
         if self._logged_at is None:
-            self._log(waits_for, str(error))
-        self.log_wait(waits_for)
+            self._log(describe_wait, str(error))
+        self.log_wait(describe_wait)
         self._clock.sleep(min(next(self._pauses), self.remaining_s()))
 
-    def log_wait(self, waits_for: Callable[[], str]) -> None:
-        """Log what the read waits for, if it has waited for ten seconds since the start or since the last such line."""
+    def log_wait(self, describe_wait: Callable[[], str]) -> None:
+        """Log what the read waits for, if it has waited for ten seconds since the start or since this method last logged."""
         waiting_since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
-            last_failure = self._retry_errors.last
+            last_failure = self._retry_errors.last_error
             self._log(
-                waits_for, str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer"
+                describe_wait,
+                str(last_failure) if last_failure is not None else self._last_refusal or "it does not answer",
             )
 
-    def _log(self, waits_for: Callable[[], str], reason: str) -> None:
+    def _log(self, describe_wait: Callable[[], str], reason: str) -> None:
         self._logged_at = self._clock.now()
         waited_s = self._logged_at - self._started_at
-        # The error at the end of a short read is enough.
+        # A short read logs no warning, because its error is enough.
         logger.log(
             logging.WARNING if self._read_deadline_s > _SHORT_READ_S else logging.INFO,
             "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",
-            waits_for(),
+            describe_wait(),
             waited_s,
             self._read_deadline_s,
             reason,

@@ -36,7 +36,7 @@ class Puller:
     read_from: str = "master"
 
     def _deadline(self) -> Deadline:
-        """The deadline of a request about a topic: as long as the read may wait for messages."""
+        """The deadline of a request about a topic: the request may take as long as a read may wait for messages."""
         return Deadline.after(self.settings.read_deadline_s)
 
     def is_compacted(self, queue: MessageQueue) -> bool:
@@ -45,7 +45,7 @@ class Puller:
 
     def stores_batches(self, queue: MessageQueue) -> bool:
         """Whether brokers store the queue's messages in batches, and so cannot filter single messages. While the type of the
-        topic is unknown, this returns True, because the read waits longer for its broker than this request does.
+        topic is unknown, this method returns True, because a read waits longer for its broker than this request.
         """
         try:
             return self.source.stores_batches(queue, self._deadline())
@@ -97,7 +97,8 @@ class Puller:
         )
 
     def replica(self, queue: MessageQueue, planned_address: str | None = None) -> Replica:
-        # Three times the limit: for answers in flight, for answers that wait for an earlier answer, and to compact the buffer.
+        # A stream needs three times the limit of bytes in flight: for answers in flight, for answers that wait for an earlier
+        # answer, and to compact the buffer.
         spare_bytes = 3 * self.settings.max_bytes_in_flight
         return Replica(
             self.source,
@@ -110,7 +111,7 @@ class Puller:
         )
 
     def template(self, queue: MessageQueue, broker_filter: Filter = NO_FILTER) -> PullTemplate:
-        """Return the template of pulls of one queue. These pulls commit no offset, and the broker does not hold them."""
+        """Return the template of pulls of one queue. The pulls commit no offset, and the broker answers them at once."""
         request = rpc.PULL_MESSAGE.request(
             consumerGroup=self.source.on_wire(self.group),
             topic=self.source.on_wire(queue.topic),
@@ -122,9 +123,9 @@ class Puller:
             bname=queue.broker_name,
             **rpc.IMMEDIATE_PULL,
         )
-        return PullTemplate(request, self._keys if self.source.signing_keys() else None)
+        return PullTemplate(request, self._signing_keys if self.source.signing_keys() else None)
 
-    def _keys(self) -> Keys:
+    def _signing_keys(self) -> Keys:
         keys = self.source.signing_keys()
         assert keys is not None
         return keys

@@ -4,9 +4,9 @@ The offsets of a range are known, so many pulls are in flight at once. Answers m
 KiB, 8 messages if the data is cold), empty (filters, compaction), late or out of order. Offsets that an answer did not cover
 are requested again, and answers are delivered up to the first offset that is still pending.
 
-``outcomes`` decides what an answer means, and so whether a pull is repeated; ``suspicions`` when. ``pending`` has the offsets
-that are still to be read, ``fetched`` the answers that were received. ``pacing`` decides how much to request, ``replica`` from
-whom, and ``progress_timeout`` how long to wait.
+``outcomes`` decides what an answer means, and whether a pull is repeated. ``suspicions`` decides when a pull is repeated.
+``pending`` has the offsets that are still to be read. ``fetched`` has the answers that were received. ``pacing`` decides how
+many messages to request. ``replica`` decides which replica to ask. ``progress_timeout`` decides how long to wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocketmq_spark.pull.fetched import (
 from rocketmq_spark.pull.outcomes import Cause, Continue, Lost, OnLoss, Reconnect, RepeatPull, Reset, Suspect, judge
 from rocketmq_spark.pull.pacing import PullPacing, PullRequests, PullSettings
 from rocketmq_spark.pull.pending import PendingOffsets, PendingRange
-from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S, ProgressTimeout
+from rocketmq_spark.pull.progress_timeout import MAX_BROKER_SILENCE_S, ProgressTimeout
 from rocketmq_spark.pull.replica import OnHint, ReplicaHints
 from rocketmq_spark.pull.suspicions import HoleSuspicions, LossSuspicions, confirmed_losses, split_at_unconfirmed
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, BulkStream, EmptyAnswer, FoundAnswer, PullTemplate
@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 
 # Time limit of a connection to another address while the present connection still works.
-RECONNECT_S = 5.0
+RECONNECT_TIMEOUT_S = 5.0
 # How long a read that ends waits for the answers to its pulls in flight, because an answer may report a reset.
-LAST_ANSWERS_S = 1.0
+LAST_ANSWERS_TIMEOUT_S = 1.0
 
 
 class GroupResets:
-    """The offsets to which an operator reset the group, if the read follows its group. A broker reports a reset to only one
-    pull of each queue.
+    """The offsets to which an operator reset the group, if the read follows the resets of its group. A broker reports a reset
+    to only one pull of each queue.
     """
 
     def __init__(self, ranges: Sequence[OffsetRange], follows_group: bool) -> None:
@@ -61,13 +61,15 @@ class GroupResets:
             self.by_queue[self._ranges[requested_range.range_number].queue] = offset
 
     def collect_in_flight(self, stream: BulkStream, pending: PendingOffsets, clock: Clock) -> None:
-        """Wait for the answers to the pulls in flight, before the connection is closed. Their offsets become pending."""
-        wait_until = clock.now() + LAST_ANSWERS_S
+        """Wait for the answers to the pulls in flight, before the connection is closed. The offsets of the pulls become
+        pending.
+        """
+        wait_until = clock.now() + LAST_ANSWERS_TIMEOUT_S
         try:
-            while self._follows_group and pending.pulls_in_flight and (left_s := wait_until - clock.now()) > 0:
+            while self._follows_group and pending.pulls_in_flight and (remaining_s := wait_until - clock.now()) > 0:
                 if stream.is_full:
                     stream.compact(())
-                if stream.receive(left_s):
+                if stream.receive(remaining_s):
                     self._collect(stream, pending)
         except RocketMQError as e:
             logger.info("pulls in flight were not answered: %s", e)
@@ -128,7 +130,7 @@ class RangeReader:
     def fetch(self) -> Generator[FetchedAnswers, None, None]:
         """Yield all messages of the ranges, buffer by buffer. Closing the iterator closes the connection.
 
-        A read that follows its group ends when an operator resets the group. Then ``resets`` has the new offsets by queue.
+        A read that follows its group ends when an operator resets the group, and ``resets`` then has the new offsets by queue.
         """
         self._progress_timeout.restart()
         try:
@@ -136,18 +138,18 @@ class RangeReader:
                 try:
                     self._step()
                 except RocketMQError as e:
-                    if e.retriable:  # after a permanent error, the offsets of the rejected pull are not pending
+                    if e.retriable:  # the offsets of a permanently rejected pull are not pending
                         yield from self._deliver(deliver_all=True)
                     self._disconnect()
                     if not self._pending:  # the remaining offsets were rejected, or are lost
                         raise
-                    queue = self._ranges[self._pending.first_pending()[0]].queue
+                    queue = self._ranges[self._pending.first_pending_position()[0]].queue
                     e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)
                     if e.retriable:
                         e.remedy = e.remedy or f"Start broker {queue.broker_name}, or raise option 'readDeadline'"
-                    self._progress_timeout.pause_or_raise(e, self._waits_for)
+                    self._progress_timeout.pause_or_raise(e, self._describe_wait)
                     continue
-                # The answers that the decoder gave back are delivered again.
+                # ``_deliver`` also yields the answers that the decoder gave back.
                 yield from self._deliver()
         finally:
             self._disconnect()
@@ -160,7 +162,7 @@ class RangeReader:
         """Return how many of the delivered answers may be used. The other answers are delivered again.
 
         ``holes``, in order, are offsets that answers skipped although every offset of their queue has a message. Holes are
-        requested again, from the master. Holes that are not filled during the grace period are lost.
+        requested again, from the master. Holes that are not filled during the grace period count as lost.
         """
         answers, now = self._received_answers.delivered_answers, self._clock.now()
         is_reliable = not self._hints.return_to_master()
@@ -180,39 +182,40 @@ class RangeReader:
         if self._stream is None:
             self._stream = self._connect(self._progress_timeout.connect_deadline())
         stream = self._stream
-        # What the previous replica lacked is no longer evidence of a loss.
+        # If the replica has changed, a message that the previous replica did not have may not be lost.
         if stream.address != self._address:
             self._address = stream.address
             self._suspicions.on_address_changed()
             self._hole_suspicions.on_address_changed()
-        self._pending.release_due(self._clock.now())
+        self._pending.release_due_ranges(self._clock.now())
         self._send_pulls(stream)
         if not stream.is_full:
             self._receive(stream)
         if not self._pending:
             return
-        self._progress_timeout.log_wait(self._waits_for)
+        self._progress_timeout.log_wait(self._describe_wait)
         if self._progress_timeout.remaining_s() <= 0:
             raise self._progress_timeout.timeout_error(stream.address)
 
-    def _waits_for(self) -> str:
+    def _describe_wait(self) -> str:
         """Return what the read waits for, for errors and logs."""
-        range_number, offset = self._pending.first_pending()
+        range_number, offset = self._pending.first_pending_position()
         queue = self._ranges[range_number].queue
         return f"broker {queue.broker_name}: {queue} from offset {offset} on"
 
     def _send_pulls(self, stream: BulkStream) -> None:
-        if self._hints.reconnect_needed:  # first, the pulls in flight must be answered
+        if self._hints.reconnect_needed:  # the reader connects again when no pull is in flight
             return
         depth = self._pacing.depth()
-        # While the first pending offset has no answer, the answers after it may have at most as many bytes as may be in flight.
+        # While the first pending offset has no answer, the size of the answers after it is limited to the maximum of bytes in
+        # flight.
         if stream.filled_bytes > BUFFER_BYTES + self._settings.max_bytes_in_flight:
             depth = 0 if self._pending.next_retry_at is not None else 1
         frames: list[bytes] = []
         pending = self._pending
-        while pending.has_unrequested and (free_count := depth - pending.pulls_in_flight) > 0:
+        while pending.has_unrequested_offsets and (free_count := depth - pending.pulls_in_flight) > 0:
             pull_size = self._pacing.next_pull_size()
-            pull_count = min(free_count, self._pacing.allowed_pulls(pull_size, pending.offsets_in_flight))
+            pull_count = min(free_count, self._pacing.allowed_pull_count(pull_size, pending.offsets_in_flight))
             if not pull_count and pending.pulls_in_flight:
                 break
             frames.extend(self.requests.next_frames(pending, self._pacing, max(1, pull_count), pull_size))
@@ -224,7 +227,7 @@ class RangeReader:
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._progress_timeout.receive_wait_s(self._pending.next_retry_at)):
             if self._pending.pulls_in_flight and self._progress_timeout.is_silent:
-                raise ConnectionLost(f"the broker sent nothing for {BROKER_SILENCE_S:g} s", stream.address)
+                raise ConnectionLost(f"the broker sent nothing for {MAX_BROKER_SILENCE_S:g} s", stream.address)
             return
         self._progress_timeout.record_answer()
         found_answers, empty_answers = stream.scan()
@@ -277,7 +280,7 @@ class RangeReader:
         if next_offset <= start:
             self._retry_later(requested_range)
             return
-        if self._settings.has_filter and int(min_offset) > start:  # a filter hides which of the skipped offsets existed
+        if self._settings.has_filter and int(min_offset) > start:  # with a filter, skipped offsets may be lost
             self._report_loss_at_master(requested_range, int(min_offset), Cause.TRUNCATED, from_range_start=True)
             return
         self._record_progress(requested_range)
@@ -292,7 +295,7 @@ class RangeReader:
     def _with_rest_of_batch(self, requested_range: PendingRange, next_offset: int, begin: int) -> PendingRange:
         """Return the offsets that an answer covers. A broker returns an inner batch whole, however few of its offsets were
         requested, so the pending offsets up to ``next_offset`` are covered, too. Pending offsets before ``requested_range`` are
-        requested again, because only an answer to them shows where the batch begins.
+        requested again, because only an answer that covers these offsets shows where the batch begins.
         """
         assert self._stream is not None
         if not is_inner_batch(self._stream.buffer, begin):
@@ -308,7 +311,7 @@ class RangeReader:
         self._progress_timeout.record_refusal(f"{answer.code} {answer.remark}".strip())
         match judge(requested_range.start, answer):
             case AccessDenied() if self.requests.has_newer_keys(opaque):
-                self._retry_later(requested_range)  # the keys expired, and there are newer ones
+                self._retry_later(requested_range)  # the keys of the request expired, and newer keys exist
             case BrokerError() as error:
                 queue = self._ranges[requested_range.range_number].queue
                 error.addr, error.topic, error.queue = address, queue.topic, str(queue)
@@ -329,7 +332,8 @@ class RangeReader:
                 self._pending.add(requested_range)
                 raise ConnectionLost("the broker is shutting down", address, remark=answer.remark)
             case Lost(until, cause):
-                # No message is left below the minimum offset, so this is one loss, whichever offset was requested first.
+                # No message is left below the minimum offset, so one loss is reported, even if later offsets were requested
+                # first.
                 self._report_loss_at_master(requested_range, until, cause, from_range_start=until == answer.min_offset)
             case Suspect(cause, until):
                 self._suspect(requested_range, until, cause)
@@ -353,7 +357,9 @@ class RangeReader:
     def _report_loss_at_master(
         self, requested_range: PendingRange, until: int, cause: Cause, from_range_start: bool
     ) -> None:
-        """Report a loss if the answer came from the master. After an answer of a slave, ask the master first."""
+        """Report a loss if the answer came from the master. If the answer came from a slave, request the offsets from the
+        master.
+        """
         if self._hints.return_to_master():
             self._retry_later(requested_range)
         else:
@@ -362,8 +368,8 @@ class RangeReader:
     def _report_loss(
         self, requested_range: PendingRange, until: int | None, cause: Cause, from_range_start: bool = False
     ) -> None:
-        """Report the pending offsets before ``until`` as lost; without ``until``, those up to the end of the range. They begin
-        at the start of ``requested_range``; with ``from_range_start``, at the start of the whole range.
+        """Report pending offsets as lost: from the start of ``requested_range`` to ``until``. If ``until`` is None, the loss
+        ends at the end of the whole range. With ``from_range_start``, the loss begins at the start of the whole range.
         """
         whole_range = self._ranges[requested_range.range_number]
         self._record_progress(requested_range)
@@ -389,10 +395,10 @@ class RangeReader:
             self._next_route_request_at = now + next(self._route_pauses)
 
     def _reconnect(self) -> None:
-        """Connect to the address in the current route. If that fails, the present connection stays."""
+        """Connect to the address in the current route. If the connection fails, the present connection stays."""
         self._hints.reconnect_needed = False
         try:
-            stream = self._connect(self._progress_timeout.connect_deadline(RECONNECT_S))
+            stream = self._connect(self._progress_timeout.connect_deadline(RECONNECT_TIMEOUT_S))
         except RocketMQError as e:
             logger.info("cannot connect to the address in the current route: %s", e)
             return
@@ -414,9 +420,9 @@ class RangeReader:
         self._pacing.on_pulls_lost()
 
     def _deliver(self, deliver_all: bool = False) -> Iterator[FetchedAnswers]:
-        """Yield the answers before the first pending offset, if these are enough or no offset is pending.
+        """Yield the answers before the first pending offset, if there are enough answers, or if no offset is pending.
 
-        With ``deliver_all``, and before a reconnect, yield these answers in any case. Otherwise a read that needs more answers
+        With ``deliver_all``, and before a reconnect, yield even a few answers, because otherwise a read that needs more answers
         than one connection delivers would never end.
         """
         stream, enough_offsets = self._stream, self._settings.offsets_per_fetch
@@ -424,13 +430,13 @@ class RangeReader:
         is_urgent = deliver_all or must_reconnect or not self._pending or (stream is not None and stream.is_full)
         if stream is None or not (is_urgent or self._received_answers.offset_count >= enough_offsets):
             return
-        ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending())
+        ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending_position())
         while self._recreated_topics is not None and (
             recreated_answers := self._recreated_topics.find(stream.buffer, ready_answers)
         ):
-            self._report_recreated(recreated_answers)
-            # Fewer offsets are pending now.
-            ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending())
+            self._report_recreated_topics(recreated_answers)
+            # The first pending offset may be a later offset now, because the lost offsets are not pending.
+            ready_answers, rest_answers = self._received_answers.split_at(self._pending.first_pending_position())
         rest_count = offset_count(rest_answers)
         if not is_urgent and self._received_answers.offset_count - rest_count < enough_offsets // 2:
             return
@@ -440,7 +446,7 @@ class RangeReader:
             self._progress_timeout.restart()
         self._received_answers.retain(rest_answers, rest_count, stream)
 
-    def _report_recreated(self, answers: Sequence[FetchedAnswer]) -> None:
+    def _report_recreated_topics(self, answers: Sequence[FetchedAnswer]) -> None:
         """Report ``answers`` as lost, because their topics were created again, and the pending offsets of their ranges, too."""
         self._received_answers.remove(answers)
         for answer in answers:

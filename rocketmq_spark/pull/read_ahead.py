@@ -56,28 +56,30 @@ class PlainRead:
         self._ranges = ranges
         self._reading = reading.read(replace(puller, settings=settings), ranges, self._record_loss)
         self._next_offsets = {r.queue: r.start for r in reversed(ranges)}
-        self._met_other_answer = False
+        self._has_met_other_answer = False
 
     @property
     def had_only_plain_answers(self) -> bool:
-        """Whether all answers were plain. If so, the read reached the end of its ranges, or was stopped."""
-        return not self._met_other_answer and not self.resets
+        """Whether all answers were plain. If all were plain, the read reached the end of its ranges, or was stopped."""
+        return not self._has_met_other_answer and not self.resets
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """The offsets to which an operator reset the group meanwhile, by queue. Complete when the read has ended."""
+        """The offsets to which an operator reset the group during the read, by queue. The mapping is complete when the read has
+        ended.
+        """
         return self._reading.resets
 
     def fetch(self) -> Generator[list[PlainAnswers], None, None]:
-        """Yield answers until all are read or ``stop`` is called. If an answer is not plain, the read ends before it, and
-        ``had_only_plain_answers`` is False.
+        """Yield answers until all are read or ``stop`` is called. The read ends before an answer that is not plain, and
+        ``had_only_plain_answers`` is then False.
 
         Raises permanent errors of a broker, and temporary errors that lasted too long.
         """
-        with closing(self._reading.fetch()) as fetching:
-            for fetched in fetching:
+        with closing(self._reading.fetch()) as fetched_batches:
+            for fetched in fetched_batches:
                 yield self._plain_answers(fetched)
-                if self._met_other_answer:
+                if self._has_met_other_answer:
                     return
 
     def stop(self) -> None:
@@ -94,7 +96,7 @@ class PlainRead:
             ends, answer_bytes, size = [], [], 0
             for _, answer_start, limit, next_offset, begin, end in range_answers:
                 if answer_start != next_start or next_offset > limit:
-                    self._met_other_answer = True
+                    self._has_met_other_answer = True
                     break
                 next_start = next_offset
                 size += end - begin
@@ -103,10 +105,10 @@ class PlainRead:
             self._next_offsets[queue] = next_start
             if ends:
                 plain_answers.append(PlainAnswers(queue, start, ends, b"".join(answer_bytes)))
-            if self._met_other_answer:
+            if self._has_met_other_answer:
                 break
         return plain_answers
 
     def _record_loss(self, part: OffsetRange, cause: Cause) -> None:
-        self._met_other_answer = True
+        self._has_met_other_answer = True
         self.stop()

@@ -1,13 +1,14 @@
 """Reads ranges for tasks, commands, and consumers that read ahead.
 
-This module decides for all these readers which messages belong to an answer. A decoder sees which offsets an answer skips, and
-which messages it has beyond the requested end. ``RangesReading`` decides what these offsets and messages mean.
+A decoder sees which offsets an answer skips, and which messages the answer has beyond the requested end. ``RangesReading``
+decides, for all readers, whether skipped offsets are lost, and which messages belong to an answer.
 
 ``SingleMessageReader`` reads single messages without the filter of the read, to learn two facts that filtered answers do not
-show. First: a broker that searches beyond the requested end sends messages of the next read; if a damaged message shifted the
-index of the queue, only the message *at* the end shows which messages these are. Second: a broker skips index entries whose
-part of the commit log was removed, as if the filter had skipped them. Logs are removed from their front: while the first
-message of a read exists, all later messages exist, too.
+show. The first fact is where an answer ends: a broker that searches beyond the requested end sends messages of the next read.
+If a damaged message shifted the index of the queue, only the message *at* the requested end shows which messages belong to the
+next read. The second fact is whether messages were lost: a broker skips index entries whose part of the commit log was removed,
+as if the filter had skipped them. Logs are removed from their front, so while the first message of a read exists, all later
+messages exist, too.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _CHECK_INTERVAL_S = 1.0
 class SingleMessageReader:
     """Reads single messages of queues of one broker, with the same time limits as other reads.
 
-    ``is_compacted`` returns whether a queue belongs to a compaction topic. There, a broker returns the next message instead of
-    a missing message.
+    ``is_compacted`` returns whether a queue belongs to a compaction topic, in which a broker returns the next message in place
+    of a missing message.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class SingleMessageReader:
 def with_true_ends(
     answers: Sequence[FetchedAnswer], queues: Sequence[MessageQueue], single_message_reader: SingleMessageReader
 ) -> list[FetchedAnswer]:
-    """Return answers that went beyond their ends, with ends that match the offsets inside of their messages. An index stays
-    shifted. So if the message at an end has the right offset, all earlier messages of the range have the right offsets, too.
+    """Return answers that went beyond their ends, with ends that match the offsets inside of their messages. An index that was
+    shifted stays shifted, so if the message at an end has the right offset, all earlier messages of the range have the right
+    offsets, too.
     """
     last_answers = {answer.range_number: answer for answer in answers}
     end_positions = [(queues[range_number], answer.limit) for range_number, answer in last_answers.items()]
@@ -106,21 +108,22 @@ class FilteredReadCheck:
         self._on_loss = on_loss
         self._clock = clock or Clock()
         self._checked_at = self._clock.now()
-        # By range: the offsets before this offset existed, or are reported as lost.
-        self._verified_until = [r.start for r in ranges]
-        # By range: the offset of the first message that was found at or after ``_verified_until``.
+        # An offset for each range. All earlier offsets of the range existed when the broker searched them, or are reported as
+        # lost.
+        self._verified_ends = [r.start for r in ranges]
+        # For each range, the offset of the first message that was found at or after ``_verified_ends``.
         self._first_found_offsets: dict[int, int] = {}
 
     def record_loss(self, part: OffsetRange, cause: Cause) -> None:
-        """Report a loss that the read itself noticed. The checks do not report it again."""
+        """Report a loss that the read itself noticed, and exclude the lost offsets from the checks."""
         for i, r in enumerate(self._ranges):
             if r.queue != part.queue or not r.start <= part.start < r.end:
                 continue
-            if cause is not Cause.TRUNCATED:  # messages of the range cannot be requested any more
-                self._verified_until[i] = r.end
-            elif part.start <= self._verified_until[i]:
-                self._verified_until[i] = max(self._verified_until[i], part.end)
-            if self._first_found_offsets.get(i, r.end) < self._verified_until[i]:
+            if cause is not Cause.TRUNCATED:  # the rest of the range cannot be requested any more
+                self._verified_ends[i] = r.end
+            elif part.start <= self._verified_ends[i]:
+                self._verified_ends[i] = max(self._verified_ends[i], part.end)
+            if self._first_found_offsets.get(i, r.end) < self._verified_ends[i]:
                 del self._first_found_offsets[i]
         self._on_loss(part, cause)
 
@@ -128,7 +131,7 @@ class FilteredReadCheck:
         """Record answers. The broker has searched all offsets before the last answer."""
         for answer in fetched.answers:
             offset = first_offset(fetched.buffer, answer.begin)
-            if offset >= self._verified_until[answer.range_number]:
+            if offset >= self._verified_ends[answer.range_number]:
                 self._first_found_offsets.setdefault(answer.range_number, offset)
         if fetched.answers and self._clock.now() - self._checked_at >= _CHECK_INTERVAL_S:
             last_answer = fetched.answers[-1]
@@ -145,13 +148,13 @@ class FilteredReadCheck:
         """Report the offsets that were lost before they were searched. ``searched_ends`` are the offsets up to which each range
         was searched.
         """
-        unverified_ranges = [i for i, end in enumerate(searched_ends) if self._verified_until[i] < end]
-        positions = [(self._ranges[i].queue, self._verified_until[i]) for i in unverified_ranges]
+        unverified_ranges = [i for i, end in enumerate(searched_ends) if self._verified_ends[i] < end]
+        positions = [(self._ranges[i].queue, self._verified_ends[i]) for i in unverified_ranges]
         stored_offsets = self._single_message_reader(positions) if positions else []
         for i, offset in zip(unverified_ranges, stored_offsets, strict=True):
-            start, self._verified_until[i] = self._verified_until[i], searched_ends[i]
+            start, self._verified_ends[i] = self._verified_ends[i], searched_ends[i]
             first_found_offset = self._first_found_offsets.pop(i, searched_ends[i])
-            # A message that was found existed, and so did all later messages.
+            # The messages from the first found message on existed.
             if offset is None and start < first_found_offset:
                 lost_range = OffsetRange(self._ranges[i].queue, start, min(first_found_offset, searched_ends[i]))
                 self._on_loss(lost_range, Cause.TRUNCATED)
@@ -169,9 +172,9 @@ def read(
     """Return a read of ``ranges`` of one broker, in their order.
 
     Args:
-        puller: Opens the read.
-        ranges: What to read.
-        on_loss: Receives offsets that cannot be read any more. It may raise.
+        puller: The puller that opens the read.
+        ranges: The ranges to read.
+        on_loss: Receives offsets that cannot be read any more, and may raise an error.
         broker_filter: The filter that the brokers apply, the same for all queues; see ``Puller.broker_filter``. In batch
             topics, brokers filter whole batches by the tags of the batch.
         planned_address: The address of the broker when the read was planned.
@@ -195,7 +198,7 @@ class RangesReading:
     ) -> None:
         self.queues = [r.queue for r in ranges]
         self._is_compacted = puller.is_compacted
-        # Both are set only for a filtered read.
+        # The next two attributes are set only for a filtered read.
         self._single_message_reader: SingleMessageReader | None = None
         self._filtered_read_check: FilteredReadCheck | None = None
         if broker_filter:
@@ -207,8 +210,8 @@ class RangesReading:
 
     def fetch(self) -> Generator[FetchedAnswers, None, None]:
         """Yield all messages of the ranges, buffer by buffer. Closing the iterator closes the connection."""
-        with closing(self._reader.fetch()) as fetching:
-            for fetched in fetching:
+        with closing(self._reader.fetch()) as fetched_batches:
+            for fetched in fetched_batches:
                 if self._filtered_read_check is not None:
                     self._filtered_read_check.record_answers(fetched)
                 yield fetched
@@ -221,12 +224,14 @@ class RangesReading:
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """The offsets to which an operator reset the group meanwhile, by queue. Complete when the read has ended."""
+        """The offsets to which an operator reset the group during the read, by queue. The mapping is complete when the read has
+        ended.
+        """
         return self._reader.resets
 
     @property
     def on_holes(self) -> Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int] | None:
-        """``usable_count``, or None if holes do not matter for this read."""
+        """The method ``usable_count``; None if holes do not matter for this read."""
         return self.usable_count if self._single_message_reader is None else None
 
     def usable_count(self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole]) -> int:
@@ -245,7 +250,7 @@ class RangesReading:
     def with_true_ends(self, answers: Sequence[FetchedAnswer]) -> Sequence[FetchedAnswer]:
         """Return answers that went beyond their ends, with ends that match the offsets inside of their messages.
 
-        Without a filter the ends are right.
+        Without a filter, the answers are returned unchanged, because their ends are right.
         """
         return (
             answers

@@ -1,11 +1,13 @@
 """Finds messages of a topic that was deleted and created again after a read was planned.
 
 The queues of the new topic begin at offset 0, so they may have messages at the planned offsets. The plan of the next batch
-notices the new topic and reads it from its start. So a message that was read in place of an old message would come twice.
+notices the new topic and reads it from its start. A message of the new topic that was read in place of an old message would
+therefore be read twice.
 
-Every message of the new topic is younger than all messages of the old topic. So an answer is suspicious if its first message is
-younger than the newest message that the plan saw. Then a request to the broker decides, because after a broker's clock was set
-back, messages of the same topic may be younger, too. For all other answers, the check is one comparison of numbers.
+Every message of the new topic is younger than all messages of the old topic. Therefore, an answer is suspicious if its first
+message is younger than the newest message that the plan saw. For a suspicious answer, a request to the broker decides, because
+if a broker's clock was set back, messages of the same topic may be younger, too. For all other answers, the check is one
+comparison of numbers.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.fetched import FetchedAnswer
 
 # Positions in a stored message: the flags, and the store time, which follows the host of the sender.
-_FLAGS_AT, _STORE_TIME_AT, _IPV6_EXTRA_BYTES = 36, 56, 12
-_MIN_READABLE_BYTES = _STORE_TIME_AT + _IPV6_EXTRA_BYTES + 8
+_FLAGS_POSITION, _STORE_TIME_POSITION, _IPV6_EXTRA_BYTES = 36, 56, 12
+_MIN_READABLE_BYTES = _STORE_TIME_POSITION + _IPV6_EXTRA_BYTES + 8
 _BORN_IPV6 = int(SysFlag.BORNHOST_V6)
 _BYTE_OFFSETS = np.arange(8)
-_NEVER = np.iinfo(np.int64).max
+_MAX_STORE_TIME_MS = np.iinfo(np.int64).max
 
 Buffer = npt.NDArray[np.uint8]
 
 
 def store_times_ms(buffer: Buffer, begins: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
     """Return the store times of the messages that begin at the positions ``begins``."""
-    is_ipv6 = (_numbers(buffer, begins + _FLAGS_AT, 4) & _BORN_IPV6) != 0
-    return _numbers(buffer, begins + (_STORE_TIME_AT + is_ipv6 * _IPV6_EXTRA_BYTES), 8)
+    is_ipv6 = (_numbers(buffer, begins + _FLAGS_POSITION, 4) & _BORN_IPV6) != 0
+    return _numbers(buffer, begins + (_STORE_TIME_POSITION + is_ipv6 * _IPV6_EXTRA_BYTES), 8)
 
 
 def _numbers(buffer: Buffer, positions: npt.NDArray[np.intp], size: int) -> npt.NDArray[Any]:
@@ -52,18 +54,18 @@ class RecreatedTopics:
         self, ranges: Sequence[OffsetRange], newest_ms: Sequence[int], confirm: Callable[[MessageQueue], bool]
     ) -> None:
         self._ranges = ranges
-        self._newest_ms = np.array([ms or _NEVER for ms in newest_ms], np.int64)
+        self._newest_ms = np.array([ms or _MAX_STORE_TIME_MS for ms in newest_ms], np.int64)
         self._confirm = confirm
-        self._recreated_by_queue: dict[MessageQueue, bool] = {}
+        self._is_recreated_by_queue: dict[MessageQueue, bool] = {}
 
     def find(self, buffer: Buffer, answers: Sequence[FetchedAnswer]) -> list[FetchedAnswer]:
         """Return the ``answers`` that have messages of recreated topics."""
         if not answers:
             return []
-        # The answers are checked by columns, because a million messages may have 30,000 answers.
+        # The answers are checked together, as arrays, because a million messages may come in 30,000 answers.
         range_numbers, _, _, _, begin, end = zip(*answers, strict=True)
         begins = np.array(begin, np.intp)
-        # The decoder reports answers that are too short.
+        # Answers that are too short are left out, because the decoder reports them.
         is_readable = np.array(end, np.intp) - begins >= _MIN_READABLE_BYTES
         if not is_readable.all():
             return self.find(buffer, [answers[i] for i in np.flatnonzero(is_readable).tolist()])
@@ -72,6 +74,6 @@ class RecreatedTopics:
         return [answer for answer in suspicious_answers if self._is_recreated(self._ranges[answer.range_number].queue)]
 
     def _is_recreated(self, queue: MessageQueue) -> bool:
-        if queue not in self._recreated_by_queue:
-            self._recreated_by_queue[queue] = self._confirm(queue)
-        return self._recreated_by_queue[queue]
+        if queue not in self._is_recreated_by_queue:
+            self._is_recreated_by_queue[queue] = self._confirm(queue)
+        return self._is_recreated_by_queue[queue]

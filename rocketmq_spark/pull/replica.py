@@ -18,7 +18,8 @@ from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.bulk import BulkStream
 from rocketmq_spark.remoting.pool import ConnectOptions
 
-# Receives the replica that a broker suggests, or None if its suggestion is in doubt; returns whether to reconnect.
+# A function that receives the replica that a broker suggests, or None if the suggestion is in doubt, and returns whether to
+# reconnect.
 OnHint = Callable[[int | None], bool]
 
 
@@ -36,15 +37,15 @@ class ReplicaHints:
         """Use the replica that the broker suggests. While an offset looks lost, use only the master, which knows whether it is
         lost.
         """
-        if suggested_broker != MASTER_ID and suspicions.any_suspected:
+        if suggested_broker != MASTER_ID and suspicions.has_suspicions:
             return
         self.last_suggested_broker = suggested_broker
         if self._on_hint is not None and self._on_hint(suggested_broker):
             self.reconnect_needed = True
 
     def return_to_master(self) -> bool:
-        """Use the master before an offset counts as lost, because a slave may only lag. Returns False if the read is at the
-        master already.
+        """Use the master before an offset counts as lost, because a slave may only lag. Returns False if the read already uses
+        the master.
         """
         if self._on_hint is None or not self._on_hint(None):
             return False
@@ -56,9 +57,9 @@ class ReplicaHints:
 class Replica:
     """Opens streams to a replica of a broker. Follows what brokers suggest if ``read_from`` is "hint".
 
-    ``planned_address`` was the address of the master when the read was planned. It is tried once. ``at_master`` is None until a
-    route shows whether the address still belongs to the master. ``spare_bytes`` is how many bytes the user's options let a
-    stream keep besides its buffer.
+    ``planned_address`` was the address of the master when the read was planned. The first stream uses this address.
+    ``is_at_master`` is None until a route shows whether the address still belongs to the master. ``spare_bytes`` is how many
+    bytes a stream may keep besides its buffer, by the options of the user.
     """
 
     source: PullSource
@@ -70,48 +71,48 @@ class Replica:
     spare_bytes: int = 0
     suggested_broker: int = MASTER_ID
     is_doubted: bool = False
-    at_master: bool | None = False
+    is_at_master: bool | None = False
     has_connected: bool = False
 
     def __call__(self, deadline: Deadline) -> BulkStream:
         address, self.planned_address = self.planned_address if self.read_from != "slave" else None, None
-        at_master: bool | None = None
+        is_at_master: bool | None = None
         if address is None:
-            address, at_master = self._from_route(deadline)
+            address, is_at_master = self._address_from_route(deadline)
         try:
             stream = BulkStream(
-                self.connect_options.reachable(address),
+                self.connect_options.reachable_address(address),
                 deadline.within(self.connect_options.connect_timeout_s),
                 self.connect_options.tls,
                 spare_bytes=self.spare_bytes,
                 receive_budget=self.connect_options.receive_budget,
             )
         except RocketMQError as e:
-            # The remedy assumes that the name server answers, which is known only if the address just came from a route.
-            if at_master is not None and not self.has_connected and not self.connect_options.at_name_server:
+            # The remedy assumes that the name server answers. This is known only if the address just came from a route.
+            if is_at_master is not None and not self.has_connected and not self.connect_options.at_name_server:
                 with_advertised_remedy(e, [address])
             raise
-        self.at_master, self.has_connected = at_master, True
+        self.is_at_master, self.has_connected = is_at_master, True
         return stream
 
     def follow_hint(self, broker_id: int | None) -> bool:
-        """Use the replica that a broker suggests; with None the master, because the answers of a replica are in doubt. Returns
-        whether to connect again.
+        """Use the replica that a broker suggests, or the master if ``broker_id`` is None, because the answers of a replica are
+        in doubt. Returns whether to connect again.
         """
         if broker_id is None:
             self.suggested_broker, self.is_doubted = MASTER_ID, True
-            return not self.at_master
+            return not self.is_at_master
         if self.read_from != "hint" or broker_id == self.suggested_broker:
             return False
         self.suggested_broker, self.is_doubted = broker_id, False
         return True
 
-    def _from_route(self, deadline: Deadline) -> tuple[str, bool]:
+    def _address_from_route(self, deadline: Deadline) -> tuple[str, bool]:
         """Return an address from the current route, and whether it is the master's."""
         try:
             route = self.source.route(self.topic, deadline)
         except RouteNotFound:
-            self.at_master = self.at_master is not False  # the topic was deleted: no route contradicts the plan
+            self.is_at_master = self.is_at_master is not False  # the topic was deleted: no route contradicts the plan
             raise
         broker_data = route.brokers.get(self.broker_name)
         address = broker_data.replica(self.read_from, self.suggested_broker) if broker_data is not None else None

@@ -1,4 +1,4 @@
-"""How long an offset has looked lost, and when to request it again. Pure.
+"""How long an offset has looked lost, and when to request it again. This module is pure.
 
 A broker skips index entries whose part of the commit log is gone: the answer says "found", and only the number of its messages
 shows the gap. Decoders report such holes, and ``HoleSuspicions`` decides for how long holes are requested again.
@@ -20,8 +20,8 @@ class LossSuspicion:
 
     def __init__(self, pauses: Iterator[float]) -> None:
         self.pauses = pauses
-        # None means that attempts failed, but nothing looks lost. Infinity means that the position looks lost, and that the
-        # time starts with the next answer.
+        # The time since which the position has looked lost. The value is None if attempts failed, but nothing looks lost. The
+        # value is infinity if the position looks lost, but the grace period starts with the next answer.
         self.suspected_at: float | None = None
 
     def suspected_for_s(self, now: float) -> float:
@@ -43,7 +43,8 @@ class LossSuspicions:
     def suspect_loss(self, position: Position, now: float, is_reliable: bool = True) -> bool:
         """Record an answer that looks like a loss. Returns whether the position has looked lost for the whole grace period.
 
-        ``is_reliable`` means that the broker that answered knows what is lost. Otherwise the grace period starts again.
+        ``is_reliable`` means that the broker that answered knows what is lost. An answer that is not reliable starts the grace
+        period again.
         """
         suspicion = self._suspicion(position)
         if not is_reliable:
@@ -51,13 +52,13 @@ class LossSuspicions:
         return suspicion.suspected_for_s(now) >= self._grace_s
 
     def on_address_changed(self) -> None:
-        """The next answers come from another address: suspected losses remain, but their grace period starts again."""
+        """Start the grace period of all suspected losses again, because the next answers come from another address."""
         for suspicion in self.by_position.values():
             if suspicion.suspected_at is not None:
                 suspicion.suspected_at = math.inf
 
     @property
-    def any_suspected(self) -> bool:
+    def has_suspicions(self) -> bool:
         """Whether any position looks lost."""
         return any(suspicion.suspected_at is not None for suspicion in self.by_position.values())
 
@@ -66,7 +67,7 @@ class LossSuspicions:
         return now + next(self._suspicion(position).pauses)
 
     def clear(self, position: Position) -> None:
-        """End the suspicion of a position: a message arrived, or the offset is lost."""
+        """End the suspicion of a position, because a message arrived, or the offset is lost."""
         self.by_position.pop(position, None)
 
     def _suspicion(self, position: Position) -> LossSuspicion:
@@ -74,7 +75,7 @@ class LossSuspicions:
 
 
 class HoleSuspicions:
-    """The suspicions for holes, by range number and first offset, until the broker fills the hole or the grace period is over."""
+    """The suspicions that holes are lost. A suspicion ends when the broker fills the hole, or when the grace period is over."""
 
     def __init__(self, grace_s: float, pauses: Callable[[], Iterator[float]]) -> None:
         self._suspicions = LossSuspicions(grace_s, pauses)
@@ -82,7 +83,9 @@ class HoleSuspicions:
     def unconfirmed_holes(
         self, answers: Sequence[FetchedAnswer], holes: Sequence[Hole], now: float, is_reliable: bool
     ) -> list[Hole]:
-        """Return the holes that may still be filled. ``is_reliable`` means the same as in ``LossSuspicions.suspect_loss``."""
+        """Return the holes that may still be filled. The argument ``is_reliable`` means the same as in
+        ``LossSuspicions.suspect_loss``.
+        """
         return [
             hole
             for hole in holes
@@ -92,7 +95,7 @@ class HoleSuspicions:
         ]
 
     def on_address_changed(self) -> None:
-        """The next answers come from another address: the grace period starts again."""
+        """Start the grace period of all holes again, because the next answers come from another address."""
         self._suspicions.on_address_changed()
 
     def retries(

@@ -1,5 +1,5 @@
 """Choice of queues: pure functions over lists of ``MessageQueue``, for producers, for groups and for Spark's planner.
 
-Nothing here contacts a broker, reads a clock or starts a thread. ``selection`` chooses one queue for a producer, ``allocation``
-a consumer's share of all queues. Both use ``environment``.
+These modules contact no broker, read no clock and start no thread. ``selection`` chooses one queue for a producer. ``allocation``
+chooses the queues of a consumer. Both modules use ``environment``.
 """

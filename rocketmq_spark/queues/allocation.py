@@ -7,9 +7,9 @@ A callable is called as ``strategy(consumer, queues, consumers, **config)``, wit
 ``consumer``. A strategy in this module is called once for all consumers, so that it does the common work once. It returns a
 function from a consumer to its queues.
 
-``allocationConfig`` fixes queues by hand. Its value, a Python value or JSON text, is a list of queues (``MessageQueue`` or
-``"topic/broker/0"``), the form of the option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from a consumer to a
-value of one of these two forms.
+The option ``allocationConfig`` fixes queues by hand, as a Python value or as JSON. The value has one of three forms: a list of
+queues (``MessageQueue`` or ``"topic/broker/0"``); a mapping as in the option ``assign`` (``{"topic": {"broker": [0, 1]}}``); or a
+mapping from a consumer to a value of the first or second form.
 """
 
 from __future__ import annotations
@@ -196,7 +196,9 @@ def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: C
 
 
 def _averagely(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    """Contiguous blocks; the first blocks are larger by one queue (``AllocateMessageQueueAveragely``)."""
+    """Each consumer gets a contiguous block of queues. If queues are left over, the first blocks have one more queue
+    (``AllocateMessageQueueAveragely``).
+    """
     block_size, larger_count = divmod(len(queues), len(consumers))
     positions = _positions(consumers)
 
@@ -226,15 +228,17 @@ def md5_hash(key: str) -> int:
 
 
 class Ring:
-    """The ring of consistent hashing. Each consumer has several places; a key belongs to the first place at or after its hash."""
+    """The ring of consistent hashing. Each consumer has several virtual nodes on the ring. A key belongs to the first virtual
+    node at or after the hash of the key.
+    """
 
     def __init__(self, consumers: Sequence[str], virtual_nodes: int, hash_of: Callable[[str], int]) -> None:
         self.hash_of = hash_of
         ring: dict[int, str] = {}
         occurrences = Counter(consumers)
         for consumer in consumers:
-            # The second entry of a consumer continues the numbers of the consumer's places. If two places have the same hash,
-            # the later place replaces the earlier one.
+            # If a consumer is listed twice, the second entry continues the numbers of the consumer's virtual nodes. If two
+            # virtual nodes have the same hash, the later node replaces the earlier node.
             place_count = sum(owner == consumer for owner in ring.values()) if occurrences[consumer] > 1 else 0
             for place_number in range(place_count, place_count + virtual_nodes):
                 ring[hash_of(f"{consumer}-{place_number}")] = consumer
@@ -252,7 +256,8 @@ def queue_key(queue: MessageQueue) -> str:
 
 
 def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places per consumer and an optional ``hash``.
+    """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` virtual nodes per consumer (default: 10) and an optional
+    function ``hash``.
 
     Java hashes the topic's name on the wire, which includes the namespace. ``onWire`` converts the user's name to this name.
     """
@@ -268,7 +273,8 @@ def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Qu
 
 
 def _machine_room(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    """Queues of brokers named ``room@name`` in ``machineRooms``; the remainder is dealt from the tail.
+    """Shares the queues of the brokers in ``machineRooms``, which are named ``room@name``. Each consumer gets a block, and the
+    queues that are left over at the end are dealt out one by one.
 
     ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so a broker named ``room@`` is in no room.
     Copies of failed messages may be in any room. So the queues of a retry topic outside the rooms are shared averagely, because
@@ -367,7 +373,7 @@ def _environment(queues: Queues, consumers: list[str], config: Config) -> Queues
 
 
 def _by_config(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
-    """Queues fixed by ``allocationConfig``, for every consumer or by consumer.
+    """Gives consumers the queues that ``allocationConfig`` fixes, for all consumers together or for each consumer.
 
     ``AllocateMessageQueueByConfig`` returns its list for every topic, whether its queues exist or not. This strategy returns
     only queues that exist. No configuration lists retry topics, so their queues are shared averagely.
@@ -392,7 +398,9 @@ def _by_config(queues: Queues, consumers: list[str], config: Config) -> QueuesOf
 
 
 def _from_callable(strategy: Callable[..., Sequence[MessageQueue]]) -> Strategy:
-    """A user's own strategy. It is called as ``strategy(consumer, queues, consumers, **config)``, with copies of the lists."""
+    """Make a ``Strategy`` of a user's function, which is called as ``strategy(consumer, queues, consumers, **config)``, with
+    copies of the lists.
+    """
 
     def checked_strategy(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
         all_queues = set(queues)

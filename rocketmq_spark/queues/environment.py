@@ -1,14 +1,15 @@
 """Environment isolation: several environments share a topic, and each owns some of its queues.
 
-One rule serves both directions, so that what an environment sends it also reads, and nothing else. Three layouts:
+Producers and consumers use the same rule, so that an environment reads the messages that it sends, and no others. There are three
+layouts:
 
 * a number alone: environment n owns the n-th queue of the sorted list;
 * a number of a known count: environment n of c owns the queues whose id modulo c is n - 1, on every broker;
 * names: each environment owns the queue ids that are listed for it, on every broker or broker by broker.
 
-In the first layout, a queue's position in the list shifts when a broker joins or leaves. So a process keeps the queues that it
-once took for those of its environment. The other layouts do not depend on positions. A wrong number is an ``OptionError`` that
-says what was expected, never an index error and never another environment's queue.
+In the first layout, a queue's position in the list shifts when a broker joins or leaves. So a process that has once determined
+the queues of its environment keeps these queues. The other layouts do not depend on positions. A wrong number is an
+``OptionError`` that says what was expected, never an index error and never another environment's queue.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX
-from rocketmq_spark.base.java import string_order
+from rocketmq_spark.base.java import string_sort_key
 from rocketmq_spark.errors import BrokerNotFound, OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
     """The order of ``MessageQueue.compareTo``."""
-    return string_order(queue.topic), string_order(queue.broker_name), queue.queue_id
+    return string_sort_key(queue.topic), string_sort_key(queue.broker_name), queue.queue_id
 
 
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
@@ -52,7 +53,9 @@ def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One environment of a layout. Create it with ``of``, which checks both options."""
+    """One environment of a layout. ``Environment.of`` creates an environment, and checks the options ``environment`` and
+    ``environments``.
+    """
 
     name: str
     number: int = 0
@@ -96,13 +99,13 @@ class Environment:
         previous: Collection[MessageQueue] = (),
         may_be_empty: Container[str] = (),
     ) -> list[MessageQueue]:
-        """Return the environment's queues of each topic in ``queues``, sorted. Raises ``OptionError`` for a topic without such
-        queues. All queues of retry and dead-letter topics are returned, because the group of such a topic belongs to one
-        environment.
+        """Return the environment's queues of each topic in ``queues``, sorted. Raises ``OptionError`` for a topic in which the
+        environment has no queues. All queues of retry and dead-letter topics are returned, because the group of such a topic
+        belongs to one environment.
 
-        ``previous`` are the queues that the environment had before. If the environment is chosen by position, it keeps these
-        queues even if the route has changed, because while a broker is away, queues of other environments have the positions of
-        its queues. Topics in ``may_be_empty`` may currently have no queues of the environment.
+        ``previous`` are the queues that the environment had before. If the environment is chosen by position, it keeps its
+        previous queues even if the route has changed. While a broker is away, other environments' queues may have the positions
+        of this environment's queues. Topics in ``may_be_empty`` may currently have no queues of the environment.
         """
         topics_before = {queue.topic for queue in previous} if self.is_by_position else set()
         queues_owned: list[MessageQueue] = []
@@ -126,10 +129,10 @@ class Environment:
     ) -> list[MessageQueue]:
         """Return the environment's queues that accept messages now.
 
-        Positions are counted among all readable queues, as readers do. So a broker without a master, which is missing from
-        ``writable_queues``, does not shift the environment onto queues of another environment. If no queue is writable, this
-        raises ``BrokerNotFound`` if a broker of the environment is away, because the broker may return; otherwise
-        ``OptionError``.
+        Positions are counted in the list of all readable queues, because readers count in the same list. So a broker without a
+        master, which is missing from ``writable_queues``, does not shift the environment onto queues of another environment. If
+        no queue is writable, this raises ``BrokerNotFound`` if a broker of the environment is away, because the broker may
+        return; otherwise ``OptionError``.
         """
         writable_set, readable_set = set(writable_queues), set(readable_queues)
         try:
@@ -219,7 +222,7 @@ class EnvironmentQueues:
         topic = queues[0].topic
         if not owned_queues and topic not in self._topics_without_queues:
             logger.warning(
-                "environment %s, a number alone, had %s. Topic %s does not have these queues now, and is not read until "
+                "environment %s, a number alone, had %s. Topic %s lacks its queues of the environment now, and is not read until "
                 "they are back. If the topic was created again, or has fewer queues now, start again, better with option "
                 "'environments'",
                 self._environment.name, ", ".join(str(q) for q in sorted(self._previous_queues) if q.topic == topic), topic,
@@ -254,8 +257,8 @@ def is_by_position(options: EnvironmentOptions) -> bool:
 
 
 def position_problem(options: EnvironmentOptions, why: str) -> str:
-    """Return the sentence that rejects an environment that is a number alone, because no state can keep the positions of its
-    queues. ``why`` is a clause that says why there is no such state.
+    """Return the sentence that rejects an environment that is a number alone, because no state can keep its queues. ``why`` is a
+    clause that says why no state can keep the queues.
     """
     sample = json.dumps({options.environment: {"broker-a": [0]}})
     return (
@@ -266,8 +269,8 @@ def position_problem(options: EnvironmentOptions, why: str) -> str:
 
 
 def environment_of(options: EnvironmentOptions) -> Environment | None:
-    """Return the environment whose queues are used with these options. None if the options name no environment, and for
-    ``environmentMode=suffix``, with which an environment uses all queues of its own topics.
+    """Return the environment whose queues are used with these options. Returns None if the options name no environment. Also
+    returns None with ``environmentMode=suffix``, because an environment with a suffix uses all queues of its topics.
     """
     if suffix_of(options):
         return None
@@ -310,7 +313,7 @@ def suffix_of(options: EnvironmentOptions) -> str:
         raise OptionError(
             f"{options.environment_source} is {options.environment!r}; expected only letters, digits and '-': names of "
             "topics end with the environment, after a '_'",
-            remedy="If the topics of such an environment exist already, use their full names, without option 'environment'",
+            remedy="If the environment's topics exist already, use their full names, without option 'environment'",
         )
     return options.environment
 
@@ -323,9 +326,9 @@ def scope_of(options: Options) -> Scope:
 @functools.cache
 def _warn_of_position(name: str) -> None:
     logger.warning(
-        "option 'environment' is %s without option 'environments': it is a position among the queues that a topic has when this "
-        "starts. If a broker is away then, another environment's queue may have this position. Set option 'environments' to the "
-        "number of environments",
+        "option 'environment' is %s without option 'environments': it is a position in the list of queues that a topic has when "
+        "the program starts. If a broker is away at the start, another environment's queue may have this position. Set option "
+        "'environments' to the number of environments",
         name,
     )
 

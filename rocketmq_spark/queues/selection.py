@@ -23,12 +23,12 @@ Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]
 SELECTORS = ("roundRobin", "random", "hash", "machineRoom", "environment", "column")
 ROOM_SEPARATOR = "@"
 
-# It has no state, so threads and forked processes may share it.
+# Threads and forked processes may share a ``SystemRandom``, because it has no state.
 _SYSTEM_RANDOM = random.SystemRandom()
 
 
 class RoundRobin:
-    """The index of round robin into a list of queues. As in Java, it starts at random, counts up, and wraps at 32 bits.
+    """The index of round robin into a list of queues. As in Java, the index starts at random, counts up, and wraps at 32 bits.
 
     Because of the random start, single sends of many new threads spread evenly.
     """
@@ -47,7 +47,7 @@ class RoundRobin:
         return counter & 0x7FFFFFFF
 
     def reset(self) -> None:
-        """Continue at a random index. Retries call this, so that threads do not all try the queues in the same order."""
+        """Continue at a random index. A retry resets the index, so that threads do not all try the queues in the same order."""
         self.counter = self.rng.randrange((1 << 31) - 1)
 
     def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
@@ -93,14 +93,14 @@ def select(
         case "random":
             return rng.choice(queues)
         case "hash":
-            return by_hash(queues, arg)
+            return select_by_hash(queues, arg)
         case "machineRoom":
-            return by_machine_room(queues, arg, rng)
+            return select_from_rooms(queues, arg, rng)
         case "environment":
-            return by_environment(queues, arg, rng)
+            return select_from_environment(queues, arg, rng)
         case "column":
-            return by_column(queues, arg)
-    return by_callable(resolve(selector, "queueSelector"), queues, message, arg)
+            return select_by_column(queues, arg)
+    return select_by_callable(resolve(selector, "queueSelector"), queues, message, arg)
 
 
 def is_built_in(selector: str) -> bool:
@@ -125,7 +125,7 @@ def check_arg(selector: str, arg: object) -> None:
     """
     match selector_name(selector):
         case "hash":
-            by_hash([_SAMPLE_QUEUE], arg)
+            select_by_hash([_SAMPLE_QUEUE], arg)
         case "machineRoom":
             rooms_of(arg)
         case "environment":
@@ -134,7 +134,7 @@ def check_arg(selector: str, arg: object) -> None:
             resolve(selector, "queueSelector")
 
 
-def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
+def select_by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
     """The queue at the absolute value of the hash of ``arg``, modulo the number of queues, as in ``SelectMessageQueueByHash``."""
     try:
         return queues[abs(java_hash(arg)) % len(queues)]
@@ -142,13 +142,13 @@ def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
         raise SelectorError(f"queue selector 'hash': {e.message}; pass the key as arg") from e
 
 
-def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
+def select_from_rooms(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
     """A random queue on the brokers of room ``arg``, or of several rooms. Brokers are named ``room@name``.
 
     Java's class of this name always returns null, so every send with it fails. This function fails only if ``arg`` names no
     room, or if no broker is in a named room.
     """
-    return rng.choice(in_rooms(queues, rooms_of(arg)))
+    return rng.choice(queues_on_brokers_in_rooms(queues, rooms_of(arg)))
 
 
 def rooms_of(arg: object) -> Collection[str]:
@@ -162,7 +162,7 @@ def rooms_of(arg: object) -> Collection[str]:
     return rooms - {""}
 
 
-def in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[MessageQueue]:
+def queues_on_brokers_in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[MessageQueue]:
     """Return the queues on brokers of ``rooms``. Raises ``SelectorError`` if no broker is in a room."""
     queues_in_rooms = [
         queue for queue in queues if ROOM_SEPARATOR in queue.broker_name and room_of(queue.broker_name) in rooms
@@ -181,7 +181,7 @@ def room_of(broker_name: str) -> str:
     return broker_name.split(ROOM_SEPARATOR, 1)[0]
 
 
-def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
+def select_from_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
     """A random queue of the ``Environment`` ``arg``; if ``arg`` is a number n, the n-th queue of the sorted list.
 
     The first queue has the number 1.
@@ -201,8 +201,10 @@ def environment_named(arg: object) -> Environment:
         raise SelectorError(f"queue selector 'environment': {e.message}") from e
 
 
-def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
-    """The queue that a row names: ``(brokerName, queueId)``, or the queue id alone if only one broker has it."""
+def select_by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
+    """Return the queue that a row names. ``arg`` is ``(brokerName, queueId)``, or the queue id alone if only one broker has a
+    queue with this id.
+    """
     broker, queue_id = arg if isinstance(arg, tuple) and len(arg) == 2 else (None, arg)
     matching_queues = [q for q in queues if q.queue_id == queue_id and broker in (None, q.broker_name)]
     if isinstance(queue_id, bool) or not matching_queues:
@@ -215,7 +217,7 @@ def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
     return matching_queues[0]
 
 
-def by_callable(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
+def select_by_callable(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
     """Call a user's own selector with a copy of the list, and check the chosen queue. Errors of the selector become
     ``SelectorError``. A ``RocketMQError`` is raised as it is.
     """

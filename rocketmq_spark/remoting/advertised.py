@@ -12,7 +12,7 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.remoting.transport import CANNOT_CONNECT
 from rocketmq_spark.wire.header import Peer
 
-_MAX_LISTED = 3
+_MAX_LISTED_ADDRESSES = 3
 _PROXY_REMEDY = (
     "set option 'addressMap' to nameServer, or let the Proxy advertise an address that clients reach (remotingAccessAddr in "
     "rmq-proxy.json)"
@@ -24,11 +24,11 @@ _BROKER_REMEDY = (
 
 
 def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
-    """Return the remedy if no advertised address can be connected to. ``peer`` is the kind of server that advertised the
-    addresses.
+    """Return the remedy for the case that this machine can connect to none of the advertised addresses. ``peer`` is the kind of
+    server that advertised the addresses.
     """
-    listed_addresses = ", ".join(sorted(addresses)[:_MAX_LISTED])
-    more_text = f" and {len(addresses) - _MAX_LISTED} more" if len(addresses) > _MAX_LISTED else ""
+    listed_addresses = ", ".join(sorted(addresses)[:_MAX_LISTED_ADDRESSES])
+    more_text = f" and {len(addresses) - _MAX_LISTED_ADDRESSES} more" if len(addresses) > _MAX_LISTED_ADDRESSES else ""
     server, remedies = "name server", _BROKER_REMEDY
     if peer is Peer.PROXY:
         server, remedies = "Proxy", _PROXY_REMEDY[0].upper() + _PROXY_REMEDY[1:]
@@ -38,7 +38,7 @@ def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
 def with_advertised_remedy(
     error: RocketMQError, addresses: Collection[str], peer: Peer = Peer.UNKNOWN
 ) -> RocketMQError:
-    """Return ``error``, with the remedy added if an advertised address cannot be connected to."""
+    """Return ``error``. Adds the remedy if this machine cannot connect to an advertised address."""
     is_unreached = isinstance(error, ConnectionLost | CallTimeout) and error.message.startswith(CANNOT_CONNECT)
     if is_unreached and error.remedy is None:
         error.remedy = remedy(addresses, peer)

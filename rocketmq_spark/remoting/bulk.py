@@ -39,8 +39,8 @@ BUFFER_BYTES = 16 << 20
 SLACK_BYTES = 64
 _ACCOUNT_CHECK_S = 0.5
 
-_LONG = 1 << 63
-# The header of nearly every answer. Other headers, such as those with longer numbers, are parsed as JSON.
+_LONG_LIMIT = 1 << 63
+# Matches the header of nearly every answer. Other headers, such as headers with longer numbers, are parsed as JSON.
 _FOUND_HEADER = re.compile(
     rb'\{"code":0,"extFields":\{"suggestWhichBrokerId":"(\d{1,18})","groupSysFlag":"\d+","nextBeginOffset":"(\d{1,18})",'
     rb'"maxOffset":"(\d+)","minOffset":"(-?\d{1,18})","topicSysFlag":"\d+"\},"flag":1,"language":"JAVA",'
@@ -58,7 +58,7 @@ class EmptyAnswer:
     min_offset: int | None
     max_offset: int | None
     suggested_broker: int | None
-    forbidden: int | None = None
+    forbidden_type: int | None = None
 
 
 # Access key, secret key, security token.
@@ -124,7 +124,7 @@ FoundAnswer = tuple[int, int, int, int, int, bytes]
 
 
 def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
-    import numpy as np  # here, because only bulk reads need numpy; it may not be installed
+    import numpy as np  # only bulk reads need numpy, which may not be installed
 
     return np.empty(size, np.uint8)
 
@@ -157,7 +157,7 @@ class BulkStream:
         self._account = (receive_budget or ReceiveBudget()).account(address)
         self._is_growth_refused = False  # whether the buffer may not grow
         self._filled_bytes = 0  # bytes in the buffer
-        self._scanned_bytes = 0  # those of the filled bytes whose answers ``scan`` has returned
+        self._scanned_bytes = 0  # number of filled bytes whose answers ``scan`` has returned
         self.received_bytes = 0
 
     @property
@@ -334,8 +334,8 @@ def _empty_answer(command: Command) -> EmptyAnswer:
         try:
             value = int(text)
         except ValueError:
-            value = _LONG
-        if not -_LONG <= value < _LONG:
+            value = _LONG_LIMIT
+        if not -_LONG_LIMIT <= value < _LONG_LIMIT:
             raise RemoteProtocolError(f"the answer to a pull has {name} = {text[:80]!r}")
         return value
 

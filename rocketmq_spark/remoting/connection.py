@@ -26,7 +26,7 @@ from rocketmq_spark.remoting.protocol import (
     RequestReceived,
     ResponseDropped,
     ResponseReceived,
-    peer_after,
+    peer_after_answer,
 )
 from rocketmq_spark.remoting.transport import (
     DEFAULT_UNDELIVERED,
@@ -44,10 +44,10 @@ from rocketmq_spark.wire.header import Command, Peer
 logger = logging.getLogger(__name__)
 
 MAX_FRAME = 256 << 20
-OTHER_TRANSPORTS = "use the brokers' name server (port 9876), or transport=grpc"
+OTHER_TRANSPORTS_REMEDY = "use the brokers' name server (port 9876), or transport=grpc"
 _PROXY_TIMEOUT_REMEDY = (
     "A Proxy does not answer while it cannot reach the broker of a request, nor in LOCAL mode (mqbroker --enable-proxy): then "
-    + OTHER_TRANSPORTS
+    + OTHER_TRANSPORTS_REMEDY
 )
 RECEIVE_BYTES = 256 << 10
 # A connection is closed if its server accepts no byte for ``STALL_S``, or sends nothing for ``SILENCE_S`` while requests time
@@ -55,9 +55,9 @@ RECEIVE_BYTES = 256 << 10
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
-# While a server reads nothing, answers of this client wait. Above ``UNREAD_BYTES``, further answers are dropped. An answer counts
-# as its body and ``_ANSWER_BYTES``.
-UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
+# While a server reads nothing, the answers of this client wait. Above ``MAX_UNREAD_BYTES``, further answers are dropped. An
+# answer counts as its body and ``_ANSWER_BYTES``.
+MAX_UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests of the server
 
 OnResponse = Callable[[Command | RocketMQError], None]
@@ -141,8 +141,9 @@ class _Waiter:
 
 
 class _ReaderThread(threading.Thread):
-    """The thread of a connection. It never waits for the socket to accept bytes, because the server may accept none until this
-    thread reads.
+    """The thread of a connection.
+
+    This thread never waits for the socket to accept bytes, because the server may accept no bytes until this thread reads.
     """
 
 
@@ -169,8 +170,8 @@ class Connection:
         self.address = address
         self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered_policy))
-        self._drops_unsent = undelivered_policy.drop_unsent is not DropUnsent.NEVER
-        self._may_have_unsent = False  # whether a request timed out before all of its bytes were sent
+        self._drops_unsent_bytes = undelivered_policy.drop_unsent is not DropUnsent.NEVER
+        self._may_have_unsent_bytes = False  # whether a request timed out before all of its bytes were sent
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = (
@@ -205,7 +206,7 @@ class Connection:
     @property
     def is_busy(self) -> bool:
         """Whether a request waits for its answer, or bytes wait to be sent."""
-        return bool(self.waiting_count or self._protocol.has_outgoing or self._channel.has_unsent)
+        return bool(self.waiting_count or self._protocol.has_outgoing or self._channel.has_unsent_bytes)
 
     def call(self, command: Command, deadline: Deadline) -> Command:
         """Send a request and return its answer, with any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
@@ -223,10 +224,10 @@ class Connection:
         if not arrival_lock.acquire(timeout=deadline.remaining()):
             with self._lock:
                 canceled_waiter = self._protocol.cancel(waiter.opaque)
-                self._may_have_unsent = self._may_have_unsent or canceled_waiter is not None
+                self._may_have_unsent_bytes = self._may_have_unsent_bytes or canceled_waiter is not None
             if canceled_waiter is not None:
                 self._check_silence()
-                raise self._timed_out(f"no answer to request {command.code} in time")
+                raise self._timeout_error(f"no answer to request {command.code} in time")
             arrival_lock.acquire()  # the answer arrived at the same moment and is being delivered
         if isinstance(result[0], RocketMQError):
             raise result[0]
@@ -235,7 +236,8 @@ class Connection:
     def call_each(self, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
         """Send all requests in as few writes as possible. Never raises.
 
-        Each ``done`` gets the answer or the error, once: on the reader's thread, or before this returns if nothing was sent.
+        Each ``done`` gets the answer or the error, once: on the reader's thread, or before this method returns if nothing was
+        sent.
         """
         failures: list[tuple[OnResponse, RocketMQError]] = []
         with self._lock:
@@ -288,10 +290,10 @@ class Connection:
         if isinstance(threading.current_thread(), _ReaderThread) or not may_block():
             deadline = _NO_WAIT  # the reader writes the rest
         if self._write_lock._is_owned():  # type: ignore[attr-defined]
-            return  # called by a signal handler during a write, which includes these bytes
+            return  # a signal handler interrupted a write, which will also write these bytes
         is_writing = False
         try:
-            # Otherwise the current writer, or the reader, writes these bytes.
+            # If the lock is not free in time, the current writer, or the reader, writes these bytes.
             if self._write_lock.acquire(timeout=deadline.remaining()):
                 is_writing = True
                 while self._error is None and self._fill_channel() and self._channel.write(deadline):
@@ -302,19 +304,20 @@ class Connection:
                 e,
             )
         except BaseException as e:
-            # Ctrl-C, for example. A part of a frame may have been sent, and the server would read the next bytes as its rest.
+            # An interruption, for example by Ctrl-C. A part of a frame may have been sent, and the server would read the next
+            # bytes as the rest of this frame.
             if is_writing:
                 self._fail(ConnectionLost("a write was interrupted", self.address), e)
             raise
         finally:
-            # Do not trust the result of ``acquire``: Ctrl-C may have come between the call and the assignment.
+            # The result of ``acquire`` is not used here, because Ctrl-C may have come between the call and the assignment.
             if self._write_lock._is_owned():  # type: ignore[attr-defined]
                 self._write_lock.release()
 
     def _fill_channel(self) -> bool:
         with self._lock:
             self._channel.add(self._protocol.take_outgoing())
-        return self._channel.has_unsent
+        return self._channel.has_unsent_bytes
 
     # --- reading
 
@@ -358,7 +361,7 @@ class Connection:
         for event in events:
             if isinstance(event, ResponseReceived):
                 self._server_has_answered = True
-                self.peer = peer_after(self.peer, event.waiter.code, event.command)
+                self.peer = peer_after_answer(self.peer, event.waiter.code, event.command)
                 event.command.peer = self.peer
                 event.waiter.set_result(event.command)
             elif isinstance(event, ResponseDropped):
@@ -397,7 +400,7 @@ class Connection:
                 return
             is_blocked = self._channel.blocked_since is not None
             self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_BYTES if is_blocked else 0
-            if self._unread_bytes > UNREAD_BYTES:
+            if self._unread_bytes > MAX_UNREAD_BYTES:
                 return
             self._protocol.send_oneway(reply)
         self._flush(_NO_WAIT)
@@ -422,13 +425,13 @@ class Connection:
     def _expire(self) -> None:
         with self._lock:
             expired_waiters = self._protocol.remove_expired(lambda waiter: waiter.deadline.expired)
-            self._may_have_unsent = self._may_have_unsent or bool(expired_waiters)
+            self._may_have_unsent_bytes = self._may_have_unsent_bytes or bool(expired_waiters)
         for waiter in expired_waiters:
-            waiter.set_result(self._timed_out("no answer in time"))
+            waiter.set_result(self._timeout_error("no answer in time"))
         if expired_waiters:
             self._check_silence()
 
-    def _timed_out(self, message: str) -> CallTimeout:
+    def _timeout_error(self, message: str) -> CallTimeout:
         return CallTimeout(message, self.address, remedy=_PROXY_TIMEOUT_REMEDY if self.peer is Peer.PROXY else None)
 
     def _check_silence(self) -> None:
@@ -447,7 +450,7 @@ class Connection:
             self._error = copy_error(error)
             lost_waiters = self._protocol.connection_lost(error)
         try:
-            if self._drops_unsent and (lost_waiters or self._may_have_unsent):
+            if self._drops_unsent_bytes and (lost_waiters or self._may_have_unsent_bytes):
                 self._channel.drop_unsent()
             self._channel.shutdown()  # the reader wakes and closes it
         except OSError:

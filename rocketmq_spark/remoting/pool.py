@@ -43,9 +43,9 @@ MAX_CONNECTIONS = 1024
 MIN_IDLE_S = 0.2
 _attempt_numbers = itertools.count(1)  # for all pools of the process; see ``Pool.last_attempt``
 _POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
-# Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED``, all advertised addresses are
-# forgotten; one route may have half as many.
-_MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 32_768
+# Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED_ADDRESSES``, the pool forgets
+# all advertised addresses; one route may have half as many.
+_MAX_SLOTS, _MAX_ADVERTISED_ADDRESSES = 8 * MAX_CONNECTIONS, 32_768
 
 
 @dataclass(slots=True)
@@ -91,12 +91,12 @@ class ConnectOptions:
     receive_budget: ReceiveBudget = field(default_factory=ReceiveBudget, compare=False, repr=False)
     waiting_budget: Budget = field(default_factory=lambda: Budget(MAX_WAITING_BYTES), compare=False, repr=False)
 
-    def reachable(self, address: str) -> str:
+    def reachable_address(self, address: str) -> str:
         return self.address_map.get(address, address)
 
     def is_private(self, address: str) -> bool:
         """Whether traffic to an advertised address is encrypted or stays on this machine, so that the network cannot read it."""
-        return self.tls is not None or is_loopback(self.reachable(address))
+        return self.tls is not None or is_loopback(self.reachable_address(address))
 
 
 class Pool:
@@ -131,7 +131,7 @@ class Pool:
             slot.last_used_s = time.monotonic()
         for idle_connection in idle_connections:
             idle_connection.close()
-        _close_idle_of_all()
+        _close_idle_of_all_pools()
         if connection is not None:
             return connection
         if not wait_for_backoff:
@@ -166,12 +166,12 @@ class Pool:
         """Record the addresses of a route that a server of the kind ``peer`` returned. Routes of a Proxy lead only to Proxies."""
         advertised_peer = peer if peer is Peer.PROXY else Peer.UNKNOWN
         with self._lock:
-            if len(self._advertised_peers) > _MAX_ADVERTISED:
+            if len(self._advertised_peers) > _MAX_ADVERTISED_ADDRESSES:
                 self._advertised_peers.clear()
                 self._reachable_addresses.clear()
             for address in addresses:
                 self._advertised_peers[address] = advertised_peer
-                self._reachable_addresses.add(self.connect_options.reachable(address))
+                self._reachable_addresses.add(self.connect_options.reachable_address(address))
                 slot = self._slots.get(address)
                 if advertised_peer is Peer.PROXY and slot is not None and slot.connection is not None:
                     slot.connection.peer = advertised_peer
@@ -182,13 +182,13 @@ class Pool:
             self._name_servers |= frozenset(addresses)
 
     def may_send_requests(self, address: str) -> bool:
-        """Whether the server at the address may send requests to this client. A plain name server may not. A Proxy may, because
-        routes also contain its address.
+        """Whether the server at the address may send requests to this client. A plain name server may not send requests. A Proxy
+        may send requests even if it is used as a name server, because routes also contain its address.
         """
         with self._lock:
             if address not in self._name_servers or self.connect_options.at_name_server:
                 return True
-            return self.connect_options.reachable(address) in self._reachable_addresses
+            return self.connect_options.reachable_address(address) in self._reachable_addresses
 
     def last_attempt(self, address: str) -> int:
         """The number of the last attempt to connect to the address; 0 before the first attempt. While this number is unchanged,
@@ -207,14 +207,14 @@ class Pool:
                 self._retired_connections.append(connection)
 
     def _connect(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
-        self._reserve(address, deadline.within(self.connect_options.connect_timeout_s))
+        self._reserve_connection(address, deadline.within(self.connect_options.connect_timeout_s))
         try:
             return self._open_connection(address, slot, deadline)
         finally:
             with self._lock:
                 self._connecting_count -= 1
 
-    def _reserve(self, address: str, deadline: Deadline) -> None:
+    def _reserve_connection(self, address: str, deadline: Deadline) -> None:
         """Count one more connection. At the limit, close the connection that has been idle for longest, or wait until one is
         idle.
         """
@@ -268,7 +268,7 @@ class Pool:
     def _open_connection(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
         try:
             connection = Connection(
-                self.connect_options.reachable(address),
+                self.connect_options.reachable_address(address),
                 deadline.within(self.connect_options.connect_timeout_s),
                 self.connect_options.tls,
                 None
@@ -389,6 +389,6 @@ def _closed_error(address: str) -> ClosedError:
 _pools: LiveObjects[Pool] = LiveObjects(IDLE_S / 100)
 
 
-def _close_idle_of_all() -> None:
+def _close_idle_of_all_pools() -> None:
     for pool in _pools.due(time.monotonic()):
         pool.close_idle()

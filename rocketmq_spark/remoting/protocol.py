@@ -20,8 +20,8 @@ from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
 W = TypeVar("W")
 
 OPAQUE_MASK = 0x7FFFFFFF
-# ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer. A broker adds them only to answers to
-# sends.
+# ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer. A broker adds these fields only to
+# answers to sends.
 _PROXY_FIELDS = {codes.Property.MSG_REGION, codes.Property.TRACE_ON}
 _SEND_REQUESTS = {
     codes.Request.SEND_MESSAGE,
@@ -53,8 +53,8 @@ _PROPERTIES_BYTES = 256 << 10  # the maximum of what a request contains besides 
 # Estimated memory of a server's request, besides its body: for the object, for each field, and for each character of the header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
-# If a frame is larger than this, its header is checked before the body arrives. At least this many bytes of such a frame must
-# arrive in each period of ``QUIET_TICKS`` ticks.
+# The header of a frame with more than ``LARGE_BYTES`` bytes is checked before the body arrives. At least ``LARGE_BYTES`` bytes of
+# such a frame must arrive in each period of ``QUIET_TICKS`` ticks.
 LARGE_BYTES = 1 << 20
 QUIET_TICKS = 150
 SMALL_BODY_BYTES = 16 << 10
@@ -110,7 +110,7 @@ class _LargeFrame:
         return self.command.opaque if self.command.is_response else None
 
 
-def pushed_limit(max_message_bytes: int) -> int:
+def max_pushed_frame_bytes(max_message_bytes: int) -> int:
     """Return the maximum size in bytes of a frame that a server pushes, if messages may have ``max_message_bytes``."""
     return max(PUSHED_BYTES, max_message_bytes + _PROPERTIES_BYTES)
 
@@ -198,7 +198,7 @@ class RemotingProtocol(Generic[W]):
                     else _request_event(command, None, _TOO_LARGE_REASON)
                 )
         if frames:
-            self._release_large()
+            self._release_large_frame()
         if (
             self._large_frame is None
             and (large_header := self._splitter.partial_header(min(LARGE_BYTES, self._max_pushed_bytes))) is not None
@@ -208,7 +208,7 @@ class RemotingProtocol(Generic[W]):
             if (large_frame := self._large_frame) is not None:
                 events += self._drop_too_large(large_frame, large_frame.size - len(large_header))
         if self._large_frame is not None and not self._account.resize(self._splitter.buffered_bytes):
-            events += self._drop_large(self._large_frame, _NO_ROOM_REASON)
+            events += self._drop_large_frame(self._large_frame, _NO_ROOM_REASON)
         return events
 
     def tick(self) -> list[RequestReceived | ResponseDropped[W]]:
@@ -223,17 +223,21 @@ class RemotingProtocol(Generic[W]):
         if self._splitter.buffered_bytes - large_frame.progress_bytes >= LARGE_BYTES:
             large_frame.progress_bytes, large_frame.quiet_ticks = self._splitter.buffered_bytes, 0
         if self._account.revoked:
-            return self._drop_large(large_frame, _NO_ROOM_REASON)
-        return self._drop_large(large_frame, _TOO_SLOW_REASON) if large_frame.quiet_ticks > QUIET_TICKS else []
+            return self._drop_large_frame(large_frame, _NO_ROOM_REASON)
+        return self._drop_large_frame(large_frame, _TOO_SLOW_REASON) if large_frame.quiet_ticks > QUIET_TICKS else []
 
     def _drop_too_large(self, large_frame: _LargeFrame, body_bytes: int) -> list[RequestReceived | ResponseDropped[W]]:
         if large_frame.answered_opaque is None:
-            return self._drop_large(large_frame, _TOO_LARGE_REASON) if large_frame.size > self._max_pushed_bytes else []
+            return (
+                self._drop_large_frame(large_frame, _TOO_LARGE_REASON)
+                if large_frame.size > self._max_pushed_bytes
+                else []
+            )
         max_bytes = self._max_body_bytes.get(large_frame.answered_opaque)
         if max_bytes is None or body_bytes <= max_bytes:
             return []
         waiter = self._remove_waiter(large_frame.answered_opaque)
-        self._drop_large(large_frame, "")
+        self._drop_large_frame(large_frame, "")
         return [] if waiter is None else [ResponseDropped(waiter, _too_long_error(body_bytes, max_bytes))]
 
     def _remove_waiter(self, opaque: int) -> W | None:
@@ -241,10 +245,10 @@ class RemotingProtocol(Generic[W]):
         self._max_body_bytes.pop(opaque, None)
         return self._waiters.pop(opaque, None)
 
-    def _drop_large(self, large_frame: _LargeFrame, reason: str) -> list[RequestReceived | ResponseDropped[W]]:
+    def _drop_large_frame(self, large_frame: _LargeFrame, reason: str) -> list[RequestReceived | ResponseDropped[W]]:
         """Discard the received bytes of a large frame, and skip the rest."""
         self._splitter.skip()
-        self._release_large()
+        self._release_large_frame()
         if large_frame.answered_opaque is None:
             return [_request_event(large_frame.command, None, reason)]
         waiter = self._remove_waiter(large_frame.answered_opaque)
@@ -252,7 +256,7 @@ class RemotingProtocol(Generic[W]):
             return []
         return [ResponseDropped(waiter, ConnectionLost(f"an answer of {large_frame.size} bytes was dropped: {reason}"))]
 
-    def _release_large(self) -> None:
+    def _release_large_frame(self) -> None:
         """Forget the large frame and release its memory."""
         if self._large_frame is not None:
             self._large_frame = None
@@ -279,7 +283,7 @@ class RemotingProtocol(Generic[W]):
             and large_frame.answered_opaque is not None
             and large_frame.answered_opaque not in self._waiters
         ):
-            self._drop_large(large_frame, "")
+            self._drop_large_frame(large_frame, "")
 
     @property
     def waiting_count(self) -> int:
@@ -297,7 +301,7 @@ class RemotingProtocol(Generic[W]):
         self._waiters.clear()
         self._max_body_bytes.clear()
         if self._large_frame is not None:
-            self._drop_large(self._large_frame, "")
+            self._drop_large_frame(self._large_frame, "")
         return lost_waiters
 
 
@@ -311,7 +315,7 @@ def is_grpc(first_bytes: bytes) -> bool:
     return first_bytes.startswith(before_length) and first_bytes[3:].startswith(after_length)
 
 
-def peer_after(known_peer: Peer, request_code: int, answer: Command) -> Peer:
+def peer_after_answer(known_peer: Peer, request_code: int, answer: Command) -> Peer:
     """The kind of server according to this answer and earlier answers. The first answer of a Proxy may not show its kind."""
     if known_peer is Peer.PROXY or (request_code not in _SEND_REQUESTS and answer.ext.keys() >= _PROXY_FIELDS):
         return Peer.PROXY

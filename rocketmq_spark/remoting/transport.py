@@ -31,13 +31,13 @@ from rocketmq_spark.options import paths
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Without this limit, the operating
 # system would retry for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
 UNCONFIRMED_S = 15.0
-# The message of an error begins with this if there is no TCP connection.
+# The message of an error begins with this text if there is no TCP connection.
 CANNOT_CONNECT = "cannot connect"
 
 
 class DropUnsent(enum.Enum):
-    """When the operating system drops the unsent bytes of a closed connection. If it does not drop these bytes, it continues to
-    send them, even over a very slow network.
+    """When the operating system drops the unsent bytes of a closed connection. Bytes that it does not drop are still sent after
+    the close, even over a very slow network.
     """
 
     NEVER = "never"
@@ -46,8 +46,8 @@ class DropUnsent(enum.Enum):
 
 
 class UndeliveredPolicy(NamedTuple):
-    """When unsent bytes are dropped: if the peer's machine has confirmed no bytes for ``unconfirmed_s``, and when the connection
-    is closed.
+    """When unsent bytes are dropped: if the peer's machine has confirmed no bytes for ``unconfirmed_s`` seconds, and, as
+    ``drop_unsent`` says, when the connection is closed.
     """
 
     unconfirmed_s: float = UNCONFIRMED_S
@@ -225,12 +225,12 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
 
 
 # Errors of an address that this machine cannot use. Such errors say nothing about the server.
-_UNUSABLE_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
+_UNUSABLE_ADDRESS_ERRORS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
 def _significance(failure: OSError) -> int:
     """Return 2 if the server may listen at the address, 1 if the address refuses, 0 if this machine cannot use the address."""
-    if failure.errno in _UNUSABLE_ADDRESS:
+    if failure.errno in _UNUSABLE_ADDRESS_ERRORS:
         return 0
     return 1 if isinstance(failure, ConnectionRefusedError) else 2
 
@@ -277,7 +277,7 @@ def to_rocketmq_error(error: OSError, address: str, problem: str, is_first_reque
 
 
 def closed_by_peer_error(address: str, is_first_request: bool) -> ConnectionLost:
-    """The error if the server closes the connection. If that happens at the first request, usually only one side uses TLS."""
+    """The error if the server closes the connection. If the first request has no answer yet, usually only one side uses TLS."""
     remedy = (
         "If the server demands TLS or a client certificate, set option 'tls' and its files"
         if is_first_request
@@ -305,7 +305,7 @@ class SocketChannel:
         self.blocked_since: float | None = None
 
     @property
-    def has_unsent(self) -> bool:
+    def has_unsent_bytes(self) -> bool:
         return bool(self._unsent)
 
     def add(self, frames: Iterable[bytes | bytearray | memoryview]) -> None:
@@ -313,20 +313,20 @@ class SocketChannel:
 
     def write(self, deadline: Deadline) -> bool:
         """Write the bytes that the socket accepts now. Returns False if the deadline passes first. Raises ``OSError``."""
-        first_unsent = self._unsent[0]
+        first_unsent_part = self._unsent[0]
         try:
             with self._lock:
-                sent_bytes = self._sock.send(first_unsent)
+                sent_bytes = self._sock.send(first_unsent_part)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as e:
             if self.blocked_since is None:
                 self.blocked_since = time.monotonic()
             event = select.POLLIN if isinstance(e, ssl.SSLWantReadError) else select.POLLOUT
             return bool(_wait(self._sock, event, min(TICK_S, deadline.remaining()))) or not deadline.expired
         self.blocked_since = None
-        if sent_bytes == len(first_unsent):
+        if sent_bytes == len(first_unsent_part):
             self._unsent.popleft()
         else:
-            self._unsent[0] = first_unsent[sent_bytes:]
+            self._unsent[0] = first_unsent_part[sent_bytes:]
         return True
 
     def wait(self, timeout_s: float) -> tuple[bool, bool]:

@@ -49,7 +49,7 @@ from rocketmq_spark.ports import (
 )
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
-from rocketmq_spark.remoting.protocol import pushed_limit
+from rocketmq_spark.remoting.protocol import max_pushed_frame_bytes
 from rocketmq_spark.remoting.transport import (
     DEFAULT_UNDELIVERED,
     UNCONFIRMED_S,
@@ -72,7 +72,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Implements the ports for one set of connection options. Other packages use only the ports; commands and tests use more."""
+    """Implements the ports for one set of connection options. Other packages use only the ports; commands and tests also use the
+    other fields.
+    """
 
     rpc_client: RpcClient
     routes: Routes
@@ -88,23 +90,23 @@ class Client:
     retry: Retry
 
 
-_CLIENTS = "clients"
+_CLIENTS_KIND = "clients"
 # The kind of entry in ``base.process`` for warnings that are logged once for each cluster.
-_LOGGED_ONCE = "logged once"
+_LOGGED_ONCE_KIND = "logged once"
 # The kind of entry in ``base.process`` for spools, which ``close_all`` closes, too.
-SPOOLS = "spools"
+SPOOLS_KIND = "spools"
 
 
 def client(options: Options) -> Client:
     """Return the client for these connection options in this process, created on first use."""
     if options.transport == transport.GRPC:
         raise OptionError(f"option 'transport' is 'grpc': {transport.NO_ADMINISTRATION}")
-    return process.get_or_create(_CLIENTS, connection_key(options), lambda: _create_client(options))
+    return process.get_or_create(_CLIENTS_KIND, connection_key(options), lambda: _create_client(options))
 
 
 def connection_key(options: Options) -> object:
-    """The options that determine which servers are reached, and with which rights. A process keeps facts about servers under this
-    key, because with another address map, keys or authority the same names may mean other servers.
+    """Return the options that determine which servers are reached, and with which rights. A process stores facts about servers
+    with this key, because the same names may mean other servers with another address map, other keys or another authority.
     """
     if options.transport == transport.GRPC:
         return proxy_clients.connection_key(options)
@@ -120,7 +122,7 @@ def connection_key(options: Options) -> object:
         options.num_retries,
         options.retry_interval,
         _undelivered_policy(options),
-        pushed_limit(options.max_message_size),
+        max_pushed_frame_bytes(options.max_message_size),
         options.max_connections,
     )
 
@@ -213,7 +215,7 @@ def _connect_options(options: Options) -> ConnectOptions:
         at_name_server,
         _undelivered_policy(options),
         _allows_plain_text(options),
-        max_pushed := pushed_limit(options.max_message_size),
+        max_pushed := max_pushed_frame_bytes(options.max_message_size),
         options.max_connections,
         waiting_budget=Budget(max(MAX_WAITING_BYTES, 4 * max_pushed)),
     )
@@ -236,11 +238,11 @@ def _undelivered_policy(options: Options) -> UndeliveredPolicy:
     for earlier requests. The limit must also hold after the sending process has died, because the sink's next attempt runs in
     another process.
     """
-    exactly_once = options.delivery_guarantee == "exactly-once"
-    if not exactly_once and not options.confirm_ambiguous:
+    is_exactly_once = options.delivery_guarantee == "exactly-once"
+    if not is_exactly_once and not options.confirm_ambiguous:
         return DEFAULT_UNDELIVERED
     unconfirmed_s = min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0))
-    return UndeliveredPolicy(unconfirmed_s, DropUnsent.ON_EXIT if exactly_once else DropUnsent.ON_CLOSE)
+    return UndeliveredPolicy(unconfirmed_s, DropUnsent.ON_EXIT if is_exactly_once else DropUnsent.ON_CLOSE)
 
 
 def _tls(options: Options) -> TlsSettings | None:
@@ -271,7 +273,7 @@ def retention_ms(options: Options, broker_name: str) -> int | None:
         hours = bodies.config_number(client(options).admin.broker_config(broker_name), "fileReservedTime")
     except OptionError as e:
         process.get_or_create(
-            _LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e)
+            _LOGGED_ONCE_KIND, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e)
         )
         return None
     except RocketMQError as e:
@@ -293,10 +295,12 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 
 
 def parse_options(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
-    """Parse the options of a public constructor; None means not given. Raises for a missing package before anything is opened."""
+    """Parse the options of a public constructor. An option with the value None counts as not given. Raises ``OptionError`` if a
+    package is missing, before anything is opened.
+    """
     values = {"name_server": name_server, "group": group, **keywords}
     options = options_table.parse(values, keywords=True).for_role(role)
-    if options.open_telemetry and not extras.installed("opentelemetry"):
+    if options.open_telemetry and not extras.is_installed("opentelemetry"):
         raise OptionError(
             "option 'openTelemetry' needs opentelemetry-api, which is not installed",
             remedy=extras.install_command(extras.OTEL),
@@ -334,10 +338,10 @@ def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | N
 def close_all() -> None:
     """Close all clients of this process and empty its registry, for tests and for commands that end."""
     entries = process.clear_registry()
-    for spool in entries.get(SPOOLS, {}).values():
+    for spool in entries.get(SPOOLS_KIND, {}).values():
         spool.close(Deadline.after(0))
     proxy_clients.close(entries)
-    clients: dict[object, Client] = entries.get(_CLIENTS, {})
+    clients: dict[object, Client] = entries.get(_CLIENTS_KIND, {})
     for client in clients.values():
         client.instance.close()
         client.rpc_client.pool.close()

@@ -1,4 +1,4 @@
-"""The public class ``Admin``. The package ``admin`` implements its methods."""
+"""The public class ``Admin``. The package ``admin`` implements the methods of this class."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TopicAdmin(AdminBase):
             topic: The topic.
 
         Raises:
-            RouteNotFound: There is no such topic. The error names similar ones.
+            RouteNotFound: There is no such topic. The error names similar topics.
         """
         return topics.describe(self._tools, self._checked_topic(topic))
 
@@ -160,7 +160,7 @@ class TopicAdmin(AdminBase):
         """Add queues. Messages stay in their queues; hash selectors use the new queues too, so a key may move to another queue.
 
         Args:
-            topic: The topic. Its permission and attributes stay as they are.
+            topic: The topic. This method does not change the topic's permission and attributes.
             queues: The new number of queues on each broker.
             brokers: Only on these brokers (default: all that have it).
 
@@ -176,7 +176,8 @@ class TopicAdmin(AdminBase):
     def shrink_topic(
         self, topic: str, queues: int, brokers: Sequence[str] | None = None, *, preview: bool = False
     ) -> TopicQueues:
-        """Remove the queues with the highest ids. Their messages cannot be read until the topic has these queues again.
+        """Remove the queues with the highest ids. The messages of a removed queue cannot be read until the topic has the queue
+        again.
 
         Args:
             topic: The topic.
@@ -244,14 +245,14 @@ class GroupAdmin(AdminBase):
             group: The consumer group.
             topics: Also delete the topics of its retries and dead letters, with their messages; ``mqadmin`` with ``-c``
                 always deletes them.
-            force: Delete it although it has members. Brokers create it again when a member reconnects, unless they
-                are configured not to (``autoCreateSubscriptionGroup``).
+            force: Delete the group although it has members. When a member reconnects, a broker creates the group again, unless
+                its setting ``autoCreateSubscriptionGroup`` is false.
 
         Raises:
             GroupNotFound: No broker knows the group.
             OptionError: The group is one of RocketMQ's own.
             BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
-            OffsetError: The group has members, and ``force`` is not set. Members that consume over gRPC do not count:
+            OffsetError: The group has members, and ``force`` is not set. Members that consume over gRPC are not counted, because
                 brokers do not know them.
         """
         groups.delete(self._tools, self._environment_group(group), topics, force)
@@ -261,7 +262,7 @@ class GroupAdmin(AdminBase):
 
         Args:
             group: The consumer group.
-            topics: Only these topics (default: all in which it has offsets, its retry topic among them).
+            topics: Only these topics (default: all topics in which the group has offsets, also its retry topic).
 
         Raises:
             OffsetError: The group has no offsets in these topics.
@@ -275,10 +276,10 @@ class GroupAdmin(AdminBase):
         """Set committed offsets, and read them back.
 
         Args:
-            group: The consumer group. It is created on brokers that do not know it.
-            offsets: By queue, the offset to read next: -2 for the first one, -1 for the end. Other queues stay unchanged.
+            group: The consumer group. This method creates the group on brokers that do not know it.
+            offsets: The offset to read next, by queue: -2 for the first offset, -1 for the end. All other queues stay unchanged.
             preview: Change nothing, and return what would change.
-            force: Set them although the group has members, which soon commit their own offsets again.
+            force: Set the offsets although the group has members. The members soon commit their own offsets again.
 
         Returns:
             The old and the new offset of each queue.
@@ -306,22 +307,22 @@ class GroupAdmin(AdminBase):
         Args:
             group: The consumer group.
             to: ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or a ``datetime`` with a zone.
-            topics: Only these topics (default: all in which it has offsets, without its retry topic).
+            topics: Only these topics (default: all topics in which the group has offsets, except its retry topic).
             preview: Change nothing, and return what would change.
-            force: Set them although the group has members, which soon commit their own offsets again.
+            force: Set the offsets although the group has members. The members soon commit their own offsets again.
 
         Returns:
             The old and the new offset of each queue.
 
         Raises:
             OptionError: ``to`` is of another type, or a ``datetime`` without a zone; or ``topics`` is not a list of names.
-            OffsetError: ``to`` is another text, or another number below 0; the group has members; it has no offsets, and no
-                ``topics`` are given; or a broker did not store an offset.
+            OffsetError: ``to`` is a text or a negative number other than the ones above; the group has members; the group has no
+                offsets, and no ``topics`` are given; or a broker did not store an offset.
         """
         if isinstance(to, datetime):
             if to.tzinfo is None:
                 raise OptionError(f"to is {to!r}; expected a datetime with a zone")
-            to = max(0, int(to.timestamp() * 1000))  # negative numbers mean earliest and latest; no message is that old
+            to = max(0, int(to.timestamp() * 1000))  # -1 and -2 have other meanings
         arguments.check_texts("topics", topics, _EXPECTED_TOPICS)
         return self._change_offsets(group, topics, to, preview, force)
 
@@ -370,9 +371,9 @@ class BrokerAdmin(AdminBase):
 
         Args:
             topic: The topic.
-            key: One of the message's business keys, or the id that its producer gave it. Without it, the method returns the
-                messages of the period from ``begin_ms`` to ``end_ms``, of all queues; with option ``environment``, of the
-                queues of that environment.
+            key: One of the message's business keys, or the id that the message's producer gave it. Without ``key``, the method
+                returns the messages of the period from ``begin_ms`` to ``end_ms``, of all queues; with option ``environment``, of
+                the queues of that environment.
             begin_ms: Only messages stored at or after this time, in ms since 1970.
             end_ms: Only messages stored at or before this time, in ms since 1970. By default, the period is open at both ends.
             limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
@@ -402,32 +403,32 @@ class BrokerAdmin(AdminBase):
     def broker_config(self, broker: str) -> dict[str, Secret]:
         """Return all settings of a broker's master (``mqadmin getBrokerConfig``).
 
-        They include passwords. A ``Secret`` is a str that is hidden when it is formatted; ``reveal()`` returns the text.
+        The settings include passwords. A ``Secret`` is a str that is hidden when it is formatted; ``reveal()`` returns the text.
 
         Args:
             broker: The broker's name.
 
         Raises:
-            OptionError: The network could read the answer: ``tls`` is not set, and the broker is on another machine. An explicit
-                ``tls=false`` permits the request.
-            BrokerNotFound: No master of that name is registered.
+            OptionError: Others on the network could read the answer: ``tls`` is not set, and the broker is on another machine. An
+                explicit ``tls=false`` permits the request.
+            BrokerNotFound: No master of the broker is registered.
         """
         return self._tools.admin.broker_config(broker, allow_plain_text=True)
 
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
-        """Change settings of a broker's master while it runs, and return all of them (``mqadmin updateBrokerConfig``).
+        """Change settings of a broker's master while it runs, and return all settings (``mqadmin updateBrokerConfig``).
 
-        The broker also writes the settings to its configuration file. Without TLS, this method does not request the settings of
-        a broker on another machine, because they include passwords. Then it sends the values unchecked, and returns an empty
-        dict.
+        The broker also writes the settings to its configuration file. Without TLS, this method does not request the settings of a
+        broker on another machine, because the settings include passwords. In this case, the method sends the values unchecked,
+        and returns an empty dict.
 
         Args:
             broker: The broker's name.
             values: The new values, by the names of the settings.
 
         Raises:
-            OptionError: The broker does not have one of the settings, and nothing was changed. Or it kept the old value of a
-                setting, and changed the other settings.
+            OptionError: The broker does not have one of the settings, and nothing was changed. Or the broker kept the old value
+                of a setting, and changed the other settings.
         """
         return brokers.update_config(self._tools, broker, values)
 
@@ -440,7 +441,7 @@ class AccessAdmin(AdminBase):
         """Return all users, without their passwords (``mqadmin listUser``).
 
         Raises:
-            OptionError: The network could read the passwords in the answers, as for ``broker_config``.
+            OptionError: Others on the network could read the passwords in the answers, as for ``broker_config``.
         """
         return brokers.users(self._tools)
 
@@ -460,15 +461,15 @@ class AccessAdmin(AdminBase):
             from the brokers, because their answers would contain the stored password.
 
         Raises:
-            OptionError: The user does not exist on a broker, and ``password`` is None; ``password`` is empty; or the network
-                could read it, as for ``broker_config``.
+            OptionError: The user does not exist on a broker, and ``password`` is None; ``password`` is empty; or others on the
+                network could read the password, as for ``broker_config``.
             NotSupported: A broker is older than 5.3; or the user exists on a broker of 5.3.0 or 5.3.1, which cannot change users.
         """
         return brokers.set_user(self._tools, name, password, is_super, enabled)
 
     def delete_user(self, name: str) -> None:
-        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user,
-        and, as ``users`` does, if the network could read passwords.
+        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user, or
+        if others on the network could read passwords, as ``users`` does.
         """
         brokers.delete_user(self._tools, name)
 
@@ -485,8 +486,8 @@ class AccessAdmin(AdminBase):
             user: The user name.
             resource: Such as ``Topic:orders``, ``Group:billing*`` (a prefix) or ``Cluster:*``.
             actions: One or more of ``All``, ``Pub``, ``Sub``, ``Create``, ``Update``, ``Delete``, ``Get``, ``List``.
-            allowed: False denies them.
-            sources: Only for clients with these addresses or networks (default: all).
+            allowed: Whether the actions are allowed; False denies the actions.
+            sources: The policy applies only to clients with these addresses or networks (default: all).
 
         Returns:
             All policies of the user.
@@ -504,7 +505,8 @@ class AccessAdmin(AdminBase):
 
 
 class Admin(TopicAdmin, GroupAdmin, BrokerAdmin, AccessAdmin):
-    """Administers a cluster: topics, consumer groups, stored messages, brokers, users. It connects when a method is first called.
+    """Administers a cluster: topics, consumer groups, stored messages, brokers, users. An ``Admin`` connects when a method is
+    first called.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.

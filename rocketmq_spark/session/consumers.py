@@ -63,7 +63,7 @@ class Consumer(group_consumer.BaseConsumer):
             tools = ConsumerTools(
                 backlog_reader=_backlog_reader(parsed, group),
                 replier=_replier(parsed, group),
-                traces=partial(_listener_traces, parsed, group),
+                make_traces=partial(_listener_traces, parsed, group),
                 rows_decoder=_rows_decoder(settings) if settings.arrow else None,
             )
             super().__init__(member(parsed), settings, tools)
@@ -103,7 +103,7 @@ class SimpleConsumer(simple.BaseSimpleConsumer):
     (docs/grpc.md).
 
     Args:
-        name_server: Not used. Give ``group`` and ``proxy_endpoint`` by keyword.
+        name_server: Not used. Pass ``group`` and ``proxy_endpoint`` by keyword.
         group: Consumer group. Required.
         options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
             Durations are milliseconds or text (``3s``), sizes bytes or text (``4m``).
@@ -141,7 +141,7 @@ def _arrow_batch(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
     """Return a record batch of ``parts``. If the batch lacks messages of the first part, also returns the offset at which the
     missing messages begin.
     """
-    from rocketmq_spark.columnar.decode.decoder import batch_of_answers  # here, because only ``poll_arrow`` needs Arrow
+    from rocketmq_spark.columnar.decode.decoder import batch_of_answers  # only ``poll_arrow`` needs Arrow
 
     skip_counts = {
         (part.queue, part.filter): part.returned_count() for part in parts if part.returned_up_to > part.start
@@ -158,7 +158,7 @@ def _arrow_batch(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
 def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
     """Return the decoder of answers to record batches. Raises ``OptionError`` if pyarrow or numpy is not installed."""
     for package in ("pyarrow", "numpy"):
-        if not extras.installed(package):
+        if not extras.is_installed(package):
             problem = f"option 'arrow' needs {package}, which is not installed"
             raise OptionError(problem, remedy=extras.install_command(extras.ARROW))
     from rocketmq_spark.columnar.decode.decoder import batch_of_answers
@@ -173,15 +173,14 @@ def _rows_decoder(settings: ConsumerSettings) -> RowsDecoder:
             return None
         return batch if has_all else None
 
-    # For its first array, pyarrow imports pandas, which takes a second. The first call of the listener must not wait for
-    # that import.
+    # The first call of the listener must not wait while pyarrow imports pandas for its first array, which takes a second.
     batch_of_messages(())
     return RowsDecoder(settings.consume_batch_max_size, decode_answers, batch_of_messages)
 
 
 def _offset_after(part: FetchedPart, row_count: int) -> int:
-    """Return the offset after the first ``row_count`` rows. Raises ``DecodeError`` if the offset is uncertain: a stored batch
-    with impossible offsets is several rows here, but one message for ``poll``.
+    """Return the offset after the first ``row_count`` rows. Raises ``DecodeError`` if the offset is uncertain: ``row_count``
+    counts each message of a stored batch with impossible offsets, but ``poll`` returns this batch as one message.
     """
     for index, message in enumerate(part.read()):
         if index == row_count:
@@ -211,7 +210,7 @@ def _backlog_reader(options: Options, group: str) -> BacklogReader | None:
     """Return the reader of backlogs; None if numpy is not installed. The reader imports numpy, which needs 13 MiB, at the first
     backlog.
     """
-    if not extras.installed("numpy"):
+    if not extras.is_installed("numpy"):
         return None
     scope = scope_of(options)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.producer.tracing import TraceProducer
 
 # ``close`` waits at least this long for the traces of the last sends, also after its timeout.
-_LAST_TRACES_S = 1.0
+_MIN_LAST_TRACES_WAIT_S = 1.0
 
 
 class Producer(BulkProducer):
@@ -86,22 +86,23 @@ class Producer(BulkProducer):
         """Stop accepting messages, wait for pending replies and sends, and close the producer.
 
         With a spool, messages without an answer are spooled, and due records of the spool are sent while time is left. A second
-        call does nothing, nor does a call in a forked process. An interrupted call stops waiting, closes, and logs the messages
-        without an answer. Do not call it in a signal handler, which may interrupt a send that holds a lock: raise
-        ``SystemExit`` there, and close in ``finally`` or at the end of ``with``.
+        call does nothing. A call in a forked process does nothing, too. An interrupted call stops waiting, closes, and logs the
+        messages without an answer. Do not call ``close`` in a signal handler, because the signal may interrupt a send that holds
+        a lock. Raise ``SystemExit`` in the handler, and close the producer in ``finally`` or at the end of ``with``.
 
         Args:
-            timeout_s: Seconds to wait; the send timeout by default. Requests without a reply then fail with ``ClosedError``.
+            timeout_s: Seconds to wait; the send timeout by default. After this time, requests without a reply fail with
+                ``ClosedError``.
 
         Returns:
-            The sends without an answer (topic, queue, message ids). Their messages may be stored.
+            The sends without an answer (topic, queue, message ids). The messages of these sends may be stored.
         """
         deadline = self._deadline(timeout_s)
         try:
             return super().close(timeout_s)
         finally:
             if self._traces is not None:
-                self._traces.close(max(_LAST_TRACES_S, deadline.remaining()))
+                self._traces.close(max(_MIN_LAST_TRACES_WAIT_S, deadline.remaining()))
 
 
 def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
@@ -120,7 +121,7 @@ def _stored_ids(options: Options) -> StoredIds | None:
         if "exactly_once_settle" in options.given:
             raise OptionError("option 'exactlyOnceSettle' has no effect without 'confirmAmbiguous'")
         return None
-    if not extras.installed("pyarrow"):
+    if not extras.is_installed("pyarrow"):
         raise OptionError(
             "option 'confirmAmbiguous' needs pyarrow, which is not installed",
             remedy=extras.install_command(extras.ARROW),

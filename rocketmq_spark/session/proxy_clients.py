@@ -18,7 +18,7 @@ from rocketmq_spark.model.send import SentMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import outgoing
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.remoting.protocol import pushed_limit
+from rocketmq_spark.remoting.protocol import max_pushed_frame_bytes
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -63,7 +63,7 @@ def _create_proxy(options: Options) -> Proxy:
         tls if options.tls else None,
         options.connect_timeout,
         options.request_timeout,
-        pushed_limit(options.max_message_size),
+        max_pushed_frame_bytes(options.max_message_size),
     )
     return Proxy(connect_options)
 
@@ -76,7 +76,7 @@ def connection_key(options: Options) -> object:
         (options.tls, options.tls_ca_file, options.tls_cert_file, options.tls_key_file, options.tls_server_name),
         options.connect_timeout,
         options.request_timeout,
-        pushed_limit(options.max_message_size),
+        max_pushed_frame_bytes(options.max_message_size),
     )
 
 
@@ -98,14 +98,14 @@ def pop_member(options: Options) -> ProxyMember:
 
 
 def decompress_body(body: bytes) -> bytes:
-    """Decompress a body. The codec is recognized by the first bytes, because the Proxy does not report it."""
+    """Decompress a body. The codec is recognized by the first bytes, because the Proxy does not report the codec."""
     codec = next((codec for magic, codec in _CODECS_BY_MAGIC.items() if body.startswith(magic)), SysFlag.ZLIB)
     return decompress(body, int(SysFlag.COMPRESSED | codec))
 
 
 def sent_messages(request: SendRequest) -> Sequence[SentMessage]:
     """Return the message of a send, or the messages of a batch from a spool. Compressed bodies in a spool are decompressed,
-    because gRPC clients that read them may lack the codec.
+    because a gRPC consumer may lack the codec.
     """
     if request.batch:
         return outgoing.messages_in_batch(request)

@@ -1,8 +1,8 @@
-"""The folders of spools: one in ``spoolDir`` for each writing process. A process sends the records of its own folder, and of
-adopted ones.
+"""The folders of spools: one in ``spoolDir`` for each writing process. A process sends the records of its own folder, and of the
+folders that it has adopted.
 
 A process leaves its folder behind when it ends. RocksDB's lock shows whether the process is alive, because the lock ends with the
-process. Other processes adopt the folders of dead ones.
+process. Other processes adopt the folders of dead processes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment, environment_of, is_by_position, layout_text
 from rocketmq_spark.remoting.connection import batch_writes
-from rocketmq_spark.session import SPOOLS, connection_key, sender
+from rocketmq_spark.session import SPOOLS_KIND, connection_key, sender
 from rocketmq_spark.spool.database import Database, is_database, is_in_use
 from rocketmq_spark.spool.files import EMPTIED_PREFIX, SPOOL_PREFIXES, WORKER_PREFIX, copy_instruction
 from rocketmq_spark.spool.lanes import BatchPredicate
 from rocketmq_spark.spool.records import LASTING_PREFIX, RECORD, Done, Record, SpoolOwner, area_end
-from rocketmq_spark.spool.recovery import DAMAGED, locked
+from rocketmq_spark.spool.recovery import DAMAGED_FOLDER, locked
 from rocketmq_spark.spool.store import Store
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ class SpoolSettings:
 
     @classmethod
     def of(cls, options: Options) -> SpoolSettings | None:
-        """None without a spool. One ``OptionError`` lists all problems."""
+        """Return the settings in ``options``; None if the options name no spool. Raises one ``OptionError`` that lists all
+        problems.
+        """
         problems = option_problems(options)
         if problems:
             raise OptionError.of(problems)
@@ -86,7 +88,7 @@ def option_problems(options: Options) -> list[str]:
         problems.append(
             "option 'onSendFailure' is 'spool', which needs option 'spoolDir': a folder on a disk that stays"
         )
-    if not extras.installed("rocksdict"):
+    if not extras.is_installed("rocksdict"):
         command = extras.install_command(extras.SPOOL)
         problems.append(f"option 'onSendFailure' is 'spool', which needs the package rocksdict: {command}")
     return problems
@@ -100,13 +102,16 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
 
 
-_PAGE, _PAGE_BYTES = 250, 4 << 20  # limits for the first records of lanes, and again for those behind them
-_END_OF_TIME_MS = 2**63
+_PAGE_RECORDS, _PAGE_BYTES = (
+    250,
+    4 << 20,
+)  # limits for the first records of lanes, and the same limits for all later records
+_FAR_FUTURE_MS = 2**63
 
 
 def spools_in(folder: Path) -> list[Path]:
-    """Return the spools of a folder, those of all users: the folder itself, and those of workers in it. Raises ``SpoolError`` if
-    this user may not read the folder.
+    """Return the spools of all users in a folder: the folder itself, and the spools of workers in the folder. Raises
+    ``SpoolError`` if this user may not read the folder.
     """
     candidates = sorted(folder / name for name in _list_names(folder) if name.startswith(WORKER_PREFIX))
     worker_spools = [path for path in candidates if is_database(path)]
@@ -126,10 +131,10 @@ def _list_names(folder: Path) -> list[str]:
 
 
 class _EntriesByOwner(NamedTuple):
-    """The entries of a folder with a prefix: those of this user, and those of other users, by user."""
+    """The entries of a folder with a prefix: the paths of this user's entries, and the names of others' entries by user id."""
 
-    own: list[Path]
-    foreign: dict[int, list[str]]
+    own_paths: list[Path]
+    foreign_names: dict[int, list[str]]
 
 
 def _entries_by_owner(folder: Path, prefix: str) -> _EntriesByOwner:
@@ -137,13 +142,13 @@ def _entries_by_owner(folder: Path, prefix: str) -> _EntriesByOwner:
     entries = _EntriesByOwner([], {})
     for name in _list_names(folder):
         if name.startswith(prefix):
-            with contextlib.suppress(OSError):  # it no longer exists, or this user may not read its status
+            with contextlib.suppress(OSError):  # the entry no longer exists, or this user may not read its status
                 uid = folders.owner_uid(os.lstat(f"{folder}/{name}"))
                 if uid == os.geteuid():
-                    entries.own.append(folder / name)
-                else:  # perhaps very many
-                    entries.foreign.setdefault(uid, []).append(name)
-    entries.own.sort()
+                    entries.own_paths.append(folder / name)
+                else:  # there may be very many
+                    entries.foreign_names.setdefault(uid, []).append(name)
+    entries.own_paths.sort()
     return entries
 
 
@@ -152,30 +157,30 @@ def _adoptable_spools(folder: Path) -> list[Path]:
 
     ``folder`` itself counts as a spool only if no other user may put files into it.
     """
-    entries, adoptable = _entries_by_owner(folder, WORKER_PREFIX), []
-    for uid, names in entries.foreign.items():
+    entries, adoptable_paths = _entries_by_owner(folder, WORKER_PREFIX), []
+    for uid, names in entries.foreign_names.items():
         foreign_file = folders.ForeignFile(folder / min(names), uid)
-        warn = functools.partial(_warn_of_foreign, foreign_file.path, foreign_file, len(names))
+        warn = functools.partial(_warn_of_foreign_spools, foreign_file.path, foreign_file, len(names))
         process.get_or_create("foreign spools", (folder, uid), warn)
-    for path in filter(is_database, (folder, *entries.own)):
+    for path in filter(is_database, (folder, *entries.own_paths)):
         reason: object = folders.foreign_file_in(path, SPOOL_PREFIXES, root_may_own=path == folder)
         if reason is None and path == folder:
             reason = next(folders.exposures_of(folder, ()), None)
         if reason is not None:
-            process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
+            process.get_or_create("foreign spools", path, functools.partial(_warn_of_foreign_spools, path, reason))
         elif not is_in_use(path):
-            adoptable.append(path)
-    return adoptable
+            adoptable_paths.append(path)
+    return adoptable_paths
 
 
-def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
+def _warn_of_foreign_spools(path: Path, reason: object, count: int = 1) -> None:
     more = f", as are {count - 1} more of that user in this folder" if count > 1 else ""
     logger.warning(
         "the spool in %s is left alone%s: %s. If no process uses it, %s", path, more, reason, copy_instruction(path)
     )
 
 
-def _open_abandoned(folder: Path, path: Path, make_store: Callable[[Path], Store]) -> Store:
+def _open_abandoned_store(folder: Path, path: Path, make_store: Callable[[Path], Store]) -> Store:
     """Open the store of a dead process: ``folder``, which is never removed, or a worker's folder in it."""
     store = make_store(path)
     try:
@@ -191,7 +196,7 @@ def _remove_mark(path: Path) -> None:
     """Remove the mark of an emptied folder from a folder that is used again.
 
     ``_remove_folder`` renames a folder and then marks it. After a power cut, the folder may have the mark and still its old name.
-    While the mark is there, a user who may rename the folder could make this package delete the records in it.
+    While the mark is there, a user who may rename the folder could make this package delete the records in the folder.
     """
     try:
         with folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
@@ -200,41 +205,41 @@ def _remove_mark(path: Path) -> None:
     except OSError as e:
         raise SpoolError(
             f"{path / _EMPTIED_MARK} cannot be removed: {e.strerror}",
-            remedy="Remove it: it marks a folder whose records may be deleted",
+            remedy="Remove this file: it marks a folder whose records may be deleted",
         ) from e
 
 
-def claim(folder: Path, make_store: Callable[[Path], Store]) -> Store:
-    """Open a store for this process: that of a dead process, or a new one."""
+def claim_store(folder: Path, make_store: Callable[[Path], Store]) -> Store:
+    """Open a store for this process: the store of a dead process, or a new store."""
     for path in _adoptable_spools(folder):
         try:
-            return _open_abandoned(folder, path, make_store)
-        except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged, or not safe
+            return _open_abandoned_store(folder, path, make_store)
+        except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged or not safe
             logger.warning("skipping the spool in %s: %s", path, e)
     return make_store(folder / f"{WORKER_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
-def adopt(folder: Path, target_store: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
+def adopt_records(folder: Path, target_store: Store, make_store: Callable[[Path], Store], now_ms: int) -> int:
     """Move the records of dead processes into a store of this process. Returns the number of moved records.
 
-    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but
-    loses none. Dead letters stay in their folder, and so do records for which ``target_store`` has no room; neither is an error
-    here. If the other process had a clock ahead of ``now_ms``, records keep their remaining delays.
+    Records are added to ``target_store`` before they are deleted from the other store, so a kill may duplicate records but loses
+    none. Dead letters stay in their folder. Records for which ``target_store`` has no room stay, too, which is not an error. If
+    the other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
     moved_count = 0
-    # Left by processes that were killed while they removed an empty folder.
-    for emptied_folder in _entries_by_owner(folder, EMPTIED_PREFIX).own:
-        _remove_emptied(emptied_folder)
+    # A process that was killed while it removed an empty folder has left the folder.
+    for emptied_folder in _entries_by_owner(folder, EMPTIED_PREFIX).own_paths:
+        _remove_emptied_folder(emptied_folder)
     for path in _adoptable_spools(folder):
         try:
-            store = _open_abandoned(folder, path, make_store)
+            store = _open_abandoned_store(folder, path, make_store)
             try:
                 for count in _move_records(store, target_store, max(0, store.totals.last_ms - now_ms)):
                     moved_count += count
                 is_empty = store.totals.all_bytes == 0
             finally:
                 store.close()
-            if is_empty and path != folder and not any(path.glob(f"{DAMAGED}-*")):
+            if is_empty and path != folder and not any(path.glob(f"{DAMAGED_FOLDER}-*")):
                 _remove_folder(path)
         except SpoolFull as e:
             logger.warning("the records of the spool in %s stay there for now: %s", path, e)
@@ -247,9 +252,9 @@ def adopt(folder: Path, target_store: Store, make_store: Callable[[Path], Store]
 def _remove_folder(path: Path) -> None:
     """Remove an empty store's folder.
 
-    The store must be closed before. When RocksDB closes a store, it deletes unknown files in the folder of this name, even the
-    log of another process that has created the folder again. The folder is renamed first, under the lock, so another process
-    finds the whole folder or none.
+    The caller must have closed the store. When RocksDB closes a store, it deletes unknown files in the folder of this name, even
+    the log of another process that has created the folder again. The folder is renamed first, under the lock, so that another
+    process finds either the whole folder or no folder.
     """
     emptied_folder = path.with_name(f"{EMPTIED_PREFIX}{uuid.uuid4().hex}")
     with locked(path), folders.open_subfolder(path.parent, (path.name,)) as folder_fd:
@@ -258,11 +263,11 @@ def _remove_folder(path: Path) -> None:
             contents = next(db.scan(RECORD, area_end(RECORD)), None) or db.gaps or db.damage
         finally:
             db.close()
-        if contents:  # another process has used it meanwhile
+        if contents:  # another process has used the folder meanwhile
             return
         path.rename(emptied_folder)
         os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=folder_fd))
-    _remove_emptied(emptied_folder)
+    _remove_emptied_folder(emptied_folder)
 
 
 # The file that marks a folder without records. Users who may rename the folders of others in a ``spoolDir`` cannot create a file
@@ -270,7 +275,7 @@ def _remove_folder(path: Path) -> None:
 _EMPTIED_MARK = "emptied"
 
 
-def _remove_emptied(path: Path) -> None:
+def _remove_emptied_folder(path: Path) -> None:
     """Remove a folder that a process of this user has marked as emptied. The mark is removed last. Another process may remove the
     folder at the same time, so errors of the file system are ignored.
     """
@@ -289,9 +294,9 @@ def _remove_emptied(path: Path) -> None:
 
 
 def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Iterator[int]:
-    while store.next_due_ms() is not None:  # a page may be empty: a record that cannot be read becomes a dead letter
-        page = store.take(_END_OF_TIME_MS, _PAGE, _PAGE_BYTES, _page_predicate())
-        notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
+    while store.next_due_ms() is not None:  # a page is empty if its records are unreadable, and become dead letters
+        page = store.take(_FAR_FUTURE_MS, _PAGE_RECORDS, _PAGE_BYTES, _page_predicate())
+        notes = {name: value for name, value in store.notes().items() if value}  # an empty note counts as deleted
         records_and_due_times, states = [], []
         for leased in page:
             due_ms = max(0, leased.due.due_ms - clock_ahead_ms)
@@ -306,15 +311,15 @@ def _move_records(store: Store, target_store: Store, clock_ahead_ms: int) -> Ite
 
 
 def _page_predicate() -> BatchPredicate:
-    """Accepts records behind the first ones of their lanes, up to a page for all lanes, because moving records one by one takes a
-    write for each record.
+    """Return a predicate that accepts later records of lanes, up to one page for all lanes. Moving records one by one would take
+    a write for each record.
     """
     added_count, added_bytes = 0, 0
 
     def has_room(record: Record) -> bool:
         nonlocal added_count, added_bytes
         added_count, added_bytes = added_count + 1, added_bytes + len(record.payload)
-        return added_count <= _PAGE and added_bytes <= _PAGE_BYTES
+        return added_count <= _PAGE_RECORDS and added_bytes <= _PAGE_BYTES
 
     return lambda first: has_room
 
@@ -323,11 +328,11 @@ def open_store(
     path: Path, options: Options, spool_settings: SpoolSettings | None = None, keep_owner: bool = False
 ) -> Store:
     """Open the store of a folder, whose records must belong to the options' cluster, namespace and environment. With
-    ``keep_owner``, the caller adds no records, the folder may belong to another user, and the stored owner stays, so that its
-    process can open the store again.
+    ``keep_owner``, the folder may belong to another user, and the stored owner is not changed, so that the owner's process can
+    open the store again. In this case, the caller must not add records.
     """
     if spool_settings is not None:
-        check_safe(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
+        check_safe(path, "spoolDir")  # RocksDB opens files by their names, and follows links
     store = (
         Store(path, spool_settings.sync, spool_settings.max_bytes)
         if spool_settings is not None
@@ -336,7 +341,7 @@ def open_store(
     try:
         environment, noted_queues = environment_of(options), _noted_queues(store)
         if environment is not None and not environment.is_by_position:
-            _check_noted_queues(store, noted_queues, environment)  # before these options become the store's owner
+            _check_noted_queues(store, noted_queues, environment)  # if this fails, the owner stays unchanged
         store.set_owner(owner_of(options), keep_owner=keep_owner)
         if environment is not None and environment.is_by_position:
             _use_noted_queues(store, noted_queues, queues_of_environment(sender(options), environment))
@@ -354,16 +359,16 @@ _QueuesByTopic = dict[str, tuple[MessageQueue, ...]]
 
 def _noted_queues(store: Store) -> _QueuesByTopic:
     """The queues in a store's notes. The notes of an empty store are deleted."""
-    by_topic = {}
+    queues_by_topic = {}
     for name, value in store.notes().items():
         if not name.startswith(_QUEUES_PREFIX) or not value:
             continue
         if store.totals.all_bytes:
             topic, queues = _parse_queues_note(name, value, store.path)
-            by_topic[topic] = queues
+            queues_by_topic[topic] = queues
         else:
             store.add([], {name: b""})
-    return by_topic
+    return queues_by_topic
 
 
 def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tuple[MessageQueue, ...]]:
@@ -373,17 +378,17 @@ def _parse_queues_note(name: bytes, value: bytes, path: Path) -> tuple[str, tupl
     except (ValueError, TypeError, RecursionError) as e:
         raise SpoolError(
             f"in the spool in {path}, the note about the queues of its environment cannot be read, so no message is sent",
-            remedy=f"Read its messages with: rocketmq-spark spool export {shlex.quote(str(path))}",
+            remedy=f"Read the messages with: rocketmq-spark spool export {shlex.quote(str(path))}",
         ) from e
     return topic, tuple(MessageQueue(topic, *broker_and_id) for broker_and_id in queues)
 
 
 def _check_noted_queues(store: Store, noted_queues: _QueuesByTopic, environment: Environment) -> None:
-    """Raises ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
+    """Raise ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
     for topic, queues in noted_queues.items():
         if tuple(environment.owned(queues, may_be_empty=(topic,))) != queues:
             raise SpoolError(
-                f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
+                f"the records in {store.path} are for {', '.join(map(str, queues))}, which its number gave their environment, "
                 f"and option 'environments' gives environment {environment.name!r} other queues",
                 remedy="If the records belong to this environment, let option 'environments' give it their queues, such as "
                 + _sample_option(environment, queues),
@@ -395,8 +400,8 @@ def _sample_option(environment: Environment, queues: Sequence[MessageQueue]) -> 
 
 
 def _use_noted_queues(store: Store, noted_queues: _QueuesByTopic, counted_queues: _QueuesByTopic) -> None:
-    """Use the queues in the store's notes. Raises ``SpoolError`` if this process takes other queues for those of the
-    environment.
+    """Add the queues in the store's notes to ``counted_queues``. Raises ``SpoolError`` if ``counted_queues`` has other queues of
+    the environment for a topic.
     """
     for topic, queues in noted_queues.items():
         if counted_queues.setdefault(topic, queues) != queues:
@@ -408,7 +413,7 @@ def _use_noted_queues(store: Store, noted_queues: _QueuesByTopic, counted_queues
 
 
 def _queues_notes(counted_queues: _QueuesByTopic, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
-    """The notes for records of ``sends``."""
+    """Return the notes about the queues of the topics of ``sends``."""
     return {
         _QUEUES_PREFIX + topic.encode(): json.dumps(
             [(queue.broker_name, queue.queue_id) for queue in counted_queues[topic]]
@@ -424,7 +429,7 @@ def open_send_spool(
     clock: Callable[[], int] | None = None,
     policy: RedeliveryPolicy | None = None,
 ) -> SendSpool:
-    """The spool over an open ``store``. Closes the store if this fails."""
+    """Return a spool that sends the records of an open ``store``. Closes the store if the spool cannot be created."""
     try:
         from rocketmq_spark.producer.resender import EngineResender
         from rocketmq_spark.spool.spool import SEND_POLICY, SendSpool
@@ -433,7 +438,7 @@ def open_send_spool(
         resender = EngineResender(sender_, settings, Timer(f"{timer_name}-send"), batch_writes)
         policy, environment = policy or SEND_POLICY, settings.environment
         if environment is not None and not environment.is_by_position:
-            resender.pin(_noted_queues(store))
+            resender.pin_queues(_noted_queues(store))
         elif environment is not None:
             policy = policy._replace(
                 notes=functools.partial(_queues_notes, queues_of_environment(sender_, environment))
@@ -445,7 +450,8 @@ def open_send_spool(
 
 
 def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
-    """The spool of this worker process, in ``spoolDir``, with the records of dead processes. None if the options name no spool.
+    """Return the spool of this worker process in ``spoolDir``, with the records of dead processes. Return None if the options
+    name no spool.
 
     The spool lives as long as the process, across tasks, and continues to send.
     """
@@ -458,26 +464,26 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     def make_adopted_store(path: Path) -> Store:
         store = make_store(path)
-        if not is_by_position(options) and _noted_queues(store):  # the running sender does not know these queues
+        if not is_by_position(options) and _noted_queues(store):  # the sender of the spool does not know these queues
             store.close()
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
 
     key = (spool_settings, owner_of(options), options.environments, connection_key(options), settings)
-    with process.entry_lock(SPOOLS, spool_settings.folder):
-        spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS)
+    with process.entry_lock(SPOOLS_KIND, spool_settings.folder):
+        spools_by_key: dict[object, SendSpool] = process.entries(SPOOLS_KIND)
         if key not in spools_by_key:
-            sender_ = sender(options)  # first: if it fails, no store is open
-            spools_by_key[key] = open_send_spool(claim(spool_settings.folder, make_store), sender_, settings)
+            sender_ = sender(options)  # before the store is opened, because it may fail
+            spools_by_key[key] = open_send_spool(claim_store(spool_settings.folder, make_store), sender_, settings)
         own_spool = spools_by_key[key]
-        if adopt(spool_settings.folder, own_spool.store, make_adopted_store, own_spool.now_ms()):
+        if adopt_records(spool_settings.folder, own_spool.store, make_adopted_store, own_spool.now_ms()):
             own_spool.redelivery.retry_earlier_records()
     return own_spool
 
 
 # Modules that ``open_drainer`` and the sender import on first use.
 _LAZY_IMPORTS = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resender", "rocketmq_spark.spool.spool")
-_PREPARE_S = 5.0
+_PREPARATION_TIMEOUT_S = 5.0
 
 
 def preload(options: Options, paths: Sequence[Path]) -> None:
@@ -490,10 +496,10 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
     if os.geteuid() != folders.ROOT or not any(map(folders.foreign_file, paths)):
         return
     for module in _LAZY_IMPORTS:
-        with contextlib.suppress(ImportError):  # an optional module; if it is needed, its import raises later
+        with contextlib.suppress(ImportError):  # the module is optional; a later import reports the error
             importlib.import_module(module)
     try:
-        sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PREPARE_S))
+        sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PREPARATION_TIMEOUT_S))
     except OptionError:
         raise
     except RocketMQError as e:
@@ -502,5 +508,5 @@ def preload(options: Options, paths: Sequence[Path]) -> None:
 
 def open_drainer(path: Path, options: Options) -> SendSpool:
     """Return a spool that sends all records of a folder, for commands."""
-    sender_, settings = sender(options), ProducerSettings.of(options)  # first: if one fails, no store is open
+    sender_, settings = sender(options), ProducerSettings.of(options)  # before the store is opened: may fail
     return open_send_spool(open_store(path, options, keep_owner=True), sender_, settings)

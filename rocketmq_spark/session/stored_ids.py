@@ -11,9 +11,9 @@ from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.session import client, offsets, puller, routes
 from rocketmq_spark.stored.ends import QueueEnds, id_reader
-from rocketmq_spark.stored.scan import GAP_S, LiveStoredIds, NotedStoredIds, ScanTools
+from rocketmq_spark.stored.scan import MAX_GAP_S, LiveStoredIds, NotedStoredIds, ScanTools
 
-_PULL_BATCH = 1024
+_PULL_BATCH_SIZE = 1024
 
 
 def scan_tools(
@@ -26,7 +26,7 @@ def scan_tools(
     with each list of ranges before it reads the ids in these ranges.
     """
     read_options = dataclasses.replace(
-        options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
+        options, pull_batch_size=_PULL_BATCH_SIZE, read_from="master", read_deadline=options.send_timeout
     )
     return ScanTools(
         routes(options),
@@ -41,12 +41,14 @@ def scan_tools(
 
 
 def noted_stored_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
-    """Return the stored ids for a task of the sink. ``ends`` are the ends of queues that the driver noted before the batch."""
+    """Return the stored ids for a task of the sink. ``ends`` are the end offsets of the queues, which the driver recorded before
+    the batch.
+    """
     return NotedStoredIds(lambda timeout_s, clock: scan_tools(options, timeout_s, clock), ends)
 
 
 def close_connections(options: Options) -> None:
-    """Close the connections of this process. The operating system then drops bytes that it has not sent yet."""
+    """Close the connections of this process. The operating system drops the bytes that it has not sent yet."""
     client(options).rpc_client.pool.close_connections()
 
 
@@ -65,8 +67,8 @@ def _option_problems(options: Options) -> Iterator[str]:
     if options.require_store_ok == "ok":
         yield "option 'confirmAmbiguous' is true, but 'requireStoreOk' is 'ok': stored messages without a flush are sent again"
     settle_s, send_s = options.exactly_once_settle, options.send_timeout
-    if settle_s <= GAP_S:
-        yield f"option 'exactlyOnceSettle' is {settle_s:g} s; expected more than {GAP_S:g} s, for which a broker may hang"
+    if settle_s <= MAX_GAP_S:
+        yield f"option 'exactlyOnceSettle' is {settle_s:g} s; expected more than {MAX_GAP_S:g} s, for which a broker may hang"
     needed_s = options.request_timeout + settle_s
     if send_s <= needed_s:
         yield (

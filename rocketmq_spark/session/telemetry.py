@@ -34,8 +34,8 @@ from rocketmq_spark.consumer.listener import (
     OrderedAction,
     OrderedContext,
     OutcomeCallback,
-    judge_concurrent,
-    judge_ordered,
+    judge_concurrent_outcome,
+    judge_ordered_outcome,
     observed_listener,
 )
 from rocketmq_spark.errors import MessageRefused
@@ -44,13 +44,14 @@ from rocketmq_spark.wire.properties import is_reserved
 
 logger = logging.getLogger(__name__)
 
-_SCOPE, _ID = "rocketmq_spark", "messaging.message.id"
-# Spans of asynchronous sends end on a separate thread, because an exporter may block. At most this many spans wait for it.
+_SCOPE_NAME, _MESSAGE_ID_ATTRIBUTE = "rocketmq_spark", "messaging.message.id"
+# The spans of asynchronous sends end on a separate thread, because an exporter may block. At most this many spans wait for this
+# thread.
 _END_KEY, MAX_WAITING_ENDS = "spans", 10_000
-END_SPANS_TIMEOUT_S = 1.0  # how long ``flush`` and ``close`` wait for the ends of these spans
-LOG_PERIOD_S = 60.0  # the least time between two warnings of lost spans
+END_SPANS_TIMEOUT_S = 1.0  # how long ``flush`` and ``close`` wait for the ends of spans
+LOG_PERIOD_S = 60.0  # the minimum time between two warnings of lost spans
 _STATUS_LABELS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
-MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16_384  # limits of a Proxy for a message's user properties, by default
+MAX_PROPERTIES, MAX_PROPERTY_BYTES = 128, 16_384  # a Proxy's default limits for the user properties of a message
 Attributes = dict[str, Any]
 
 
@@ -85,8 +86,8 @@ class Instrumentation:
     uses_proxy = False  # whether the producer sends to a Proxy
 
     def __init__(self, group: str, client_id: str, namespace: str | None) -> None:
-        self._tracer = trace.get_tracer(_SCOPE, rocketmq_spark.__version__)
-        self._meter = metrics.get_meter(_SCOPE, rocketmq_spark.__version__)
+        self._tracer = trace.get_tracer(_SCOPE_NAME, rocketmq_spark.__version__)
+        self._meter = metrics.get_meter(_SCOPE_NAME, rocketmq_spark.__version__)
         self._group = group
         self._client_id = client_id
         self._common_attributes: Attributes = {"messaging.system": "rocketmq", "messaging.client.id": client_id}
@@ -117,7 +118,7 @@ class Instrumentation:
             try:
                 return method(*args, **kwargs)
             finally:
-                if self._owner.is_current:  # in a forked process, a thread that does not exist there may hold the lock
+                if self._owner.is_current:  # in a forked process, a thread of the parent may hold the lock
                     self._end_executor.wait(_END_KEY, END_SPANS_TIMEOUT_S)
 
         return call_and_wait
@@ -202,8 +203,8 @@ class Instrumentation:
     def _begin_coroutine_call(
         self, consumer_attributes: Mapping[str, Any], messages: Any, context: Any
     ) -> OutcomeCallback:
-        """Start the span of a coroutine's call, and make the span's context the current one, because the coroutine's task has the
-        context of an earlier call.
+        """Start the span of a coroutine's call, and make the span's context the current context. Otherwise the current context
+        would be that of an earlier call in the same task.
         """
         process_span = _call_safely(_ProcessSpan, self, messages, context, consumer_attributes)
         _call_safely(contexts.attach, Context() if process_span is None else process_span.context)
@@ -252,7 +253,9 @@ class Instrumentation:
         method_name: str,
         messages_of: Callable[[Any], Sequence[ReceivedMessage]] = lambda answer: answer,
     ) -> None:
-        """Wrap the method ``method_name``, which receives messages. ``messages_of`` returns the messages of its result."""
+        """Wrap the method ``method_name``, which receives messages. ``messages_of`` returns the messages in a result of this
+        method.
+        """
         receive = getattr(consumer, method_name)
 
         @functools.wraps(receive)
@@ -275,7 +278,7 @@ class Instrumentation:
     def _record_delivery(self, topic: str, messages: Sequence[ReceivedMessage]) -> None:
         now_ms, labels = epoch_ms(), {"topic": topic, **self._group_labels()}
         for message in messages:
-            stored_ms = getattr(message, "store_timestamp", None)  # a Proxy may not report it
+            stored_ms = getattr(message, "store_timestamp", None)  # a Proxy may not report the store time
             if stored_ms:
                 self._delivery_latency.record(max(0, now_ms - stored_ms), labels)
 
@@ -291,11 +294,13 @@ class Instrumentation:
 
 
 class _SendInProgress:
-    """A send in progress. The properties of its messages contain the context of its span, unless it could not be added."""
+    """A send in progress. The context of its span is added to the properties of its messages, if the properties can
+    contain it.
+    """
 
     def __init__(self, telemetry: Instrumentation, messages: Sequence[Message]) -> None:
         self._telemetry = telemetry
-        self._started = time.monotonic()
+        self._started_s = time.monotonic()
         self._messages = messages
         self._topic = messages[0].topic if messages else ""
         self._span: Span | None = _call_safely(telemetry.start_send_span, messages) if messages else None
@@ -317,7 +322,7 @@ class _SendInProgress:
             raise
 
     def end(self, outcome: object, on_other_thread: bool = False) -> None:
-        cost_ms = 1000 * (time.monotonic() - self._started)
+        cost_ms = 1000 * (time.monotonic() - self._started_s)
         _call_safely(self._telemetry.record_send, self._topic, not isinstance(outcome, BaseException), cost_ms)
         if self._span is not None:
             end = functools.partial(_call_safely, _end_send_span, self._span, outcome, time.time_ns())
@@ -332,24 +337,26 @@ class _ProcessSpan:
     ) -> None:
         self._telemetry = telemetry
         self._context, self._count, self._topic = context, len(messages), messages[0].topic
-        self._started = time.monotonic()
+        self._started_s = time.monotonic()
         self._span, self.context = telemetry.start_process_span(messages, consumer_attributes)
 
     def end(self, outcome: object) -> None:
         _call_safely(self._finish, outcome)
 
     def _finish(self, outcome: object) -> None:
-        cost_ms = 1000 * (time.monotonic() - self._started)
+        cost_ms = 1000 * (time.monotonic() - self._started_s)
         has_raised = isinstance(outcome, BaseException | Failure)
         error: object = None
-        if has_raised or not _all_done(outcome, self._context, self._count):
+        if has_raised or not _are_all_done(outcome, self._context, self._count):
             error = outcome if has_raised else f"the listener returned {type(outcome).__name__}"
         _call_safely(self._telemetry.record_process, self._topic, error is None, cost_ms)
         _end_span(self._span, error)
 
 
 def _with_span_context(span: Span, messages: Sequence[Message], uses_proxy: bool) -> Sequence[Message] | None:
-    """Return the messages with the fields of the span's context that properties can contain; None if no field can be added."""
+    """Return the messages with the span's context in their properties, as far as properties can contain its fields. Return None
+    if no field can be added.
+    """
     carrier: dict[Any, Any] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     fields = {
@@ -374,15 +381,15 @@ def _is_property_text(text: object) -> bool:
     return isinstance(text, str) and text != "" and not {*text} & {"\x01", "\x02"}
 
 
-def _all_done(outcome: object, context: Any, count: int) -> bool:
+def _are_all_done(outcome: object, context: Any, count: int) -> bool:
     if isinstance(context, OrderedContext):
-        return judge_ordered(outcome, context, 0).action in (OrderedAction.COMMIT, OrderedAction.CONTINUE)
-    return judge_concurrent(outcome, context, count).done_count == count
+        return judge_ordered_outcome(outcome, context, 0).action in (OrderedAction.COMMIT, OrderedAction.CONTINUE)
+    return judge_concurrent_outcome(outcome, context, count).done_count == count
 
 
 def _end_send_span(span: Span, outcome: object, at_ns: int) -> None:
     if isinstance(outcome, SendResult):
-        span.set_attribute(_ID, outcome.msg_id)
+        span.set_attribute(_MESSAGE_ID_ATTRIBUTE, outcome.msg_id)
         if outcome.queue is not None:
             span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
     _end_span(span, outcome, at_ns)
@@ -410,7 +417,9 @@ def _outcome(future: Future[Any]) -> object:
 
 
 def _contexts_of(messages: Iterable[ReceivedMessage]) -> list[Context]:
-    """The contexts in the messages. The current context is ignored: in a coroutine's task, it belongs to the previous call."""
+    """The contexts in the messages. The current context is ignored: in a coroutine's task, the current context belongs to the
+    previous call.
+    """
     return [propagate.extract(message.properties, Context()) for message in messages]
 
 
@@ -426,7 +435,11 @@ def _sent_attributes(messages: Sequence[Message]) -> Attributes:
 def _received_attributes(messages: Sequence[ReceivedMessage]) -> Attributes:
     group = messages[0].properties.get(Property.SHARDING_KEY)
     return _batch_attributes(
-        messages, lambda message: {_ID: message.msg_id or "", **_message_attributes(message.tags, message.keys, group)}
+        messages,
+        lambda message: {
+            _MESSAGE_ID_ATTRIBUTE: message.msg_id or "",
+            **_message_attributes(message.tags, message.keys, group),
+        },
     )
 
 

@@ -1,8 +1,9 @@
-"""The classes of PySpark's data source API, real or stand-ins. Only this module knows which classes a PySpark may lack.
+"""The classes of PySpark's data source API, real or stand-ins. No other module knows which classes a version of
+PySpark may lack.
 
 Vendors add parts of newer versions to older versions, so this module looks for the classes and ignores the version number. A
 missing class has a stand-in, so that the readers and writers can be defined everywhere; a PySpark without the class does not call
-the methods that would use it. ``require`` raises an error for a use that needs a missing class.
+the methods that would use it. ``require_classes`` raises an error if a class is missing that the caller needs.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ if _classes_by_name["DataSourceStreamArrowWriter"] is None and _stream_writer is
     _classes_by_name["DataSourceStreamArrowWriter"] = type(
         "DataSourceStreamArrowWriter", (_stream_writer, _arrow_writer), {}
     )
-# Stand-ins of limits and predicates have the fields of the real classes, so that the source handles both in the same way.
-_FIELDS = {
+# The stand-ins for the classes of limits and predicates have the fields of the real classes, so that the source handles stand-ins
+# and real classes in the same way.
+_STAND_IN_FIELDS = {
     **dict.fromkeys(("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"), ("attribute", "value")),
     **dict.fromkeys(("LessThan", "LessThanOrEqual", "In"), ("attribute", "value")),
     "ReadAllAvailable": (),
@@ -81,20 +83,20 @@ _FIELDS = {
 
 
 def _stand_in(name: str) -> type:
-    return make_dataclass(name, _FIELDS[name], frozen=True) if name in _FIELDS else type(name, (), {})
+    return make_dataclass(name, _STAND_IN_FIELDS[name], frozen=True) if name in _STAND_IN_FIELDS else type(name, (), {})
 
 
-globals().update({name: loaded or _stand_in(name) for name, loaded in _classes_by_name.items()})
+globals().update({name: loaded_class or _stand_in(name) for name, loaded_class in _classes_by_name.items()})
 
 
-def has(name: str) -> bool:
+def has_class(name: str) -> bool:
     """Whether this PySpark has the class ``name`` of ``CLASSES``, or other classes with the same effect."""
     return _classes_by_name[name] is not None
 
 
-def require(use: str, *names: str) -> None:
+def require_classes(use: str, *names: str) -> None:
     """Raises ``OptionError`` if this PySpark lacks one of the classes ``names``, which ``use`` needs."""
-    missing_classes = [f"{CLASSES[name]}.{name}" for name in names if not has(name)]
+    missing_classes = [f"{CLASSES[name]}.{name}" for name in names if not has_class(name)]
     if missing_classes:
         raise OptionError(
             f"{use} needs {' and '.join(missing_classes)}, which the installed PySpark ({pyspark.__version__}) does not have",

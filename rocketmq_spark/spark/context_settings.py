@@ -1,8 +1,8 @@
 """Passes settings of the Spark context to the processes that plan a write.
 
 Spark passes its settings to tasks, but not to the other processes of a Python data source. ``register`` writes the settings that
-exactly-once needs into an environment variable of these processes. The variable outlives the context, so its value also names
-the context.
+exactly-once needs into an environment variable of these processes. The variable outlives the context, so the value of the
+variable also names the context.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from pyspark import SparkFiles
 
 from rocketmq_spark.spark.conf import exactly_once_conf
 
-VARIABLE = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
+SETTINGS_VARIABLE = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
 
 
-def encoded_settings(get: Callable[[str], str | None]) -> str:
-    """Return the value of ``VARIABLE``: JSON with this process's context and its settings; a setting that is not set is null."""
-    return json.dumps({"context": _context_id(), "settings": {name: get(name) for name in exactly_once_conf()}})
+def encoded_settings(get_setting: Callable[[str], str | None]) -> str:
+    """Return the value of ``SETTINGS_VARIABLE``: JSON with this process's context and its settings; a setting that is not set is
+    null.
+    """
+    return json.dumps({"context": _context_id(), "settings": {name: get_setting(name) for name in exactly_once_conf()}})
 
 
 def registered_settings() -> dict[str, str | None] | None:
     """Return the settings that ``register`` recorded for this process's context; None if ``register`` was not called for it."""
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(SETTINGS_VARIABLE)
     recorded_values: dict[str, Any] = json.loads(text) if text else {}
     return recorded_values["settings"] if recorded_values and recorded_values["context"] == _context_id() else None
 

@@ -6,8 +6,8 @@ Spark creates the data source in several processes and several times, so the con
 ``register`` also adds the environment variables that each starting stream would add, because starting streams may break the map
 of these variables. All queries of a Python source share this map. Each stream that starts puts four entries into the map, on its
 own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, an entry may be lost although
-the map counts it. Then no task of the source can be serialized until the driver ends ("Illegal size 5 of collection, expected
-6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
+the map counts it. After such a loss, no task of the source can be serialized until the driver ends ("Illegal size 5 of
+collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
 ``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.prefetch``), and lets
 the sink check the settings of exactly-once before a query sends anything (see ``sink.exactly_once_checks``).
 """
@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark import compat, context_settings, spark_options
-from rocketmq_spark.spark.conf import READ_BY_TASKS, warn_if_workers_differ
+from rocketmq_spark.spark import compat, context_settings, spark_options, workers
+from rocketmq_spark.spark.conf import READ_BY_TASKS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,25 +54,26 @@ class RocketMQDataSource(compat.DataSource):
         return ddl(columns_of(self._options))
 
     def reader(self, schema: StructType) -> RocketMQReader:
-        compat.require('a batch read with format("rocketmq")', "DataSourceReader")
+        compat.require_classes('a batch read with format("rocketmq")', "DataSourceReader")
         from rocketmq_spark.spark.source.batch_reader import PushdownReader, RocketMQReader, is_pushdown_enabled
 
         reader_class = PushdownReader if self._options.predicate_pushdown and is_pushdown_enabled() else RocketMQReader
         return reader_class(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
-        compat.require('a stream from format("rocketmq")', "DataSourceStreamReader")
+        compat.require_classes('a stream from format("rocketmq")', "DataSourceStreamReader")
         from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
-        # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable without comments.
-        may_be_null = ("nullable", "containsNull", "valueContainsNull")
-        is_plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
+        # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable and have no
+        # comments.
+        nullability_keys = ("nullable", "containsNull", "valueContainsNull")
+        is_plain = not any(f'"{name}":false' in schema.json() for name in nullability_keys) and not any(
             field.metadata for field in schema
         )
         return RocketMQStreamReader(*self._source("stream source", schema), supports_prefetch=is_plain)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")
+        compat.require_classes('a write with format("rocketmq")', "DataSourceArrowWriter")
         from rocketmq_spark.spark.sink.writer import RocketMQWriter
 
         spark_options.check(self._spark_options, "batch sink")
@@ -81,7 +82,7 @@ class RocketMQDataSource(compat.DataSource):
         return RocketMQWriter(self._options.for_role("sink"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
-        compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
+        compat.require_classes('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
         from rocketmq_spark.spark.sink.exactly_once_checks import check_progress
         from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter
 
@@ -118,18 +119,18 @@ def register(spark: SparkSession) -> None:
     Raises:
         OptionError: The installed PySpark has no data sources in Python, as PySpark 3.5; the remedy names the functions to use.
     """
-    compat.require("register", "DataSource")
-    context = getattr(spark, "_sc", None)  # Spark Connect has none
+    compat.require_classes("register", "DataSource")
+    context = getattr(spark, "_sc", None)  # a session of Spark Connect has no context
     if context is not None:
-        warn_if_workers_differ(str(context.pythonExec))
-        # If Spark has found this source by itself, the source serves all sessions. After another registration, Spark would warn
-        # here and at the start of each stream.
+        workers.warn_if_workers_differ(str(context.pythonExec))
+        # If Spark has found this source by itself, all sessions can use the source. If the source were registered again, Spark
+        # would warn here and at the start of each stream.
         if _try_to_complete_environment(spark):
             return
     try:
         spark.dataSource.register(RocketMQDataSource)
     except PySparkException as e:
-        # Spark found the package by itself. PySpark 4.0 refuses to replace that source, and newer versions replace it.
+        # Spark found the source by itself. PySpark 4.0 refuses to replace the source that Spark found; newer versions replace it.
         if "[DATA_SOURCE_ALREADY_EXISTS]" not in str(e):
             raise
     if context is not None:
@@ -139,7 +140,8 @@ def register(spark: SparkSession) -> None:
 def _try_to_complete_environment(spark: SparkSession) -> bool:
     """Add the environment variables, and return whether Spark knows the source.
 
-    This uses internals of Spark, which may change. If it fails, it warns, and the source works except for what the warning says.
+    This function uses internals of Spark, which may change. If they have changed, it logs a warning that says what does not work;
+    everything else of the source works.
     """
     try:
         return _complete_environment(spark)
@@ -161,14 +163,16 @@ def _complete_environment(spark: SparkSession) -> bool:
         if not variables.containsKey(name):
             variables.put(name, value)
     conf = spark.sparkContext.getConf()
-    variables.put(context_settings.VARIABLE, context_settings.encoded_settings(conf.get))
+    variables.put(context_settings.SETTINGS_VARIABLE, context_settings.encoded_settings(conf.get))
     if conf.get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
     return True
 
 
 def _runner_variables(spark: SparkSession) -> dict[str, str]:
-    """The variables that PythonStreamingSourceRunner adds. Each start replaces the values, so only the names matter."""
+    """The environment variables that PythonStreamingSourceRunner adds. Each start of a stream replaces the values, so only the
+    names matter.
+    """
     conf = spark.sparkContext._jsc.sc().conf()
     return {
         "SPARK_LOCAL_DIRS": conf.get("spark.local.dir", tempfile.gettempdir()),

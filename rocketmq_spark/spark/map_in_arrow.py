@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def map_in_arrow(df: DataFrame, function: Callable[..., Any], schema: str, alternative: str) -> DataFrame:
-    """Return ``df.mapInArrow(function, schema)``. PySpark requires pandas for this method, although it does not use pandas there,
-    and warns about new versions of pandas.
+    """Return ``df.mapInArrow(function, schema)``. PySpark requires pandas for ``mapInArrow``, although this method does not use
+    pandas, and warns about new versions of pandas.
 
     Args:
         function: A function of a module, or a ``partial`` of such a function, which workers import. Spark would pickle the code

@@ -1,7 +1,7 @@
 """``read_rocketmq``: a batch read as a function, for every PySpark from 3.5 on.
 
-The driver plans the same tasks as ``spark.read.format("rocketmq")``, and pickles each task into a row of a DataFrame. The workers
-read the messages of these tasks in ``mapInArrow``.
+The driver plans the same tasks as ``spark.read.format("rocketmq")``, and makes a DataFrame with one row for each task, which
+contains the pickled task. With ``mapInArrow``, the workers read the messages of these tasks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def read_rocketmq(
         )
     partitions = RocketMQReader(checked_options, columns).partitions()
     pickled_partitions = [(bytearray(pickle.dumps(partition)),) for partition in partitions]
-    # With as many slices as rows, each task has one row. ``createDataFrame`` runs no job, because it gets the schema.
+    # The number of slices is the number of rows, so that each task of Spark gets one row. ``createDataFrame`` runs no job,
+    # because it gets the schema.
     rows: Any = context.parallelize(pickled_partitions, len(pickled_partitions)) if pickled_partitions else []
     tasks = spark.createDataFrame(rows, "task binary")
     return map_in_arrow(tasks, functools.partial(_read, checked_options, columns), ddl(columns), _FORMAT)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from rocketmq_spark.errors import OptionError
 
 ASYNC_PROGRESS = "asyncProgressTrackingEnabled"
-# With the last option, Spark does not look up whether a sink supports asynchronous progress tracking.
+# The last of these options makes Spark skip its check whether the sink supports asynchronous progress tracking.
 _PROGRESS_OPTIONS = (
     ASYNC_PROGRESS,
     "asyncProgressTrackingCheckpointIntervalMs",
@@ -32,12 +32,12 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     return own_options, options_of_spark
 
 
-def check(spark: Mapping[str, str], kind: str) -> None:
+def check(options_of_spark: Mapping[str, str], kind: str) -> None:
     """Raise ``OptionError`` for an option that would have no effect in a reader or writer of this ``kind`` (``_METHODS``)."""
     for name in ("path", "paths"):
-        if name in spark:
-            raise _unexpected_path(name, spark[name], kind)
-    misplaced = [name for name in _PROGRESS_OPTIONS if name in spark]
+        if name in options_of_spark:
+            raise _unexpected_path(name, options_of_spark[name], kind)
+    misplaced = [name for name in _PROGRESS_OPTIONS if name in options_of_spark]
     if misplaced and kind != "stream sink":
         raise OptionError(
             f"option {misplaced[0]!r} does not belong to a {kind}; it is for: stream sink",
@@ -58,6 +58,6 @@ def _unexpected_path(name: str, value: str, kind: str) -> OptionError:
     )
 
 
-def tracks_asynchronously(spark: Mapping[str, str]) -> bool:
+def tracks_asynchronously(options_of_spark: Mapping[str, str]) -> bool:
     """Whether Spark may write the log entries of a batch (offsets and commits) after it has run the batch."""
-    return spark.get(ASYNC_PROGRESS, "false").strip().lower() == "true"
+    return options_of_spark.get(ASYNC_PROGRESS, "false").strip().lower() == "true"

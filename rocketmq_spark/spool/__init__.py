@@ -1,1 +1,3 @@
-"""A durable store, on RocksDB, of records that are due later: the sends that a producer could not complete, and their retries."""
+"""A durable store, on RocksDB, of records that are due later. Most records are sends that a producer could not complete; this
+package sends them again.
+"""

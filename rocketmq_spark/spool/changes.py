@@ -29,7 +29,7 @@ from rocketmq_spark.spool.records import (
     record_key,
 )
 
-# The state of a new record in its lane. The record gets a time when it becomes pending.
+# The state of a new record in its lane, without a time. The record gets its time when it becomes pending.
 _NEW_STATE = RecordState(0, 0)
 
 
@@ -42,11 +42,10 @@ class StoredRecord(NamedTuple):
 
 
 class AtomicChange:
-    """Steps that are written together or not at all.
+    """Puts and deletes that are written in one atomic write.
 
     ``added_pending`` are the keys of records that become pending, and ``removed_pending`` the keys of records that are no longer
-    pending.
-    ``last_done_due_ms`` is the latest original due time of the records that the change removes by their marks (0 if none).
+    pending. ``last_done_due_ms`` is the latest original due time of the finished records with marks (0 if none).
     """
 
     def __init__(self, totals: Totals) -> None:
@@ -62,8 +61,8 @@ class AtomicChange:
         return [*self.puts, (TOTALS, self.totals.encode())]
 
     def add(self, record: Record, data: bytes, state: RecordState = _NEW_STATE) -> int:
-        """Add a new record, encoded as ``data``. Returns the sequence of the record. A record that has failed before keeps its
-        ``state`` in its lane, because it may have to wait there.
+        """Add a new record, encoded as ``data``. Returns the sequence of the record. If the record has failed before, its
+        ``state`` is kept in its lane, because it may have to wait behind other records.
         """
         totals = self.totals
         sequence = totals.next_sequence
@@ -77,7 +76,7 @@ class AtomicChange:
         return sequence
 
     def mark(self, record: Record, due: Due) -> None:
-        """Write a record's marks, by which the record and its due time are found."""
+        """Write the marks of a record: index entries by which the record and its due time are found."""
         self.puts += [(mark_key(*mark), due.mark_value) for mark in record.marks]
 
     def add_pending(self, pending: PendingKey, state: bytes) -> None:
@@ -109,7 +108,7 @@ class AtomicChange:
             self.mark(record, due)
 
     def merge_marks(self, stored_record: StoredRecord, repeated_record: Record) -> StoredRecord:
-        """Give a stored record the marks of a repeated record. Returns the new form of the stored record."""
+        """Add the marks of a repeated record to the stored record. Returns the new form of the stored record."""
         record = stored_record.record.with_marks_of(repeated_record)
         if record is stored_record.record:
             return stored_record
@@ -122,7 +121,7 @@ class AtomicChange:
         return StoredRecord(stored_record.due, record, len(data))
 
     def mark_encoded(self, data: bytes | None, due: Due) -> None:
-        """Like ``mark``, for an encoded record. Does nothing if the record cannot be decoded."""
+        """Like ``mark``, but for an encoded record. Does nothing if the record cannot be decoded."""
         if isinstance(record := decode_record(data), Record):
             self.mark(record, due)
 
@@ -131,8 +130,8 @@ class AtomicChange:
         self.last_done_due_ms = max(self.last_done_due_ms, record.original_due_ms or 0)
 
     def remove_mark(self, sequence: int, data: bytes | None, mark: tuple[bytes, bytes]) -> None:
-        """Remove a mark of a record, also from the record's stored form, so that a later call of ``mark`` does not restore the
-        mark.
+        """Remove a mark of a record. The mark is also removed from the stored record, so that a later call of ``mark`` does not
+        restore it.
         """
         self.deletes.append(mark_key(*mark))
         if isinstance(record := decode_record(data), Record):
@@ -173,8 +172,8 @@ class AtomicChange:
         totals.give_ups += is_new
 
     def revive(self, sequence: int, record: Record, size: int, target: str) -> None:
-        """Turn a dead record into a live record with this target. The caller makes the record pending. Its marks are not
-        restored, because they were removed when the record was given up.
+        """Turn a dead record into a live record with this target. The caller makes the record pending. The record has no marks,
+        because its marks were removed when it was given up.
         """
         self.deletes.append(record_key(DEAD, sequence))
         totals, live_size = self.totals, size
@@ -188,8 +187,8 @@ class AtomicChange:
 
 
 class AddRequest:
-    """The records of one call of ``Store.add``, with due time and encoded form, and the notes. ``states`` are the records' states
-    in another store; None if all records are new. ``error`` is set if the write fails.
+    """One call of ``Store.add``: its records, each with its due time and encoded form, and its notes. ``states`` are the records'
+    states in another store; None if all records are new. ``error`` is set if the write fails.
     """
 
     def __init__(
@@ -215,12 +214,12 @@ class GroupCommit:
     ) -> None:
         self._lock = lock
         self._write = write
-        self._batched = batched
+        self._is_batched = batched
         self._waiting_requests: deque[AddRequest] = deque()
 
     def submit(self, request: AddRequest) -> None:
         """Wait until the request is written. Raises the error of the request."""
-        if not self._batched:
+        if not self._is_batched:
             with self._lock:
                 self._write((request,))
         else:
@@ -236,7 +235,7 @@ class GroupCommit:
     def _write_all(self, requests: Sequence[AddRequest]) -> None:
         try:
             self._write(requests)
-        except BaseException:  # Ctrl-C in this thread: it is unknown whether the requests of other threads were written
+        except BaseException:  # Ctrl-C: it is unknown whether these requests were written
             for request in requests:
                 request.error = request.error or SpoolError("the write to the spool was interrupted")
             raise

@@ -1,9 +1,10 @@
 """Copies a spool, perhaps of another user, into a new folder of this user.
 
-Files of RocksDB can be crafted so that an iterator and a look-up find different values. So this process does not open the files
-of another user. ``owner_reader`` runs as the owner, opens the files, and sends the entries over a pipe. This process trusts the
-reader no more than the files. It checks each entry, writes it once into a new database, and derives all other data from the
-records. So ``spool show`` and ``spool send`` see the same records in the copy.
+The files of a RocksDB database can be crafted so that an iterator and a look-up find different values. Therefore this process
+does not open the files of another user. A second process, ``owner_reader``, runs as the owner, opens the files, and sends the
+entries over a pipe. This process does not trust the second process either: it checks each entry, writes it once into a new
+database, and derives all other data from the records. As a result, ``spool show`` and ``spool send`` see the same records in the
+copy.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from rocketmq_spark.base.process import PythonCall, python_call
 from rocketmq_spark.errors import DecodeError, SpoolError
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.files import FreeSpace, check_temporary_folder, sync_folder
-from rocketmq_spark.spool.owner_reader import DERIVED, END_MARK, FRAME
-from rocketmq_spark.spool.pending import migrate
+from rocketmq_spark.spool.owner_reader import DERIVED_AREAS, END_MARK, FRAME_HEADER
+from rocketmq_spark.spool.pending import migrate_keys
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING_PREFIX,
     MAX_MARKS,
-    MAX_NUMBER,
     NOTE,
+    NUMBER_LIMIT,
     OWNER,
     PENDING,
     RECORD,
-    TARGETING_NOTE,
+    TARGET_RULES_NOTE,
     TOTALS,
     UNINDEXED,
     UNKNOWN_OWNER,
@@ -63,38 +64,38 @@ from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
 logger = logging.getLogger(__name__)
 
-# Longer entries are not copied. The values of entries other than records are much shorter.
+# The maximum size of a copied key, of a copied record, and of the value of any other copied entry.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
-# Counted for each entry in addition to its bytes, for the memory that ``derive`` and RocksDB need.
+# Each entry counts as this many bytes more, for the memory that ``derive`` and RocksDB need.
 ENTRY_BYTES = 512
-# Measured: ``derive`` and its write keep several copies of lanes, targets and marks in memory.
+# Measured values: ``derive`` and its write keep several copies of lanes, targets and marks in memory.
 _TEXT_COPIES, _MARK_BYTES = 4, 250
 _MAX_END_BYTES = 1 << 16
-_PENDING = (PENDING, UNINDEXED)
-_PORTION, _PORTION_BYTES = 1000, 8 << 20
+_PENDING_AREAS = (PENDING, UNINDEXED)
+_PORTION_ENTRIES, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
-_LONGEST_POLL_S = 3600.0  # the system takes 24 days at most
+_LONGEST_POLL_S = 3600.0  # the operating system accepts at most 24 days
 _PASSED_VARIABLES = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
-_KILL_S = 5.0  # time for a killed reader to end: it may hang in a file system of its user
+_KILL_TIMEOUT_S = 5.0  # how long to wait for the end of a killed reader, which may hang in a file system
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
 )
 
 
-# By kind of records with marks: a function that returns the record to write. It derives the marks from what ``show`` and
-# ``export`` print of the record, and raises ``DecodeError`` with the reason if the record must be left out.
+# For each kind of records with marks: a function that returns the record to write. The function derives the marks from what
+# ``show`` and ``export`` print of the record. It raises ``DecodeError`` with the reason if the record must not be copied.
 CopyRules = Mapping[str, Callable[[Record], Record]]
 NO_COPY_RULES: CopyRules = MappingProxyType({})
 
 
 class CopyLimits:
-    """The deadline of a copy, and the number of bytes that it may read, entries that are left out included."""
+    """The deadline of a copy, and the maximum number of bytes that are read for it, including entries that are not copied."""
 
     def __init__(self, deadline: Deadline, max_bytes: int) -> None:
         self.deadline = deadline
         self._max_bytes = self._bytes_left = max_bytes
 
-    def check_time(self) -> None:
+    def check_deadline(self) -> None:
         """Raise ``SpoolError`` after the deadline."""
         if self.deadline.expired:
             raise SpoolError(
@@ -103,7 +104,7 @@ class CopyLimits:
             )
 
     def add_bytes(self, count: int) -> None:
-        """Count ``count`` bytes. Raises ``SpoolError`` beyond the limit."""
+        """Count ``count`` bytes. Raises ``SpoolError`` if the total exceeds the limit."""
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise SpoolError(
@@ -114,15 +115,16 @@ class CopyLimits:
 
 
 class CopyResult(NamedTuple):
-    """The numbers of records in a copy, the numbers of entries left out by reason, whether the source is damaged, and warnings.
+    """The numbers of waiting and of dead records in a copy, the number of entries that were not copied for each reason, whether
+    the source is damaged, and warnings.
 
-    ``notes_left_out`` counts the notes of a delay node that were not copied. They say which messages the node has read, so a
-    node with these notes would skip messages that the copy does not have. Without notes, a node reads its queues again.
+    ``notes_left_out`` counts the notes of a delay node that were not copied. The notes say which messages the node has read, so a
+    node with these notes would skip messages that are not in the copy. Without notes, a node reads its queues again.
     """
 
-    waiting: int
-    dead: int
-    left_out: Mapping[str, int]
+    waiting_count: int
+    dead_count: int
+    left_out_by_reason: Mapping[str, int]
     is_damaged: bool
     warnings: list[str]
     notes_left_out: int = 0
@@ -130,7 +132,8 @@ class CopyResult(NamedTuple):
 
 @contextlib.contextmanager
 def new_folder(copy: Path, source: Path) -> Iterator[Path]:
-    """Yield an empty private folder. At the end of the block, the folder is renamed to ``copy``, or removed if it is empty.
+    """Yield an empty private folder. At the end of the block, a folder with files is renamed to ``copy``, and an empty folder is
+    removed.
 
     Raises ``SpoolError`` if ``copy`` exists, is in ``source``, or could be replaced by other users.
     """
@@ -166,7 +169,7 @@ def _check_exposure(folder: Path, copy: Path) -> None:
 def _rename_new(new_path: Path, copy: Path) -> None:
     try:
         new_path.rename(copy)
-    except OSError as e:  # another process created it meanwhile
+    except OSError as e:  # another process has created ``copy`` meanwhile
         raise SpoolError(
             f"the folder {copy} cannot be created: {e.strerror}", remedy="Name a folder that does not exist yet"
         ) from e
@@ -183,7 +186,7 @@ def copy_spool(
     """
     path = path.absolute()
     try:
-        limits.check_time()  # there may be very many spools
+        limits.check_deadline()  # earlier copies may have used up the time
         with (
             contextlib.closing(Database(into)) as db,
             _running_reader(path, reader or _reader_call(path), limits) as pipe,
@@ -207,19 +210,27 @@ def _copy_entries(path: Path, db: Database, pipe: _Pipe, rules: CopyRules) -> Co
         pipe.limits.add_bytes(checker.derived_bytes)
         portion.append(entry)
         size += len(key) + len(value or b"")
-        if len(portion) >= _PORTION or size >= _PORTION_BYTES:
+        if len(portion) >= _PORTION_ENTRIES or size >= _PORTION_BYTES:
             _write_portion(db, portion, space)
             portion, size = [], 0
     _write_portion(db, portion, space)
-    report, totals_before = pipe.report, Totals(depth=checker.record_count, give_ups=checker.dead, last_ms=epoch_ms())
+    report, totals_before = (
+        pipe.report,
+        Totals(depth=checker.record_count, give_ups=checker.dead_count, last_ms=epoch_ms()),
+    )
     owner = checker.owner or (UNKNOWN_OWNER if report.is_damaged else SpoolOwner())
     db.write([(TOTALS, totals_before.encode()), *((key, owner.encode()) for key in OWNER)])
-    migrate(db, is_damaged=True)
+    migrate_keys(db, is_damaged=True)
     derived = derive(db, SalvageResult(path, totals_are_exact=False) if report.is_damaged else None)
     checker.count_states_without_record(derived.lost_sequences)
     totals = stored_totals(db) or Totals()
     return CopyResult(
-        totals.depth, totals.dead, dict(checker.left_out), report.is_damaged, report.warnings, checker.notes_left_out
+        totals.depth,
+        totals.dead,
+        dict(checker.left_out_by_reason),
+        report.is_damaged,
+        report.warnings,
+        checker.notes_left_out,
     )
 
 
@@ -237,63 +248,69 @@ TOO_MANY_MARKS = "records with more marks than this package writes"
 UNREADABLE_STATE = "states of records that cannot be read"
 SECOND_STATE = "second states of a record"
 UNREADABLE_OWNER = "owners that cannot be read"
-WITHOUT_RECORD = "states of records that are not there"
+STATE_WITHOUT_RECORD = "states of records that are not there"
 
 
 class EntryChecker:
     """Decides which entries of a spool are copied, and counts the others by reason. Pure.
 
     Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
-    records are copied without their targets; ``migrate`` adds the targets of the records.
+    records are copied without their targets; ``migrate_keys`` adds the targets of the records.
 
-    Marks are not copied, because ``show`` and ``export`` do not print them, and a wrong mark makes the store drop a record or
-    take it for another message. Records of a kind in ``rules`` get the marks that follow from their payloads; other records get
-    no marks.
+    Marks are not copied: ``show`` and ``export`` do not print marks, and with a wrong mark, the store would drop a record or take
+    it for another message. Records of a kind in ``rules`` get the marks that follow from their payloads; other records get no
+    marks.
     """
 
     def __init__(self, rules: CopyRules = NO_COPY_RULES) -> None:
         self._rules = rules
-        self._record_data = b""  # the last record, in the form to be written
-        self.left_out: Counter[str] = Counter()
-        self.record_count = self.dead = 0  # the numbers of records in the source, and of dead records that are copied
+        self._record_data = b""  # the last record, encoded for the copy
+        self.left_out_by_reason: Counter[str] = Counter()
+        self.record_count = self.dead_count = (
+            0  # the numbers of records in the source, and of dead records that are copied
+        )
         self.notes_left_out = 0  # the number of notes that are not copied
         self.owner: SpoolOwner | None = None
-        # The memory that ``derive`` needs for the last record besides its entry.
+        # How much more memory than its entry ``derive`` needs for the last record.
         self.derived_bytes = 0
         self._unreadable_sequences: set[int] = set()
-        # The sequences of records with a pending state. A record may have only one.
+        # The sequences of records that have a pending state. A record may have only one pending state.
         self._sequences_with_state: set[int] = set()
         self._last_key = b""
 
     def entry_to_copy(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
-        """Return the entry to write for an entry of the source, or None. ``value`` is None if it is too long. Sets ``owner``."""
+        """Return the entry to write for an entry of the source; None if the entry is not copied. ``value`` is None for a value
+        that is too long. An entry with the owner sets ``owner``.
+        """
         area = key[:1]
         self.derived_bytes = 0
-        if area in DERIVED:
+        if area in DERIVED_AREAS:
             return None
         reason = self._problem(area, key, value)
         self._last_key = max(self._last_key, key)
         if area == RECORD:
             self.record_count += 1
         if reason is not None:
-            self.left_out[reason] += 1
+            self.left_out_by_reason[reason] += 1
             if area == RECORD and len(key) == len(record_key(RECORD, 0)):
                 self._unreadable_sequences.add(sequence_of(key))
             return None
         if area == NOTE and not key.startswith(NOTE + LASTING_PREFIX):
-            self.notes_left_out += bool(value) and key != NOTE + TARGETING_NOTE  # an empty note counts as deleted
+            self.notes_left_out += bool(value) and key != NOTE + TARGET_RULES_NOTE  # an empty note counts as deleted
             return None
         if area == RECORD:
             return key, self._record_data
-        self.dead += area == DEAD
+        self.dead_count += area == DEAD
         if value is None or area in OWNER:
             return None
-        return (due_of_key(key).mark_value, RecordState.decode(value).encode()) if area in _PENDING else (key, value)
+        return (
+            (due_of_key(key).mark_value, RecordState.decode(value).encode()) if area in _PENDING_AREAS else (key, value)
+        )
 
     def count_states_without_record(self, sequences: Iterable[int]) -> None:
-        """Count states that were left out because their record is missing."""
+        """Count the states that are not copied because their records are missing."""
         if count := len({*sequences} - self._unreadable_sequences):
-            self.left_out[WITHOUT_RECORD] += count
+            self.left_out_by_reason[STATE_WITHOUT_RECORD] += count
 
     def _problem(self, area: bytes, key: bytes, value: bytes | None) -> str | None:
         if key <= self._last_key:
@@ -304,7 +321,7 @@ class EntryChecker:
             return self._record_problem(value) if _is_record_key(key) else UNREADABLE_RECORD
         if area == DEAD:
             return None if _is_record_key(key) and _is_state(value) else UNREADABLE_STATE
-        if area in _PENDING:
+        if area in _PENDING_AREAS:
             return (
                 self._pending_problem(due_of_key(key).sequence)
                 if _is_pending_key(key) and _is_state(value)
@@ -330,9 +347,9 @@ class EntryChecker:
             record = self._rules.get(record.kind, _without_marks)(record)
         except DecodeError as e:
             return e.message
-        if max(record.stored_ms, record.original_due_ms or 0) >= MAX_NUMBER or not _is_usable(record):
+        if max(record.stored_ms, record.original_due_ms or 0) >= NUMBER_LIMIT or not _is_usable_record(record):
             return UNREADABLE_RECORD
-        # Python uses up to four bytes for a character.
+        # In memory, Python uses up to four bytes for a character.
         target = len(record.target) if record.target.isascii() else 4 * len(record.target)
         texts = target + len(record.lane) + sum(map(len, itertools.chain(*record.marks)))
         self.derived_bytes = _TEXT_COPIES * texts + _MARK_BYTES * len(record.marks)
@@ -347,7 +364,7 @@ class EntryChecker:
         except (DecodeError, TypeError):
             is_readable = False
         if not is_readable:
-            self.owner = self.owner or UNKNOWN_OWNER  # so that no process sends the records
+            self.owner = self.owner or UNKNOWN_OWNER  # no process sends the records of this owner
             return UNREADABLE_OWNER
         if self.owner in (None, UNKNOWN_OWNER):
             self.owner = owner
@@ -355,7 +372,7 @@ class EntryChecker:
 
 
 def _is_record_key(key: bytes) -> bool:
-    return len(key) == len(record_key(RECORD, 0)) and sequence_of(key) < MAX_NUMBER
+    return len(key) == len(record_key(RECORD, 0)) and sequence_of(key) < NUMBER_LIMIT
 
 
 def _is_pending_key(key: bytes) -> bool:
@@ -365,15 +382,15 @@ def _is_pending_key(key: bytes) -> bool:
         is_well_formed = (
             len(key) >= len(PendingKey("", False, Due(0, 0)).encoded) and key == PendingKey.parse(key).encoded
         )
-    return is_well_formed and max(due_of_key(key)) < MAX_NUMBER
+    return is_well_formed and max(due_of_key(key)) < NUMBER_LIMIT
 
 
 def _without_marks(record: Record) -> Record:
     return replace(record, marks=()) if record.marks else record
 
 
-def _is_usable(record: Record) -> bool:
-    """Whether a record can be shown and sent. False for a send that cannot be decoded."""
+def _is_usable_record(record: Record) -> bool:
+    """Whether a record can be shown and sent. Returns False for a send that cannot be decoded."""
     if record.kind == SEND_KIND:
         try:
             send_of(record)
@@ -387,8 +404,8 @@ def _is_state(value: bytes) -> bool:
         state = RecordState.decode(value)
     except DecodeError:
         return False
-    target = RecordState.legacy_target(value).encode()  # of a release before 0.2
-    return len(state.encode()) + len(target) == len(value) and state.since_ms < MAX_NUMBER
+    target = RecordState.legacy_target(value).encode()  # written by releases before 0.2
+    return len(state.encode()) + len(target) == len(value) and state.since_ms < NUMBER_LIMIT
 
 
 class _ReaderReport(NamedTuple):
@@ -410,11 +427,11 @@ class _Pipe:
         self._poll.register(descriptor, select.POLLIN)
 
     def frames(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield keys and values. For an entry that is too long, yield the beginning of its key, and None. Sets ``report`` at the
-        end.
+        """Yield keys and values. If an entry is too long, yield the beginning of its key, and None as the value. Sets ``report``
+        after the last entry.
         """
         while True:
-            key_bytes, value_bytes = FRAME.unpack(self._read(FRAME.size))
+            key_bytes, value_bytes = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size))
             if key_bytes == END_MARK:
                 self.report = self._parse_report(value_bytes)
                 return
@@ -423,7 +440,7 @@ class _Pipe:
             if key_bytes <= MAX_KEY_BYTES and value_bytes <= MAX_VALUE_BYTES:
                 yield key, self._read(value_bytes)
             else:
-                self._skip(key_bytes - len(key) + value_bytes)
+                self._skip_bytes(key_bytes - len(key) + value_bytes)
                 yield key, None
 
     def _parse_report(self, count: int) -> _ReaderReport:
@@ -436,29 +453,29 @@ class _Pipe:
             if error is None:
                 return _ReaderReport(bool(values["damaged"]), [str(text) for text in warnings])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-            raise SpoolError("the process that reads it ended with a report that cannot be read") from e
+            raise SpoolError("the process that reads it ended with an unreadable report") from e
         # The text is a remark of the error, because the owner may have chosen its words.
         raise SpoolError("its reader reports", remark=f"{error}. {remedy}" if remedy else str(error))
 
     def _read(self, count: int) -> bytes:
         while len(self._buffer) < count:
-            self._fill()
+            self._fill_buffer()
         data = bytes(self._buffer[:count])
         del self._buffer[:count]
         return data
 
-    def _skip(self, count: int) -> None:
+    def _skip_bytes(self, count: int) -> None:
         while count:
             if not self._buffer:
-                self._fill()
+                self._fill_buffer()
             skipped = min(count, len(self._buffer))
             del self._buffer[:skipped]
             count -= skipped
 
-    def _fill(self) -> None:
-        self.limits.check_time()
+    def _fill_buffer(self) -> None:
+        self.limits.check_deadline()
         while not self._poll.poll(1000 * min(self.limits.deadline.remaining(), _LONGEST_POLL_S)):
-            self.limits.check_time()
+            self.limits.check_deadline()
         if not (new_bytes := os.read(self._descriptor, _READ_BYTES)):
             raise SpoolError("the process that reads it ended without a report", remedy="Run the command again")
         self._buffer += new_bytes
@@ -466,7 +483,7 @@ class _Pipe:
 
 def _reader_call(path: Path) -> PythonCall:
     call = python_call("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
-    # The process gets no secrets, because the owner of the files may control it.
+    # The reader gets no secrets in its environment, because the owner of the files may control the reader.
     env = {
         name: value
         for name, value in call["env"].items()
@@ -490,12 +507,12 @@ def _running_reader(path: Path, reader: PythonCall, limits: CopyLimits) -> Itera
 
 @contextlib.contextmanager
 def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
-    """Yield a folder for a reader's temporary files, and remove it. These files contain messages, and a killed reader leaves
-    them.
+    """Yield a folder for a reader's temporary files, and remove the folder at the end of the block. The files contain messages,
+    and a killed reader does not delete them.
     """
     check_temporary_folder()
     owner = os.geteuid()
-    with contextlib.suppress(OSError):  # the spool no longer exists: the reader reports that
+    with contextlib.suppress(OSError):  # the spool no longer exists, which the reader reports
         owner = folders.owner_uid(path.stat())
     temporary = folders.make_temporary_folder(owner, "rocketmq-spark-reader-")
     try:
@@ -505,8 +522,8 @@ def _temporary_folder(path: Path, deadline: Deadline) -> Iterator[Path]:
 
 
 def _remove_temporary(temporary: folders.TemporaryFolder, deadline: Deadline) -> None:
-    """Remove a temporary folder. Its owner may have put any files there, or another folder at its path. So a process of the owner
-    removes the folder, and is killed at the deadline.
+    """Remove a temporary folder. If another user owns the folder, a process of this user removes it, because the owner may have
+    put any files into the folder, or another folder in its place. The process is killed at the deadline.
     """
     if temporary.uid == os.geteuid():
         shutil.rmtree(temporary.path, ignore_errors=True)
@@ -519,13 +536,13 @@ def _remove_temporary(temporary: folders.TemporaryFolder, deadline: Deadline) ->
             cwd="/", start_new_session=True, user=temporary.uid, group=gid, extra_groups=groups,
         )  # fmt: skip
         try:
-            process.wait(max(_KILL_S, deadline.remaining()))
+            process.wait(max(_KILL_TIMEOUT_S, deadline.remaining()))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_KILL_S)
+                process.wait(_KILL_TIMEOUT_S)
     try:
-        temporary.path.rmdir()  # ``rm`` could only empty it, because its owner may not write to the parent folder
+        temporary.path.rmdir()  # ``rm`` could only empty the folder: its owner may not change the parent folder
     except FileNotFoundError:
         return
     except OSError:
@@ -541,8 +558,8 @@ def _killed_at_end(process: subprocess.Popen[bytes]) -> Iterator[int]:
     try:
         yield process.stdout.fileno()
     finally:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_KILL_S)
+            process.wait(_KILL_TIMEOUT_S)

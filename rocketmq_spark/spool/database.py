@@ -1,8 +1,8 @@
 """RocksDB for a store: atomic batches of writes, reads in pages, and errors that name the folder and the cause.
 
-This is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's global lock while it writes, so RocksDB
-must not flush. This module flushes the files of the write-ahead log itself, while other threads run. A database belongs to the
-process that opened it. A forked child neither uses nor closes the database.
+This module is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's global lock while it writes, so
+RocksDB must not flush. Instead, this module flushes the files of the write-ahead log, while other threads run. A database belongs
+to the process that opened it. A forked child does not use or close the database.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from rocketmq_spark.spool.files import (
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 16 << 20
-# A folder in the folder of a database. It has the complete new files that replace damaged ones; see ``salvage``.
-COMPLETE = "whole"
+# The name of a folder inside the folder of a database. The folder contains the complete new files that will replace damaged
+# files; see ``salvage``.
+COMPLETE_FOLDER = "whole"
 
 REPAIR_REMEDY = "Keep what can be read, without sending it, and then look again: rocketmq-spark spool repair FOLDER"
 
@@ -55,15 +56,15 @@ class Damaged(SpoolError):
 
 
 class Database:
-    """Keys and values in a folder, which is created if it is missing. ``damage`` is RocksDB's message if RocksDB opened the
-    database with losses.
+    """A database of keys and values in a folder. The folder is created if it is missing. ``damage`` is RocksDB's message if
+    RocksDB opened the database with losses.
 
     A read-only database takes no lock, shows the state at the time of opening, and omits unreadable entries. ``gaps`` are the
-    ranges of keys that scans skipped. Damage raises ``Damaged`` if the database is not read-only, or if it is opened without
-    ``tolerant``.
+    ranges of keys that scans skipped. If the database is not read-only, or is opened without ``is_tolerant``, damage raises
+    ``Damaged``.
     """
 
-    def __init__(self, path: Path, read_only: bool = False, tolerant: bool = True) -> None:
+    def __init__(self, path: Path, read_only: bool = False, is_tolerant: bool = True) -> None:
         self.path = path
         self.damage: str | None = None
         self.gaps: list[tuple[bytes, bytes]] = []
@@ -80,22 +81,22 @@ class Database:
         _RocksThreads.used = True
         if not read_only and is_used_by_any(
             path, _writable_databases()
-        ):  # RocksDB's own lock only excludes other processes
+        ):  # RocksDB's lock does not exclude this process
             raise _in_use_error(path, "it is open in this process")
         self._write_ahead_log = WriteAheadLog(path)
         if read_only and not is_database(path):
             raise SpoolError(f"there is no spool in {path}")
         try:
-            self._db = self._open_rocks(read_only, read_only and tolerant)
+            self._db = self._open_rocks(read_only, read_only and is_tolerant)
         except BaseException:
             self._clean_up()
             raise
         _open_databases.add(self)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key, or None."""
+        """Return the value of a key; None if the key does not exist."""
         try:
-            with self._errors("read"):
+            with self._converted_errors("read"):
                 value: bytes | None = self._rocks_db().get(key)
         except Damaged:
             if not self.read_only:
@@ -105,13 +106,15 @@ class Database:
         return value
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = (), sync: bool = False) -> None:
-        """Write everything or nothing. When this returns, the data survive this process, and with ``sync`` also the machine."""
+        """Write everything or nothing. After the write, the data survive a crash of this process, and with ``sync`` also a crash
+        of the machine.
+        """
         batch = self._rocks.WriteBatch(raw_mode=True)
         for key in deletes:
             batch.delete(key)
         for key, value in puts:
             batch.put(key, value)
-        try:  # as in ``_errors``; a ``with`` would cost too much per addition
+        try:  # handles errors as ``_converted_errors`` does; a ``with`` block would take too long
             self._rocks_db().write(batch)
             if sync:
                 self._write_ahead_log.sync(self._db)
@@ -121,7 +124,7 @@ class Database:
             raise self._spool_error("write", e) from e
 
     def scan(self, start: bytes, end: bytes) -> Generator[tuple[bytes, bytes], None, None]:
-        """Yield keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until the iterator is
+        """Yield the keys from ``start`` to before ``end``, with their values. RocksDB holds a snapshot until the iterator is
         closed.
         """
         position: bytes | None = start
@@ -129,13 +132,13 @@ class Database:
             iterator = self._iterator(end)
             last_key = None
             try:
-                with self._errors("read"):
+                with self._converted_errors("read"):
                     iterator.seek(position)
                     while iterator.valid():
                         last_key = iterator.key()
                         yield last_key, iterator.value()
                         iterator.next()
-                    iterator.status()  # raises the error that ended the iteration early
+                    iterator.status()  # raises the error if an error ended the iteration
                 return
             except Damaged:
                 if not self.read_only:
@@ -144,29 +147,29 @@ class Database:
                 position = _next_readable(iterator, gap_start, end)
                 self.gaps.append((gap_start, position or end))
             finally:
-                # Otherwise the traceback of an error would reference the iterator, and RocksDB would keep the folder's lock.
+                # The traceback of an error must not reference the iterator, because RocksDB would then keep the folder's lock.
                 del iterator
 
     def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """Return the last key from ``start`` to before ``end``, or None."""
+        """Return the last key from ``start`` to before ``end``; None if there is no such key."""
         iterator = self._iterator(end)
         try:
-            with self._errors("read"):
+            with self._converted_errors("read"):
                 iterator.seek_for_prev(end)
                 key: bytes | None = iterator.key() if iterator.valid() else None
                 iterator.status()
         finally:
-            del iterator  # as in ``scan``
+            del iterator  # for the same reason as in ``scan``
         return None if key is None or key < start else key
 
     def _iterator(self, end: bytes) -> Any:
         options = self._rocks.ReadOptions()
         options.set_iterate_upper_bound(end)
-        with self._errors("read"):
+        with self._converted_errors("read"):
             return self._rocks_db().iter(options)
 
     def close(self) -> None:
-        """Release the folder. Does nothing in a forked child, or when called again."""
+        """Close the database, and release its folder. A call in a forked child and a second call do nothing."""
         if self._pid == os.getpid() and self in _open_databases:
             _open_databases.discard(self)
             self._write_ahead_log.close()
@@ -184,15 +187,15 @@ class Database:
             )
         return self._db
 
-    def _open_rocks(self, read_only: bool, tolerant: bool) -> Any:
+    def _open_rocks(self, read_only: bool, is_tolerant: bool) -> Any:
         rocks, recovery_modes = self._rocks, self._rocks.DBRecoveryMode
         access_type = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
-        with self._errors("open"):
+        with self._converted_errors("open"):
             if not read_only:
                 make_folder(self.path)
             if not is_readable_or_missing(self.path):
                 raise not_readable_error(self.path)
-            if is_database(self.path) and manifest(self.path) is None:  # RocksDB would start empty and delete its files
+            if is_database(self.path) and manifest(self.path) is None:  # RocksDB would delete all files
                 raise Damaged(
                     f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing",
                     remedy=REPAIR_REMEDY,
@@ -201,13 +204,13 @@ class Database:
             if is_database(path) and not any(path.glob(f"*{LOG_SUFFIX}")):
                 # Every database has a log, even if it is empty.
                 self.damage = "its log is gone"
-                if not tolerant:
+                if not is_tolerant:
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)
             if damage_by_file := damaged_headers(path):
                 name, header_damage = next(iter(damage_by_file.items()))
                 self.damage = f"{header_damage.problem} of {name}"
                 # RocksDB would silently omit tables that the manifest no longer names.
-                if not tolerant or any(
+                if not is_tolerant or any(
                     damage.lost_ranges for name, damage in damage_by_file.items() if not name.endswith(LOG_SUFFIX)
                 ):
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=REPAIR_REMEDY)
@@ -223,12 +226,12 @@ class Database:
                 if not _is_damage(e):
                     raise
                 problem = str(e)
-                if read_only and not tolerant:
+                if read_only and not is_tolerant:
                     raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY) from e
             with contextlib.suppress(Exception):
                 db = self._open_with(path, self._options(recovery_modes.tolerate_corrupted_tail_records()), access_type)
                 logger.warning(
-                    "the log of the spool in %s ends within a write: this write and later ones are lost, an unknown number "
+                    "the log of the spool in %s ends within a write: this write and all later writes are lost, an unknown number "
                     "of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
                     self.path, problem,
                 )  # fmt: skip
@@ -237,7 +240,7 @@ class Database:
                 raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=REPAIR_REMEDY)
             # Without paranoid checks, RocksDB does not check whole tables at opening, so scans can read intact blocks one by one.
             db = self._open_with(
-                path, self._options(recovery_modes.skip_any_corrupted_record(), paranoid=False), access_type
+                path, self._options(recovery_modes.skip_any_corrupted_record(), is_paranoid=False), access_type
             )
             self.damage = problem
             return db
@@ -260,10 +263,10 @@ class Database:
         if self._mirror is not None:
             self._mirror.cleanup()
 
-    def _options(self, recovery: Any, paranoid: bool = True) -> Any:
+    def _options(self, recovery: Any, is_paranoid: bool = True) -> Any:
         options = self._rocks.Options(raw_mode=True)
         options.create_if_missing(True)
-        options.set_paranoid_checks(paranoid)
+        options.set_paranoid_checks(is_paranoid)
         options.set_wal_recovery_mode(recovery)
         options.set_write_buffer_size(WRITE_BUFFER_BYTES)
         options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
@@ -275,17 +278,17 @@ class Database:
         return options
 
     @contextlib.contextmanager
-    def _errors(self, action: str) -> Iterator[None]:
+    def _converted_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except (SpoolError, ClosedError):
             raise
-        except Exception as e:  # rocksdict has no error class of its own
+        except Exception as e:  # rocksdict has no error class
             raise self._spool_error(action, e) from e
 
     def _spool_error(self, action: str, error: Exception) -> SpoolError:
-        """Return the ``SpoolError`` for an error of RocksDB or of the disk. RocksDB has no classes of errors, so the text
-        decides.
+        """Return the ``SpoolError`` for an error of RocksDB or of the disk. rocksdict has no error classes, so the text of the
+        error decides.
         """
         text = str(error)
         if _is_damage(error):
@@ -303,30 +306,32 @@ class Database:
 
 
 class _ClosedDatabase:
-    """Replaces a closed database: RocksDB releases its lock only when no object refers to the database."""
+    """Replaces RocksDB's database after the close, because RocksDB releases its lock only when no object refers to its
+    database.
+    """
 
     def __getattr__(self, name: str) -> Any:
         raise ClosedError("the spool is closed")
 
 
-def rebuild(path: Path) -> None:
-    """Let RocksDB repair a database from its files. For one bad block, RocksDB omits the whole table."""
-    with contextlib.suppress(Exception):  # data that it could not repair are missing afterwards
+def rebuild_database(path: Path) -> None:
+    """Let RocksDB repair a database from its files. If a table has a bad block, RocksDB omits the whole table."""
+    with contextlib.suppress(Exception):  # data that RocksDB could not repair are then missing
         _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
 
 
-_MAX_ENTRIES = 1_000_000  # the owner of a folder may put any number of files into it
+_MAX_ENTRIES = 1_000_000  # a limit, because a folder may have any number of files
 
 
 def is_database(path: Path) -> bool:
-    """Whether the folder contains a database, open or not. True also if files of the database are missing, or if this user may
-    not read the folder.
+    """Whether the folder contains a database, open or not. Also returns True if files of the database are missing, or if this
+    user may not read the folder.
     """
     try:
         os.lstat(f"{path}/.")
         with os.scandir(path) as entries:
             names = (entry.name for entry in itertools.islice(entries, _MAX_ENTRIES))
-            return any(name in ("CURRENT", COMPLETE) or name.endswith(".sst") for name in names)
+            return any(name in ("CURRENT", COMPLETE_FOLDER) or name.endswith(".sst") for name in names)
     except PermissionError:
         return True
     except OSError:
@@ -334,7 +339,9 @@ def is_database(path: Path) -> bool:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a running process, perhaps this one, has the database open. Unlike an opening, this changes no files."""
+    """Whether a running process, perhaps this one, has the database open. This check changes no files; opening a database
+    does.
+    """
     if _is_used_here(path):
         return True  # do not try the lock: closing the file would release the lock of this process
     try:
@@ -361,8 +368,8 @@ def reserve_folder(user: FolderUser) -> None:
 
 
 def _is_used_here(path: Path) -> bool:
-    """Whether this process uses the folder, even if its database is closed now. The folder may have another path there: relative,
-    through a link, or of another mount.
+    """Whether this process uses the folder, even if its database is closed now. The other user of the folder may use another path
+    of it: relative, through a link, or of another mount.
     """
     return is_used_by_any(path, FOLDER_USERS) or is_used_by_any(path, _writable_databases())
 
@@ -383,11 +390,11 @@ _KEY_BYTES = 64
 
 
 def _next_readable(iterator: Any, start: bytes, end: bytes) -> bytes | None:
-    """Return the first key after ``start`` at which an iterator that found damage can continue. None if no key before ``end`` is
-    readable.
+    """Return the first key after ``start`` at which an iterator that found damage can continue. Return None if no key before
+    ``end`` is readable.
 
-    Keys are compared as numbers of a fixed width. Steps, each twice as large as the previous one, find a readable key. A binary
-    search between the last two steps finds the first readable key.
+    Keys are compared as numbers of a fixed width. Steps find a readable key; each step is twice as large as the previous step. A
+    binary search between the last two steps finds the first readable key.
     """
     low, last_number, step = _as_number(start), _as_number(end) - 1, 1
     while not _can_read(iterator, _as_key(min(low + step, last_number))):
@@ -446,8 +453,8 @@ _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 class _RocksThreads:
-    """The state of RocksDB's threads, which all databases of a process share. ``used``: this process has started the threads.
-    ``lost``: this process was forked from a process that had started the threads.
+    """The state of RocksDB's threads, which all databases of a process share. ``used`` is true if this process has started the
+    threads. ``lost`` is true if this process was forked from a process that had started the threads.
     """
 
     used = lost = False

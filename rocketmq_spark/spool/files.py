@@ -1,8 +1,8 @@
 """The files of a RocksDB database: record headers, fsync of the write-ahead log, and damage to logs and manifest.
 
-RocksDB trusts a record's type and length before it verifies the checksum. One flipped byte there can make RocksDB wait forever
-while it holds Python's lock, or end the file early without a message. The checksum covers the type and the payload, so
-``find_header_damage`` can find the original type and length before RocksDB reads the file.
+RocksDB trusts a record's type and length before it verifies the checksum. With one flipped byte in a header, RocksDB may wait
+forever while it holds Python's lock, or may ignore the rest of the file without a message. The checksum covers the type and the
+payload, so ``find_header_damage`` can find the original type and length before RocksDB reads the file.
 
 A file is a sequence of blocks, and a record is a header and its payload within one block. Source: RocksDB's
 ``db/log_format.h`` and ``log_reader.cc``.
@@ -27,10 +27,11 @@ from rocketmq_spark.errors import SpoolError, SpoolFull
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 1 << 15
+BLOCK_BYTES = 1 << 15
 _HEADER = struct.Struct("<IHB")  # checksum, length of the payload, type
-# The types of records: whole, or the first, a middle or the last part. RocksDB uses types 5 to 8 in recycled logs only.
-_TYPES = (1, 2, 3, 4)
+# The types of RocksDB's records: a whole record, or the first, a middle or the last part of a record. RocksDB uses types 5 to 8
+# in recycled logs only.
+_RECORD_TYPES = (1, 2, 3, 4)
 
 
 class HeaderDamage(NamedTuple):
@@ -44,7 +45,7 @@ class HeaderDamage(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """A description of the damage, or None."""
+        """A description of the damage; None if there is no damage."""
         positions = sorted([*self.original_headers, *(start for start, _ in self.lost_ranges)])
         return f"the header of a record at byte {positions[0]} was damaged" if positions else None
 
@@ -63,62 +64,65 @@ def find_header_damage(data: bytes, may_be_torn: bool = True) -> HeaderDamage:
     original_headers: dict[int, bytes] = {}
     lost_ranges: list[tuple[int, int]] = []
     position, size = 0, len(data)
-    record_starts: list[int] = []  # positions of the records in this block
+    record_starts: list[int] = []  # the positions of the records in the current block
     while position < size:
-        block_end = position - position % BLOCK + BLOCK
+        block_end = position - position % BLOCK_BYTES + BLOCK_BYTES
         limit = min(block_end, size)
-        if not position % BLOCK:
+        if not position % BLOCK_BYTES:
             record_starts.clear()
         kind, end = _parse_header(data, position) if position + _HEADER.size <= limit else (0, block_end + 1)
         if end <= limit and (
-            kind in _TYPES or _checksum_matches(data, position, kind, end)
-        ):  # or a type of a newer RocksDB
+            kind in _RECORD_TYPES or _checksum_matches(data, position, kind, end)
+        ):  # a newer RocksDB may have other types
             record_starts.append(position)
             position = end
             continue
         header_bytes = data[position : min(position + _HEADER.size, limit)]
         if not any(header_bytes) and (len(header_bytes) == _HEADER.size or limit == block_end):
-            position = block_end  # zeros: the end of a block, or the rest of a write after a power failure
+            position = block_end  # these zeros end a block, or are left by a power failure
             continue
-        # A changed length leads to a position without a header.
-        damaged_at = next(
+        # If a record's length is damaged, the next position has no header.
+        damaged_position = next(
             (start for start in record_starts if not _checksum_matches(data, start, *_parse_header(data, start))),
             position,
         )
-        if damaged_at + _HEADER.size <= limit and (header := _original_header(data, damaged_at, limit)) is not None:
+        if (
+            damaged_position + _HEADER.size <= limit
+            and (header := _original_header(data, damaged_position, limit)) is not None
+        ):
             kind, end = header
-            original_headers[damaged_at] = data[damaged_at : damaged_at + 4] + struct.pack(
-                "<HB", end - damaged_at - _HEADER.size, kind
+            original_headers[damaged_position] = data[damaged_position : damaged_position + 4] + struct.pack(
+                "<HB", end - damaged_position - _HEADER.size, kind
             )
-            record_starts[:] = [start for start in record_starts if start < damaged_at]
+            record_starts[:] = [start for start in record_starts if start < damaged_position]
             position = end
-        elif damaged_at == position and size < end <= block_end + 1 and kind in (0, *_TYPES):
+        elif damaged_position == position and size < end <= block_end + 1 and kind in (0, *_RECORD_TYPES):
             lost_ranges += [] if may_be_torn else [(position, size)]
             break
         else:
-            lost_ranges.append((damaged_at, limit))
+            lost_ranges.append((damaged_position, limit))
             position = block_end
     return HeaderDamage(original_headers, lost_ranges)
 
 
 def _parse_header(data: bytes, position: int) -> tuple[int, int]:
-    """The type and the end of a record, by its header."""
+    """Return the type and the end of a record, as its header gives them."""
     _, length, kind = _HEADER.unpack_from(data, position)
     return kind, position + _HEADER.size + length
 
 
 def _checksum_matches(data: bytes, position: int, kind: int, end: int) -> bool:
-    return _checksum(data, position) == _masked(_crc32c(bytes([kind]) + data[position + _HEADER.size : end]))
+    return _checksum(data, position) == _masked_checksum(_crc32c(bytes([kind]) + data[position + _HEADER.size : end]))
 
 
 def _original_header(data: bytes, position: int, limit: int) -> tuple[int, int] | None:
-    """The original type and end of the record at ``position``; None if both were changed."""
+    """Return the original type and end of the record at ``position``; None if both were changed."""
     kind, end = _parse_header(data, position)
     if (
         end <= limit
         and (
             original_kind := next(
-                (other_kind for other_kind in _TYPES if _checksum_matches(data, position, other_kind, end)), None
+                (other_kind for other_kind in _RECORD_TYPES if _checksum_matches(data, position, other_kind, end)), None
             )
         )
         is not None
@@ -126,7 +130,7 @@ def _original_header(data: bytes, position: int, limit: int) -> tuple[int, int] 
         return original_kind, end
     stored_crc, crc = _checksum(data, position), _crc32c(bytes([kind]))
     for end in range(position + _HEADER.size, limit + 1):
-        if _masked(crc) == stored_crc:
+        if _masked_checksum(crc) == stored_crc:
             return kind, end
         crc = _crc32c(data[end : end + 1], crc)
     return None
@@ -137,53 +141,55 @@ def _checksum(data: bytes, position: int) -> int:
     return crc
 
 
-def _masked(crc: int) -> int:
+def _masked_checksum(crc: int) -> int:
     """The stored form of a checksum. RocksDB masks checksums, because checksums of data that contain checksums are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _crc32c(data: bytes, crc: int = 0) -> int:
-    """The CRC-32C (Castagnoli). Its byte-by-byte form is fast enough for damaged records."""
+    """Return the CRC-32C (Castagnoli). Computing it byte by byte is fast enough, because only damaged records need it."""
     crc ^= 0xFFFFFFFF
     for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
 
 
-def _remainder(byte: int) -> int:
+def _crc_remainder(byte: int) -> int:
     for _ in range(8):
         byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
     return byte
 
 
-_TABLE = tuple(map(_remainder, range(256)))
+_CRC_TABLE = tuple(map(_crc_remainder, range(256)))
 
 
 LOG_SUFFIX = ".log"
-# Prefixes of the folders in a ``spoolDir`` that are spools: the spool of a sink's worker, and a spool that is being removed.
+# Prefixes of the names of folders in a ``spoolDir`` that are spools. A folder has the first prefix while a sink's worker uses it,
+# and the second prefix while it is being removed.
 WORKER_PREFIX, EMPTIED_PREFIX = "worker-", "emptied-"
 SPOOL_PREFIXES = (WORKER_PREFIX, EMPTIED_PREFIX)
-# Space that RocksDB needs: it writes a table from its log when a database is opened, and merges tables while it runs.
+# Disk space that RocksDB needs, because it writes a table from its log when a database is opened, and merges tables while it
+# runs.
 RESERVE_BYTES = 64 << 20
-# How long, and for how many more bytes, the free space of the disk counts as known.
+# For how long, and for how many added bytes, the last query of the free disk space is used.
 SPACE_CHECK_S, SPACE_CHECK_BYTES = 0.05, 1 << 20
-# Files that a mirror does not copy: RocksDB writes its own LOG there, and needs no LOCK.
-_NOT_MIRRORED = ("LOCK", "LOG")
-# This number grows when RocksDB changes its memtable.
+# Files that a mirror does not copy: RocksDB writes a LOG of its own in the mirror, and needs no LOCK there.
+_NOT_MIRRORED_FILES = ("LOCK", "LOG")
+# The name of a property of RocksDB: a number that grows when RocksDB changes its memtable.
 _MEMTABLE_VERSION = "rocksdb.current-super-version-number"
 _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
 def damaged_headers(path: Path) -> dict[str, HeaderDamage]:
-    """The logs and the manifest of a folder whose headers RocksDB must not read, by file name.
+    """Return the logs and the manifest whose headers RocksDB must not read, by file name.
 
-    A manifest that ends within a record is included, because RocksDB would omit and delete the table that the record names.
-    A log that ends within a record is included if another log follows, because its lost writes would be a gap.
+    A manifest that ends within a record is included, because RocksDB would omit and delete the table that the record names. A log
+    that ends within a record is included if another log follows, because the lost writes of the first log would be a gap.
     """
     damage_by_name = {}
-    last_log = None  # only the last log may end within a record
+    last_log = None  # no other log may end within a record
     for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG_SUFFIX}"), key=_log_number, reverse=True))):
-        with contextlib.suppress(FileNotFoundError):  # a running process may delete files meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a running process may have deleted the file
             data = folders.read_regular(file)
             if last_log is None and file.suffix == LOG_SUFFIX and data:
                 last_log = file
@@ -204,12 +210,12 @@ def mirror(path: Path, mirror_path: Path, place_file: Callable[[Path, Path], obj
     for file in path.iterdir():
         if file.name in damage_by_name:
             (mirror_path / file.name).write_bytes(damage_by_name[file.name].repair(folders.read_regular(file)))
-        elif file.is_file() and file.name not in _NOT_MIRRORED:
+        elif file.is_file() and file.name not in _NOT_MIRRORED_FILES:
             place_file(file, mirror_path / file.name)
 
 
 def manifest(path: Path) -> Path | None:
-    """The file that CURRENT names, even if it does not exist; None if CURRENT names none."""
+    """Return the file that CURRENT names, even if this file does not exist. Return None if CURRENT names no file."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         kind, _, number = folders.read_regular(path / "CURRENT").decode("ascii").rstrip("\n").partition("-")
         if kind == "MANIFEST" and number.isdecimal():
@@ -261,7 +267,7 @@ class FreeSpace:
     """Checks whether a folder has room: below ``max_bytes``, and with ``RESERVE_BYTES`` left on its disk.
 
     The disk is queried at most every ``SPACE_CHECK_S`` seconds, or after ``SPACE_CHECK_BYTES``, because a query takes a sixth of
-    the time of an addition. Other writers add less than the reserve in between.
+    the time of an addition. Between two queries, other writers are expected to add less than the reserve.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
@@ -271,14 +277,14 @@ class FreeSpace:
         self._valid_until = Deadline.after(0)
 
     def check(self, used_bytes: int, added_bytes: int) -> SpoolFull | None:
-        """Return the error if a folder that has ``used_bytes`` has no room for ``added_bytes``. Otherwise count these bytes as
-        added, and return None.
+        """If a folder that has ``used_bytes`` has no room for ``added_bytes``, return the error. Otherwise count ``added_bytes``
+        as added, and return None.
         """
         if self._max_bytes is not None and used_bytes + added_bytes > self._max_bytes:
             return SpoolFull(
                 f"the spool in {self._path} holds {used_bytes} bytes, and {added_bytes} more exceed the {self._max_bytes} of "
                 "option 'spoolMaxBytes'",
-                remedy="Raise it, or check why brokers accept nothing; dead letters count, too",
+                remedy="Raise this option, or check why brokers accept nothing; dead letters count, too",
             )
         if added_bytes > self._free_bytes or self._valid_until.expired:
             try:
@@ -328,8 +334,9 @@ COPY_TO_SERVE = CopyUse("start the node with the copy", "delay serve --data")
 
 
 def check_owner(path: Path, use: CopyUse = COPY_TO_SEND) -> None:
-    """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it. That user could choose what this
-    process sends with its rights, and which files it opens. The error recommends a copy, and names the ``use`` of the copy.
+    """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it. The other user could choose what
+    this process sends with its rights, and which files this process opens. The error recommends a copy of the spool, for the
+    purpose ``use``.
     """
     if (foreign := folders.foreign_file_in(path, SPOOL_PREFIXES)) is not None:
         raise SpoolError(
@@ -351,23 +358,23 @@ def copy_instruction(path: Path, use: CopyUse = COPY_TO_SEND) -> str:
 
 
 def check_temporary_folder() -> None:
-    """Raise ``SpoolError`` if other users can replace a folder that is created among temporary files. They would read messages
-    there, or choose which messages this process reads.
+    """Raise ``SpoolError`` if other users can replace a folder that is created among temporary files. These users would read the
+    messages in the folder, or choose which messages this process reads.
 
-    For users other than root, the mode of a folder only causes a warning, because it may be a volume of Kubernetes.
+    If this user is not root, the mode of a folder only causes a warning, because the folder may be a volume of Kubernetes.
     """
-    is_root = folders.error_reader() == folders.ROOT
+    is_root = folders.error_reader_uid() == folders.ROOT
     remedy = (
         "Set the variable TMPDIR to a folder that only you and root may change, or that has the sticky bit (mode 1777)"
     )
-    if is_root:  # processes that root runs as the owner of a spool need the folder, too
+    if is_root:  # root's child processes that run as the owner of a spool also use the folder
         remedy = (
             "Set the variable TMPDIR to a folder that only root may change and everyone may enter, as those above it: mode "
             "0755, or with the sticky bit (mode 1777)"
         )
     try:
         exposure = folders.temporary_exposure()
-    except PermissionError as e:  # root chose the folder, but this process now runs as the owner of the spool
+    except PermissionError as e:  # this process runs as the owner of the spool, but root chose the folder
         user = folders.user_text(os.geteuid())
         raise SpoolError(f"{user} cannot enter the folder for temporary files, {e.filename}", remedy=remedy) from e
     if exposure is None:
@@ -382,7 +389,7 @@ def not_readable_error(path: Path) -> SpoolError:
     """Return the error for a folder that this user may not read."""
     try:
         owner_clause = f"belongs to uid {folders.owner_uid(path.stat())}"
-    except OSError:  # a link into a folder that this user may not enter
+    except OSError:  # the path is a link into a folder that this user may not enter
         owner_clause = "belongs to an unknown user"
     return SpoolError(
         f"the spool in {path} {owner_clause}, and uid {os.geteuid()} may not read it",
@@ -391,7 +398,7 @@ def not_readable_error(path: Path) -> SpoolError:
 
 
 class FolderUser(Protocol):
-    """An object that uses a folder exclusively."""
+    """An object that uses a folder, which no other object may use meanwhile."""
 
     @property
     def path(self) -> Path: ...
@@ -404,7 +411,7 @@ FOLDER_USERS: weakref.WeakSet[FolderUser] = weakref.WeakSet()
 def is_used_by_any(path: Path, users: Iterable[FolderUser]) -> bool:
     """Whether one of the ``users`` uses this folder, under any name."""
     for user in list(users):
-        with contextlib.suppress(OSError):  # a folder may have been deleted; the others are still checked
+        with contextlib.suppress(OSError):  # a folder that was deleted is skipped
             if user.path.samefile(path):
                 return True
     return False

@@ -3,16 +3,17 @@
 Each step of ``Schedule`` is a pause that begins at a failure. After the last step, the record is given up.
 
 ``UnreachableTargets`` makes the records of a target due at once (an *early retry*) when the target answers again. A broker that
-answers some requests and rejects others must not use up all attempts of a record in a moment. So after each early retry that
-fails, the next one is delayed by the steps of the schedule. A delayed early retry needs no further answer, because there may be
-no other send.
+answers some requests and rejects others must not use up all attempts of a record in a moment. Therefore, after an early retry has
+failed, the next early retry is delayed by the steps of the schedule. A delayed early retry does not wait for a further answer,
+because there may be no other send that gets an answer.
 
 Records of one lane are handled in the order in which they were stored, and only the first record is pending. Records that may be
-sent together with the first record are handled with it. The next record becomes pending when all of these are settled.
+sent together with the first record are handled with it. The next record becomes pending when all these records are settled.
 
-By a mark, a record is found: a mark is a *space* (a named group of records, such as one queue) and the record's place in the
-space. ``Marks`` is a driver over a ``Database``, under the lock of its store. It caches the first key of a space, because RocksDB
-would otherwise read all deleted entries before that key.
+A *mark* is an index entry by which a record is found. It is a pair of a *space*, which is the name of an index (such as the index
+of one queue), and a *place*, which is the key of the record in this index. ``Marks`` is a driver over a ``Database``, and is used
+under the lock of its store. It caches the first place of each space, because RocksDB would otherwise read all deleted entries
+before that place.
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ from rocketmq_spark.spool.records import (
     space_end,
 )
 
-STEPS_S = (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800)
+RETRY_PAUSES_S = (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Pauses in seconds. The first pause follows the failure because of which the record was stored. Each further pause follows a
+    """Pauses in seconds. The first pause follows the failure that caused the record to be stored. Each further pause follows a
     failed attempt.
     """
 
-    steps_s: Sequence[float] = STEPS_S
+    pauses_s: Sequence[float] = RETRY_PAUSES_S
 
     def due_ms(self, tries: int, now_ms: int) -> int | None:
-        """Return when a record is due again after its ``tries``-th failed attempt, which was now. None if it is given up."""
-        if tries >= len(self.steps_s):
+        """Return when a record is due again if its ``tries``-th attempt fails at ``now_ms``; None if the record is given up."""
+        if tries >= len(self.pauses_s):
             return None
-        return now_ms + round(1000 * self.steps_s[tries])
+        return now_ms + round(1000 * self.pauses_s[tries])
 
 
 class SteadyClock:
@@ -80,7 +81,7 @@ class SteadyClock:
 
 
 # After this time without a failure, the next failure of a target counts as its first.
-FAILURE_MEMORY_MS = 1000 * STEPS_S[-1]
+FAILURE_MEMORY_MS = 1000 * RETRY_PAUSES_S[-1]
 
 
 @dataclass(slots=True)
@@ -89,11 +90,11 @@ class _Outage:
     failed_ms: int
     early_retries: int = 0
     retries_early: bool = False
-    answered_ms: int | None = None  # an answer after the last failure, until an early retry follows it
+    answered_ms: int | None = None  # the time of an answer after the last failure; None after an early retry
 
 
 class UnreachableTargets:
-    """Targets that failed. Times are ms of a clock that does not go back."""
+    """The targets that failed. All times are in ms, of a clock that does not go back."""
 
     def __init__(self) -> None:
         self._outages: dict[str, _Outage] = {}
@@ -107,20 +108,20 @@ class UnreachableTargets:
         self._all_failed_ms = now_ms
 
     def record_failure(self, target: str, now_ms: int, since_ms: int | None = None) -> None:
-        """Note that a send to ``target`` failed. Answers after ``since_ms``, when the send began, still count."""
+        """Record that a send to ``target`` failed. The send began at ``since_ms``, so answers after ``since_ms`` still count."""
         outage = self._outages.get(target)
         if outage is None or now_ms - outage.failed_ms >= FAILURE_MEMORY_MS:
             self._outages[target] = _Outage(now_ms, now_ms)
             return
         if outage.retries_early:
-            step = STEPS_S[min(outage.early_retries, len(STEPS_S)) - 1]
+            step = RETRY_PAUSES_S[min(outage.early_retries, len(RETRY_PAUSES_S)) - 1]
             outage.not_before_ms, outage.retries_early = now_ms + 1000 * step, False
         outage.failed_ms = now_ms
         if outage.answered_ms is not None and (since_ms is None or outage.answered_ms < since_ms):
             outage.answered_ms = None
 
     def record_answers(self, targets: Iterable[str], now_ms: int) -> set[str]:
-        """Note answers of ``targets``. Returns all targets whose records become due now."""
+        """Record that ``targets`` answered. Returns all targets whose records become due now."""
         for target in targets:
             if target not in self._outages and self._all_failed_ms is not None:
                 self.record_failure(target, self._all_failed_ms)
@@ -143,13 +144,13 @@ class UnreachableTargets:
         return due_targets
 
     def next_early_retry_ms(self) -> int | None:
-        """The time of the next delayed early retry, or None."""
+        """Return the time of the next delayed early retry; None if no early retry is delayed."""
         return min(
             (outage.not_before_ms for outage in self._outages.values() if _waits_for_early_retry(outage)), default=None
         )
 
-    def forget(self) -> None:
-        """Forget all failures, when no record waits any more."""
+    def forget_failures(self) -> None:
+        """Forget all failures. To be called when no record waits."""
         self._outages.clear()
         self._all_failed_ms = None
 
@@ -158,14 +159,15 @@ def _waits_for_early_retry(outage: _Outage) -> bool:
     return outage.answered_ms is not None and not outage.retries_early
 
 
-# Called with the first record of a lane. Returns a function that is called with each following record. That function returns
-# whether the record may be sent together with the first record and with the records that it accepted before.
+# A function that is called with the first record of a lane, and returns a second function. The second function is called with
+# each following record, and returns whether the record may be sent together with the first record and the records that were
+# accepted before it.
 BatchPredicate = Callable[[Record], Callable[[Record], bool]]
 
 
 class BatchedRecord(NamedTuple):
-    """A record that is sent together with the previous record of its lane. ``size`` counts towards ``max_bytes``. ``state`` has
-    the failures in the store from which the record was moved.
+    """A record that is sent together with the previous record of its lane. ``size`` counts towards the ``max_bytes`` of
+    ``Store.take``. If the record was moved from another store, ``state`` has its failures there.
     """
 
     sequence: int
@@ -175,7 +177,9 @@ class BatchedRecord(NamedTuple):
 
 
 class LeasedRecord(NamedTuple):
-    """A record that was taken, with the records that are sent together with it. ``size`` counts against ``max_bytes``."""
+    """A record that was taken, with the records that are sent together with it. ``size`` counts towards the ``max_bytes`` of
+    ``Store.take``.
+    """
 
     pending: PendingKey
     state: RecordState
@@ -188,32 +192,32 @@ class LeasedRecord(NamedTuple):
         return self.pending.due
 
 
-_UNLIMITED = 1024  # longer than any batch
+_UNLIMITED_BATCH_LENGTH = 1024  # more records than any batch has
 
 
 class BatchPolicy:
-    """Decides which records of a lane are sent as one batch: records that ``predicate`` accepts, within limits. If a broker
-    permanently rejects a batch, its records are sent one by one, to find the record that brokers reject. After a temporary
+    """Decides which records of a lane are sent as one batch: those that ``predicate`` accepts, up to a maximum length. If a
+    broker permanently rejects a batch, its records are sent one by one, to find the record that brokers reject. After a temporary
     failure, the next batch is half as long, because the failed batch may have been too long for the timeout of an attempt.
     """
 
     def __init__(self) -> None:
         self.predicate: BatchPredicate = send_alone
-        self._single_sends_left: dict[bytes, int] = {}  # by lane: how many more records are sent alone
-        self._max_batch_lengths: dict[bytes, int] = {}  # by lane, after a failure: the length of the next batch
+        self._single_sends_left: dict[bytes, int] = {}  # how many more records are sent alone, by lane
+        self._max_batch_lengths: dict[bytes, int] = {}  # the length of the next batch after a failure, by lane
 
     def limited_predicate(self, first: Record) -> Callable[[Record], bool]:
-        """Implements ``BatchPredicate``, with the limits after failures."""
+        """Implements ``BatchPredicate``: ``predicate`` with the limits after failures."""
         if first.lane in self._single_sends_left:
             return send_alone(first)
         accepts, rest_of_batch = (
             self.predicate(first),
-            iter(range(self._max_batch_lengths.get(first.lane, _UNLIMITED) - 1)),
+            iter(range(self._max_batch_lengths.get(first.lane, _UNLIMITED_BATCH_LENGTH) - 1)),
         )
         return lambda record: next(rest_of_batch, None) is not None and accepts(record)
 
     def record_result(self, lane: bytes, count: int, has_succeeded: bool, is_permanent: bool) -> None:
-        """Note the result of ``count`` records that were sent together."""
+        """Record the result of ``count`` records that were sent together."""
         max_batch = self._max_batch_lengths.get(lane)
         if has_succeeded and max_batch is not None and count >= max_batch:
             self._max_batch_lengths[lane] = max_batch + max(1, max_batch // 8)
@@ -226,8 +230,10 @@ class BatchPolicy:
             if not self._single_sends_left[lane]:
                 del self._single_sends_left[lane]
 
-    def forget(self, lane: bytes) -> None:
-        """Forget an empty lane. There may be millions of lanes, one for each argument of a selector."""
+    def forget_lane(self, lane: bytes) -> None:
+        """Forget an empty lane. Without this, memory would grow, because there may be millions of lanes: one for each argument of
+        a selector.
+        """
         self._single_sends_left.pop(lane, None)
         self._max_batch_lengths.pop(lane, None)
 
@@ -257,8 +263,8 @@ def find_lane(db: Database, sequence: int) -> bytes | None:
 def records_to_batch(
     db: Database, sequence: int, first: Record, predicate: BatchPredicate
 ) -> tuple[BatchedRecord, ...]:
-    """The records of a lane after its ``first`` record, up to the first one that ``predicate`` rejects. A revived record is in no
-    lane.
+    """Return the records of a lane after its ``first`` record, up to the first record that ``predicate`` rejects. For a revived
+    record, return no records, because it is in no lane.
     """
     lane = first.lane
     if not lane or db.get(lane_key(lane, sequence)) is None:
@@ -274,8 +280,8 @@ def records_to_batch(
 
 
 def remove_from_lane(db: Database, change: AtomicChange, lane: bytes, sequences: Sequence[int], now_ms: int) -> bool:
-    """Remove the first records of a lane, and make the next record pending and due now. Returns False if the lane is then
-    empty.
+    """Remove the first records of a lane, and make the next record pending and due now. Returns False if no record is left in the
+    lane.
     """
     if not lane or db.get(lane_key(lane, sequences[0])) is None:
         return True
@@ -290,8 +296,8 @@ def remove_from_lane(db: Database, change: AtomicChange, lane: bytes, sequences:
 
 
 def current_record(db: Database, leased: LeasedRecord) -> tuple[Record, int]:
-    """Return the stored form and size of a record that was taken. Meanwhile its marks may have changed. If a write took place
-    although it seemed to fail, the whole record may have changed.
+    """Return a leased record as it is stored now, and its size. Its marks may have changed since it was taken. The whole record
+    may have changed if a write took place although it seemed to fail.
     """
     data = db.get(record_key(RECORD, leased.due.sequence)) or b""
     record = decode_record(data)
@@ -302,16 +308,16 @@ MAX_REMOVAL_BYTES = 8 << 20
 
 
 class Marks:
-    """The marks of one database. ``may_have_changed``: whether marks of records in flight may have changed."""
+    """The marks of one database. ``may_have_changed`` is true if the marks of records in flight may have changed."""
 
     def __init__(self, db: Database, may_have_changed: bool = False) -> None:
         self._db = db
         self._first_places: dict[bytes, bytes] = {}
-        self.has_any = next(db.scan(MARK, area_end(MARK)), None) is not None
+        self.has_any_marks = next(db.scan(MARK, area_end(MARK)), None) is not None
         self.may_have_changed = may_have_changed
 
     def find(self, space: bytes, place: bytes) -> Due | None:
-        """The sequence and due time of the record with this mark, or None."""
+        """Return the due time and sequence of the record with this mark; None if there is no such record."""
         value = self._db.get(mark_key(space, place))
         return None if value is None else Due.parse(value)
 
@@ -324,7 +330,7 @@ class Marks:
         return StoredRecord(due, record, len(data or b"")) if isinstance(record, Record) else None
 
     def first_place(self, space: bytes) -> bytes | None:
-        """The first place in a space that has a record."""
+        """Return the first place of a space; None if the space has no records."""
         for place, _ in self.scan(space, self._first_places.get(space)):
             self._first_places[space] = place
             return place
@@ -332,14 +338,16 @@ class Marks:
         return None
 
     def scan(self, space: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, Due]]:
-        """The places of a space in order, each with sequence and due time of its record."""
+        """Yield the places of a space in order, each with the due time and sequence of its record."""
         for key, value in self._db.scan(mark_key(space, start or b""), space_end(space)):
             yield place_of(key), Due.parse(value)
 
     def removal(
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
-        """Return a change that removes marks, each of a different record, and the marks that do not fit into one write."""
+        """Return a change that removes ``marks``, and those of the marks that do not fit into one write. Each mark must belong to
+        another record.
+        """
         self.may_have_changed = True
         change, size = AtomicChange(totals), 0
         for index, mark in enumerate(marks):
@@ -353,7 +361,7 @@ class Marks:
 
     def update_cache(self, record: Record) -> None:
         """Update the cache after a record was added, or has got further marks."""
-        self.has_any = True
+        self.has_any_marks = True
         for space, place in record.marks:
             first_place = self._first_places.get(space)
             if first_place is not None and place < first_place:

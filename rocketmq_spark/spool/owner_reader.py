@@ -1,8 +1,8 @@
 """The process that reads a spool with the rights of its owner, and writes the entries to its standard output.
 
-``copying`` starts it. Each entry is a frame: the lengths of key and value, the key, the value. The last frame has ``END_MARK``
-instead of a key's length. Its value is JSON, and says whether damage was found, or which error occurred, with the warnings. The
-owner of the spool may control this process, so ``copying`` trusts none of its output.
+``copying`` starts this process. The process writes each entry as a frame: the lengths of key and value, the key, the value. The
+last frame has ``END_MARK`` as the length of the key. The value of the last frame is JSON: whether damage was found or which error
+occurred, and the warnings. The owner of the spool may control this process, so ``copying`` trusts none of the output.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from rocketmq_spark.spool.owner_rights import become_owner
 from rocketmq_spark.spool.records import MARK, ORDER, TOTALS
 from rocketmq_spark.spool.spool import SpoolReading
 
-FRAME = struct.Struct(">II")
+FRAME_HEADER = struct.Struct(">II")
 END_MARK = 2**32 - 1
-# Areas that ``recovery.derive`` builds from records. They are not read from the spool of another user.
-DERIVED = (ORDER, MARK, TOTALS)
+# The areas that ``recovery.derive`` builds from records. These areas are not read from the spool of another user.
+DERIVED_AREAS = (ORDER, MARK, TOTALS)
 
-# Limit of this process, because the owner's files decide how much RocksDB and the checks of logs read at once.
+# A limit of the memory of this process. Without it, the files of the owner would decide how much RocksDB and the checks of logs
+# read at once.
 _MEMORY_BYTES = 4 << 30
 _MAX_WARNINGS, _WARNING_CHARS = 10, 1000
 
 
 def main(path: str) -> None:
-    """Write the entries of the spool in ``path``, and the last frame."""
+    """Write the entries of the spool in ``path``, and then the last frame."""
     _limit_memory()
     warnings = _Warnings()
     logging.getLogger().addHandler(warnings)
@@ -45,7 +46,7 @@ def main(path: str) -> None:
     except Exception as e:  # noqa: BLE001 - the reader raises it
         report = {"error": f"the spool in {path} cannot be read: {type(e).__name__}: {e}"}
     text = json.dumps({**report, "warnings": warnings.texts}).encode()
-    out.write(FRAME.pack(END_MARK, len(text)) + text)
+    out.write(FRAME_HEADER.pack(END_MARK, len(text)) + text)
     out.flush()
 
 
@@ -54,19 +55,19 @@ def _write_entries(path: Path, out: BinaryIO) -> bool:
     become_owner(path)
     with contextlib.closing(SpoolReading(path)) as reading:
         for key, value in _entries_to_copy(reading):
-            out.write(FRAME.pack(len(key), len(value)))
+            out.write(FRAME_HEADER.pack(len(key), len(value)))
             out.write(key)
             out.write(value)
         return reading.is_damaged
 
 
 def _entries_to_copy(reading: SpoolReading) -> Iterator[tuple[bytes, bytes]]:
-    return ((key, value) for key, value in reading.stored_entries() if not key.startswith(DERIVED))
+    return ((key, value) for key, value in reading.stored_entries() if not key.startswith(DERIVED_AREAS))
 
 
 def _limit_memory() -> None:
     with contextlib.suppress(ValueError, OSError):
-        # Fails if the hard limit is lower, or if the system has no such limit.
+        # The call fails if the hard limit is lower, or if the system has no such limit.
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
 
 

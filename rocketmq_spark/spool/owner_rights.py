@@ -15,16 +15,18 @@ from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.files import SPOOL_PREFIXES
 
 # Modules that opening a database imports. If RocksDB is not installed, opening raises an error with a remedy.
-_LAZY_IMPORTS = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
+_LAZY_IMPORTS = ("pickle", "rocksdict") if extras.is_installed("rocksdict") else ()
 
 
-def own_spools_first(paths: Sequence[Path]) -> list[Path]:
-    """Sort spools. Root gets its own spools first, because they need rights that ``become_owner`` gives up."""
+def sort_own_spools_first(paths: Sequence[Path]) -> list[Path]:
+    """Return ``paths`` in an order in which root can open all these spools: its own spools come first, because they need rights
+    that ``become_owner`` gives up.
+    """
     return sorted(paths, key=_belongs_to_another) if os.geteuid() == folders.ROOT else [*paths]
 
 
 def _belongs_to_another(path: Path) -> bool:
-    with contextlib.suppress(SpoolError):  # ``become_owner`` raises it again
+    with contextlib.suppress(SpoolError):  # ``become_owner`` raises the same error
         return _owner_uid(path) != os.geteuid()
     return False
 
@@ -32,12 +34,12 @@ def _belongs_to_another(path: Path) -> bool:
 def become_owner(path: Path) -> None:
     """Allow this process to use a spool that only its owner, this user and root may change.
 
-    RocksDB writes to a folder even when it only reads, and follows links there. So only root and the owner may open a spool;
-    anyone may open a spool of root.
+    RocksDB writes to a folder even when it only reads, and follows links there. Therefore only root and the owner may open a
+    spool. Anyone who has the permissions may open a spool of root.
 
-    The owner could place links that lead root to other files. So root changes to the owner for the rest of the process, because
-    files of the spool may stay open. From then on the process must not import modules, because the owner may not be able to read
-    Python's files.
+    The owner could place links that lead root to other files. Therefore root changes to the owner. This change lasts for the rest
+    of the process, because files of the spool may stay open. After it, the process must not import modules, because the owner may
+    not be able to read Python's files.
 
     Raises ``SpoolError`` if the spool belongs to another user and this user is not root, if others may change the spool, if it
     has links or special files, if root cannot change to the owner, or if root has already changed to another owner.
@@ -50,7 +52,7 @@ def become_owner(path: Path) -> None:
             f"rights of {folders.user_text(os.geteuid())} until it ends, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
-    if folders.error_reader() != folders.ROOT and (foreign := folders.foreign_file(path)) is not None:
+    if folders.error_reader_uid() != folders.ROOT and (foreign := folders.foreign_file(path)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {foreign}, and RocksDB would follow links of that user with the rights of "
             f"{folders.user_text(os.geteuid())}",
@@ -78,27 +80,28 @@ def _owner_uid(path: Path) -> int:
         return folders.owner_uid(path.stat())
     except OSError as e:
         raise SpoolError(
-            f"the spool in {path} cannot be opened: {e.strerror}", remedy="Look whether it has gone"
+            f"the spool in {path} cannot be opened: {e.strerror}", remedy="Check whether the folder still exists"
         ) from e
 
 
 def _check_exposure(path: Path, owner: int) -> None:
     exposures_above = folders.exposures(path, owner)
-    if folders.error_reader() != folders.ROOT:
-        # Folders only cause a warning: one may be a volume of Kubernetes with mode 0777, which this user cannot change.
+    if folders.error_reader_uid() != folders.ROOT:
+        # A folder above the spool only causes a warning, because it may be a volume of Kubernetes with mode 0777, and this user
+        # cannot change this mode.
         folders.warn_if_replaceable(path, "the spool")
         exposures_above = (other for other in exposures_above if stat.S_ISLNK(other.status.st_mode))
     exposure_above = next(exposures_above, None)
     exposures_inside = folders.exposures_in(path, SPOOL_PREFIXES, owner)
-    if folders.error_reader() != folders.ROOT and owner == folders.ROOT:
-        # The volume itself, with files of this user, who cannot change its mode.
+    if folders.error_reader_uid() != folders.ROOT and owner == folders.ROOT:
+        # ``path`` itself may be such a volume. This user cannot change its mode, either, so it only causes a warning.
         folders.warn_if_open(path, "whole messages")
         exposures_inside = (exposure for exposure in exposures_inside if exposure.path != path)
     exposure = exposure_above or next(exposures_inside, None)
     if exposure is None:
         return
     raise SpoolError(
-        f"the spool in {path} is not used: {exposure.who} may change {exposure.path}",
+        f"the spool in {path} is not used: {exposure.users_text} may change {exposure.path}",
         remedy=folders.remedy(exposure, "the spool", owner, is_above=exposure_above is not None),
     )
 

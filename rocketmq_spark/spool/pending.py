@@ -1,12 +1,13 @@
 """Finds the pending records of a store by target and due time.
 
-The key of a pending record begins with its target, so that the records of an unavailable target are neither read nor
-rewritten while others are due. A *group* has the records of a target that wait for an answer of the target, or those that wait
-only for their due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the groups by due time.
+The key of a pending record begins with its target, so that the records of an unavailable target are neither read nor rewritten
+while others are due. Each target has two *groups* of pending records: the records that wait for an answer of the target, and the
+records that wait only for their due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the
+groups by due time.
 
-``migrate`` replaces keys of earlier releases, which have no target. It writes atomic portions, so if a process is killed, the
-next process continues. Earlier releases would not find records with a target in the key; they reject such a store by the version
-of its totals.
+``migrate_keys`` replaces the keys of earlier releases, which have no target. It writes portions, each in one atomic write; if the
+process is killed, the next process continues. An earlier release would not find records with a target in the key, so the totals
+get a version that it rejects.
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ logger = logging.getLogger(__name__)
 
 
 class PendingIndex:
-    """The pending records of one database, without those that are ``leased``. Used under the lock of its store.
+    """The pending records of one database, except the leased records. This index is used under the lock of its store.
 
-    Keeps for each group a due time that is not after the due time of its first record, because RocksDB would read through all
-    deleted entries before that record. Groups in ``_inexact_groups`` may have no record at this due time.
+    For each group, the index has a due time that is not after the due time of the group's first record. A scan begins at this due
+    time, because RocksDB would otherwise read all deleted entries before the first record. Groups in ``_inexact_groups`` may have
+    no record at this due time.
     """
 
     def __init__(self, db: Database, leased_sequences: Collection[int]) -> None:
         self._db = db
         self._leased_sequences = leased_sequences
         self._first_due: dict[bytes, Due] = {}
-        self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_first_due`` has the same due time
-        self._heap_entries: set[tuple[Due, bytes]] = set()  # the entries of the heap, none of which is there twice
+        self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_first_due`` has its due time
+        self._heap_entries: set[tuple[Due, bytes]] = set()  # the entries of the heap, which has each entry once
         self._inexact_groups: set[bytes] = set()
-        # By group: the next entry, which ``due`` has already read.
+        # The next entry of each group, which ``due`` has already read.
         self._entries_read_ahead: dict[bytes, tuple[Due, bytes] | None] = {}
         for key in _group_keys(db):
             pending = PendingKey.parse(key)
@@ -65,13 +67,15 @@ class PendingIndex:
         return sorted(self._first_due)
 
     def update(self, added: Iterable[PendingKey], removed: Iterable[PendingKey]) -> None:
-        """Update the index after a write that made records pending (``added``), or no longer pending (``removed``)."""
+        """Update the index after a write. After the write, the ``added`` records are pending, and the ``removed`` records are
+        not.
+        """
         for target, waits, due in removed:
             if self._first_due.get(group := group_of(target, waits)) == due:
                 self._inexact_groups.add(group)
         for target, waits, due in added:
             first_due = self._first_due.get(group := group_of(target, waits))
-            self._entries_read_ahead.pop(group, None)  # an open scan of ``due`` does not find this record
+            self._entries_read_ahead.pop(group, None)  # the running scan of ``due`` does not find this record
             if first_due is None or due <= first_due:
                 self._inexact_groups.discard(group)
                 if due != first_due:
@@ -98,8 +102,8 @@ class PendingIndex:
                 heapq.heappush(self._heap, entry)
 
     def due(self, now_ms: int, accepts: Callable[[str], bool]) -> Generator[tuple[PendingKey, bytes]]:
-        """Yields due records, with their states, by due time. The caller must lease them. Records of targets that ``accepts``
-        rejects are not read.
+        """Yield the due records, with their states, in the order of their due times. The caller must lease these records. Records
+        of targets that ``accepts`` rejects are not read.
         """
         targets_and_waits: dict[bytes, tuple[str, bool]] = {}
         scans: dict[bytes, Iterator[tuple[Due, bytes]]] = {}
@@ -113,11 +117,11 @@ class PendingIndex:
                     skipped_entries.append(heapq.heappop(self._heap))
                     continue
                 entry = self._entries_read_ahead.get(group)
-                if entry is None or entry[0] != first_due:  # no open scan, or a record became pending meanwhile
+                if entry is None or entry[0] != first_due:  # no scan is open, or it is out of date
                     scans[group] = self._scan(group, first_due)
                     entry = next(scans[group], None)
                     self._inexact_groups.discard(group)
-                if entry is None or entry[0] != first_due:  # the record with the first due time was deleted
+                if entry is None or entry[0] != first_due:  # the first record was deleted
                     self._entries_read_ahead[group] = entry
                     self._replace_first(group, None if entry is None else entry[0])
                     continue
@@ -155,7 +159,7 @@ class PendingIndex:
                 yield due, value
 
     def _first_entry(self) -> tuple[Due, bytes] | None:
-        """The first valid entry."""
+        """Return the first valid entry of the heap; None if there is none."""
         heap = self._heap
         while heap:
             first_entry = heap[0]
@@ -169,7 +173,9 @@ class PendingIndex:
         self._push((due, group))
 
     def _replace_first(self, group: bytes, due: Due | None) -> None:
-        """Remove the first entry of the heap, which belongs to ``group``, and add an entry for ``due``."""
+        """Remove the first entry of the heap, which belongs to ``group``. Then add an entry for ``due``, unless ``due``
+        is None.
+        """
         self._heap_entries.discard(heapq.heappop(self._heap))
         if due is None:
             del self._first_due[group]
@@ -177,8 +183,8 @@ class PendingIndex:
             self._set_first_due(group, due)
 
     def _push(self, entry: tuple[Due, bytes]) -> None:
-        """Add an entry, unless the heap still has it. An entry stays in the heap when an earlier record becomes the first record
-        of its group.
+        """Add an entry to the heap, unless it is already there. An old entry stays in the heap when an earlier record becomes the
+        first record of its group.
         """
         if entry not in self._heap_entries:
             self._heap_entries.add(entry)
@@ -193,20 +199,20 @@ def _group_keys(db: Database) -> Iterator[bytes]:
         start = group_end(PendingKey.parse(entry[0]).group)
 
 
-def all_pending(db: Database) -> Iterator[tuple[bytes, bytes]]:
-    """All keys of pending records with their states, also those of releases before 0.2."""
+def all_pending_entries(db: Database) -> Iterator[tuple[bytes, bytes]]:
+    """Yield all keys of pending records with their states, also the keys that releases before 0.2 wrote."""
     yield from db.scan(UNINDEXED, area_end(UNINDEXED))
     yield from db.scan(PENDING, area_end(PENDING))
 
 
 def first_due_ms(db: Database) -> int | None:
     """The first due time of all pending records."""
-    first_unindexed = next(db.scan(UNINDEXED, area_end(UNINDEXED)), None)
-    first_keys = [*_group_keys(db), *((first_unindexed[0],) if first_unindexed is not None else ())]
+    first_unindexed_entry = next(db.scan(UNINDEXED, area_end(UNINDEXED)), None)
+    first_keys = [*_group_keys(db), *((first_unindexed_entry[0],) if first_unindexed_entry is not None else ())]
     return min((due_of_key(key).due_ms for key in first_keys), default=None)
 
 
-PORTION = 1000
+PORTION_KEYS = 1000
 
 
 def is_indexed(db: Database) -> bool:
@@ -214,16 +220,16 @@ def is_indexed(db: Database) -> bool:
     return next(db.scan(UNINDEXED, area_end(UNINDEXED)), None) is None
 
 
-def migrate(db: Database, is_damaged: bool = False) -> None:
-    """Add the targets to the keys of pending records of an earlier release. A damaged store keeps the version of its totals. So
-    if this process is killed before the repair, the next process repairs the store.
+def migrate_keys(db: Database, is_damaged: bool = False) -> None:
+    """Add the targets to the keys of pending records that an earlier release wrote. The version of a damaged store's totals is
+    not changed, so that the next process repairs the store if this process is killed before the repair.
     """
     if is_indexed(db):
         return
     logger.info("the spool in %s gets an index of its records by target, once", db.path)
     totals, moved_count, start = db.get(TOTALS), 0, UNINDEXED
     version = [] if is_damaged or totals is None else [(TOTALS, Totals.with_indexed_version(totals))]
-    while portion := list(itertools.islice(db.scan(start, area_end(UNINDEXED)), PORTION)):
+    while portion := list(itertools.islice(db.scan(start, area_end(UNINDEXED)), PORTION_KEYS)):
         puts = [(_indexed_key(db, key, state).encoded, state) for key, state in portion]
         db.write(puts + version, [key for key, _ in portion])
         moved_count += len(portion)

@@ -1,24 +1,25 @@
 """The format of a store: keys and values. Pure.
 
-A key is one byte for the area, then numbers of fixed width, so that keys sort like their numbers. Every record has a number, its
-*sequence*, which never changes. Areas:
+A key is one byte for the area, followed by numbers of fixed width, so that keys sort like their numbers. Every record has a
+number, its *sequence*, which never changes. Areas:
 
 * ``r`` records by sequence: kind, payload, target, lane and marks.
 * ``q`` pending records by target, due time and sequence: the state of the record.
-* ``p`` pending records by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate``.
+* ``p`` pending records by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate_keys``.
 * ``o`` order by lane and sequence: the records of a lane. Only the first record of a lane is pending.
 * ``d`` dead records by sequence: the state of a record that was given up.
 * ``i`` marks by space and place: due time and sequence of the record.
 * ``n`` notes by name: data that the user of the store keeps beside the records.
 * ``m`` the totals, ``e`` and ``z`` the owner of the records.
 
-Keys are binary because text keys such as ``expireTime:retryCount:typeName:uuid`` sort correctly only until 2286, and a name that
-contains the separator would break them.
+Keys are binary. Text keys such as ``expireTime:retryCount:typeName:uuid`` sort correctly only until 2286, and a name that
+contains the separator would break a text key.
 
 Values are versioned and binary; a value that cannot be read raises ``DecodeError``.
 
-A ``Record`` does not change after it was stored (except for its marks) and has a checksum of its own, so that damage
-is detected. A ``RecordState`` counts its failures. ``Totals`` are updated in every write, so that a start need not count.
+A ``Record`` does not change after it was stored (except for its marks) and has a checksum of its own, so that damage is detected.
+A ``RecordState`` counts the failures of a record. ``Totals`` are updated in every write, so that they need not be counted when a
+store is opened.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from rocketmq_spark.errors import DecodeError
 RECORD, PENDING, ORDER, DEAD = b"r", b"q", b"o", b"d"
 UNINDEXED = b"p"
 MARK, NOTE = b"i", b"n"
-# Notes with this prefix remain valid when records are lost, because they are not about records.
+# Notes with this prefix are not about records, so they remain valid when records are lost.
 LASTING_PREFIX = b"environment's "
-# The note with the fingerprint of the rules from which all pending records got their targets. It does not begin with
-# ``LASTING_PREFIX``, so it is missing after damage and in copies. Then the targets of all records are compared again.
-TARGETING_NOTE = b"targeting"
-# Prefix of notes from the time of another owner: the user of a note must check whether the note is still true.
+# The name of a note with the fingerprint of the rules from which all pending records got their targets. The name does not begin
+# with ``LASTING_PREFIX``, so a damaged store and a copy lose the note, and the targets of all their records are compared again.
+TARGET_RULES_NOTE = b"targeting"
+# Prefix of notes from the time of another owner. The reader of such a note must check whether the note is still true.
 DOUBTFUL_PREFIX = b"doubtful "
 TOTALS = b"m"
-# The owner is stored under two distant keys, because without it the destination of the records is unknown.
+# The owner is stored under two distant keys, because without an owner, the destination of the records is unknown.
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
@@ -56,19 +57,19 @@ LAST_SEQUENCE = 2**64 - 1
 
 
 class Due(NamedTuple):
-    """When a record is due, in ms since 1970, and its sequence."""
+    """The due time of a record (ms since 1970) and its sequence."""
 
     due_ms: int
     sequence: int
 
     @property
     def mark_value(self) -> bytes:
-        """These bytes are the value of a mark. In releases before 0.2, they were also the key of a pending record."""
+        """The stored value of a mark. In releases before 0.2, the same bytes were also the key of a pending record."""
         return _DUE.pack(UNINDEXED, self.due_ms, self.sequence)
 
     @property
     def key_suffix(self) -> bytes:
-        """The end of the key of a pending record."""
+        """The last bytes of the key of a pending record."""
         return _PLACE.pack(self.due_ms, self.sequence)
 
     @classmethod
@@ -79,8 +80,8 @@ class Due(NamedTuple):
 
 @functools.lru_cache(1024)
 def group_of(target: str, waits: bool) -> bytes:
-    """Return the first part of the keys of a target's pending records: with ``waits``, of the records that wait for an answer of
-    the target, otherwise of its other records.
+    """Return the bytes with which the keys of a group of pending records begin. With ``waits``, it is the group of the target's
+    records that wait for an answer of the target; otherwise it is the group of the target's other records.
     """
     data = target.encode()
     return _TARGET.pack(PENDING, len(data)) + data + (b"\1" if waits else b"\0")
@@ -92,7 +93,7 @@ def target_of(group: bytes) -> str:
 
 
 def group_end(group: bytes) -> bytes:
-    """The key at which a group ends."""
+    """Return the key at which a group ends."""
     return group + b"\xff" * (_PLACE.size + 1)
 
 
@@ -101,9 +102,9 @@ class PendingKey(NamedTuple):
 
     Args:
         target: The record's target.
-        waits: Whether the record becomes due when its target answers. A record with marks waits only for its due time until an
+        waits: Whether the record becomes due when its target answers. A record with marks waits for an answer only after an
             attempt has failed.
-        due: When it is due, and its sequence.
+        due: The due time and the sequence of the record.
     """
 
     target: str
@@ -141,7 +142,9 @@ def sequence_of(key: bytes) -> int:
 
 
 def lane_key(lane: bytes, sequence: int) -> bytes:
-    """The key of a record in its lane. The lane's length comes first, so that no lane is a prefix of another lane."""
+    """Return the key of a record in its lane. The key begins with the length of the lane, so that no lane is a prefix of another
+    lane.
+    """
     return _LANE.pack(ORDER, len(lane)) + lane + _SEQUENCE.pack(sequence)
 
 
@@ -151,12 +154,12 @@ def lane_of(key: bytes) -> bytes:
 
 
 def mark_key(space: bytes, place: bytes = b"") -> bytes:
-    """The key of a mark. Without ``place``: the first key of its space."""
+    """Return the key of a mark. If ``place`` is empty, this is the first key of the space."""
     return _MARK.pack(MARK, len(space)) + space + place
 
 
 def space_end(space: bytes) -> bytes:
-    """The key at which a space ends."""
+    """Return the key at which a space ends."""
     next_space = int.from_bytes(space) + 1
     if next_space >> 8 * len(space):
         return _MARK.pack(MARK, len(space) + 1)
@@ -164,7 +167,7 @@ def space_end(space: bytes) -> bytes:
 
 
 def place_of(key: bytes) -> bytes:
-    """The place of a mark in its space."""
+    """Return the place of the mark with this key."""
     return key[_MARK.size + _MARK.unpack_from(key)[1] :]
 
 
@@ -173,25 +176,26 @@ def area_end(area: bytes) -> bytes:
     return bytes((area[0] + 1,))
 
 
-# The space of marks that begin with a record's original due time (ms since 1970).
+# The space of the marks whose places begin with the original due time of their records (ms since 1970).
 IDENTITY = b"id"
 VERSION = 1
-# Version of totals with pending records that releases before 0.2 would not find.
+# The version of the totals of a store with pending records that releases before 0.2 would not find.
 INDEXED_VERSION = 2
-MARKED_VERSION = 2  # version of records with marks, which precede the payload
-# A producer sends a message at most three times by default, so an envelope may be in three queues. The limit exists because a
-# repair needs memory for each mark.
+MARKED_VERSION = 2  # version of records that have marks before the payload
+# The maximum number of marks of a record. A producer sends a message at most three times by default, so an envelope may be in
+# three queues. The number is limited because a repair needs memory for each mark.
 MAX_MARKS = 4
 
-_HEAD = struct.Struct(">BI")  # version, checksum of the rest
-_REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
+_HEAD = struct.Struct(">BI")  # version, checksum of all other bytes
+_REST = struct.Struct(">QHHH")  # time when stored, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
 MAX_TARGET_BYTES = (1 << 16) - 1
-_STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
-# Counting stops at this number: an error would prevent the write, which also settles other records.
-_MAX_TRIES = 65535
+_STATE = struct.Struct(">BHQH")  # version, tries, time of the state, length of the target
+# The number of tries is not counted beyond this number. A larger number would be an error in a write that also settles other
+# records.
+_MAX_COUNTED_TRIES = 65535
 _TOTALS = struct.Struct(">B7Q")
-MAX_NUMBER = 1 << 62  # larger than any count or time in a store
+NUMBER_LIMIT = 1 << 62  # above all counts and times in a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +205,13 @@ class Record:
     Args:
         kind: Name of the handler.
         payload: Data for the handler.
-        stored_ms: When it was stored, ms since 1970.
-        target: What a failed record waits for, such as a broker's name; empty for nothing in particular.
-        lane: Records of a lane are handled one after the other, in the order in which they were stored; empty for none.
-        marks: Pairs of a space and a place in it, by which the record is found until it is finished. Of two records with the
-            same first mark, the second record is not stored, and the first record gets its marks in further spaces.
+        stored_ms: When the record was stored, in ms since 1970.
+        target: What the record waits for after a failure, such as a broker's name; empty if it waits for nothing in particular.
+        lane: The name of an order: records with the same lane are handled one after the other, in the order in which they were
+            stored. Empty for a record without a lane.
+        marks: Pairs of a space and a place in this space (see ``lanes``), by which the record is found until it is finished. Of
+            two records with the same first mark, the second is not stored, and the first also gets those marks of the second that
+            are in other spaces.
     """
 
     kind: str
@@ -217,18 +223,20 @@ class Record:
 
     @property
     def original_due_ms(self) -> int | None:
-        """The original due time, if the record has an identity. It remains known when the store has lost the due time."""
+        """The original due time; None if the record has no identity. The record itself has this time, even if the store has lost
+        the due time.
+        """
         places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _SEQUENCE.size)
         return next(map(due_ms_of_identity, places), None)
 
     def pending_key(self, due: Due, failed: bool = False) -> PendingKey:
-        """The key of this record when it is pending. ``failed``: after a failed attempt."""
+        """Return the key of this record when it is pending. ``failed`` is whether an attempt has failed."""
         return PendingKey(self.target, bool(self.target) and (failed or not self.marks), due)
 
     def retargeted_key(self, old_key: PendingKey, due: Due, failed: bool) -> PendingKey:
-        """Return the key of this record instead of ``old_key``, which has another target. A record that did not wait for an
-        answer of the old target, such as a record that was revived before its due time, does not wait for an answer of the new
-        target.
+        """Return the key of this record, which replaces ``old_key`` with another target. A record that did not wait for an answer
+        of the old target does not wait for an answer of the new target, either. An example is a record that was revived before
+        its due time.
         """
         waits = old_key.waits if old_key.target else self.pending_key(due, failed).waits
         return PendingKey(self.target, bool(self.target) and waits, due)
@@ -241,12 +249,14 @@ class Record:
             _, kind_bytes, target_bytes, _ = _REST.unpack_from(data, _HEAD.size)
             start = _HEAD.size + _REST.size + kind_bytes
             target = data[start : start + target_bytes].decode()
-        except (struct.error, UnicodeDecodeError):  # it becomes a dead letter when it is taken
+        except (struct.error, UnicodeDecodeError):  # ``Store.take`` makes it a dead letter
             return PendingKey("", False, due)
         return PendingKey(target, bool(target) and (failed or version != MARKED_VERSION), due)
 
     def with_marks_of(self, other: Record) -> Record:
-        """This record with the marks of ``other`` in spaces in which it has none, up to ``MAX_MARKS``."""
+        """Return this record with those marks of ``other`` that are in other spaces than its own marks, up to ``MAX_MARKS``
+        marks.
+        """
         spaces = {space for space, _ in self.marks}
         added_marks = [mark for mark in other.marks if mark[0] not in spaces][: max(0, MAX_MARKS - len(self.marks))]
         return replace(self, marks=(*self.marks, *added_marks)) if added_marks else self
@@ -288,14 +298,16 @@ class Record:
 
 
 class RecordState(NamedTuple):
-    """A record's state: number of failures, the time of this state (ms since 1970), and the reason."""
+    """The state of a record: the number of its failures, the time of this state (ms since 1970), and the reason of the last
+    failure.
+    """
 
     tries: int
     since_ms: int
     reason: str = ""
 
     def encode(self) -> bytes:
-        head = _STATE.pack(VERSION, min(self.tries, _MAX_TRIES), self.since_ms, 0)
+        head = _STATE.pack(VERSION, min(self.tries, _MAX_COUNTED_TRIES), self.since_ms, 0)
         return head + self.reason.encode(errors="replace") if self.reason else head
 
     @classmethod
@@ -310,8 +322,8 @@ class RecordState(NamedTuple):
 
     @classmethod
     def decode_or_empty(cls, data: bytes) -> RecordState:
-        """Like ``decode``, but returns an empty state for data that are empty or cannot be read."""
-        if not data:  # as for most records in lanes
+        """Like ``decode``, but returns an empty state if the data are empty or cannot be read."""
+        if not data:  # most records in lanes have no state
             return cls(0, 0)
         try:
             return cls.decode(data)
@@ -329,19 +341,20 @@ class RecordState(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The record was handled."""
+    """The verdict for a record that was handled."""
 
 
 class RetryLater(NamedTuple):
-    """The record failed, and is due again."""
+    """The verdict for a record that failed, and is due again at ``due_ms``."""
 
     due_ms: int
     reason: str
 
 
 class Replaced(NamedTuple):
-    """Another record gets the sequence and the marks of the record. Without a ``reason``, it is the same record with another
-    target, and keeps the count of failures. With a ``reason``, it is the dead letter, which is due now.
+    """The verdict for a record that is replaced by another record with the same sequence and the same marks. Without a
+    ``reason``, the new record is the old record with another target, and keeps the count of failures. With a ``reason``, the new
+    record is the dead letter, which is due now.
     """
 
     record: Record
@@ -349,8 +362,8 @@ class Replaced(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead record. If a dead letter was rejected, ``record`` is kept instead: the record
-    that the dead letter replaced.
+    """The verdict for a record that is given up, and kept as a dead record. If a broker rejected a dead letter, ``record`` is
+    kept in its place: the record for which the dead letter was created.
     """
 
     reason: str
@@ -363,7 +376,7 @@ Verdict = Done | RetryLater | Replaced | Dead
 @dataclass(slots=True)
 class Totals:
     """Totals of a store: the next sequence, the number and bytes of live records and of dead records, the number of records that
-    were given up so far, and the latest moment that was recorded (ms since 1970).
+    were given up so far, and the latest time that was recorded (ms since 1970).
     """
 
     next_sequence: int = 1
@@ -375,29 +388,29 @@ class Totals:
     last_ms: int = 0
 
     def copy(self) -> Totals:
-        """A copy, made in a third of the time of ``dataclasses.replace``, because every addition copies the totals."""
+        """Return a copy. Every addition copies the totals, and ``dataclasses.replace`` would take three times as long."""
         return Totals(
             self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
         )
 
     @property
     def is_valid(self) -> bool:
-        """Whether no total is negative. A total becomes negative if a record is deleted that the totals had not counted."""
+        """Whether no total is negative. A total becomes negative if a record is deleted that was not counted in the totals."""
         return min(self.depth, self.size, self.dead, self.dead_bytes) >= 0
 
     @property
     def all_bytes(self) -> int:
-        """The bytes that count against ``max_bytes``, dead letters included, because they are on the same disk."""
+        """The bytes that count towards ``max_bytes``. Dead letters are counted, too, because they are on the same disk."""
         return self.size + self.dead_bytes
 
     def encode(self) -> bytes:
-        """Encode the totals. A store without records gets the version that earlier releases can open."""
+        """Encode the totals. The totals of a store without records get the version that earlier releases can open."""
         return _TOTALS.pack(INDEXED_VERSION if self.depth else VERSION, self.next_sequence, self.depth, self.size, self.dead,
                             self.dead_bytes, self.give_ups, self.last_ms)  # fmt: skip
 
     @staticmethod
     def with_indexed_version(data: bytes) -> bytes:
-        """Encoded totals, with the version of a store that earlier releases must not use."""
+        """Return encoded totals with the version of a store that earlier releases must not use."""
         return bytes((INDEXED_VERSION,)) + data[1:]
 
     @classmethod
@@ -409,19 +422,19 @@ class Totals:
             raise DecodeError(f"totals of {len(data)} bytes cannot be read: {e}") from e
         if version not in (VERSION, INDEXED_VERSION):
             raise DecodeError(f"totals of version {version}; this release reads version {INDEXED_VERSION}")
-        return cls(*numbers) if max(numbers) <= MAX_NUMBER else None
+        return cls(*numbers) if max(numbers) <= NUMBER_LIMIT else None
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolOwner:
-    """The owner of a store's records. Records are never sent to the cluster of another owner.
+    """The owner of a store's records. No record is sent to the cluster of another owner.
 
     Args:
         servers: Addresses of the cluster's name servers, or of its Proxies; empty if an earlier release wrote the owner.
         namespace: None if an earlier release wrote the owner.
         environment: Name and mode, as in ``environment 'eu' (suffix)``, and the queues of environments if they are
             given; empty for none.
-        purpose: Empty for sends; other users of a store set a name.
+        purpose: Empty for a store of sends; other users of a store set a name.
     """
 
     servers: tuple[str, ...] = ()
@@ -434,7 +447,7 @@ class SpoolOwner:
 
     @classmethod
     def decode(cls, data: bytes) -> SpoolOwner:
-        """Decodes an owner. Earlier releases wrote a text: the environment, or the purpose."""
+        """Decode an owner. Earlier releases wrote only a text: the environment, or the purpose."""
         if not data.startswith(b"["):
             text = data.decode(errors="replace")
             return cls(environment=text) if text.startswith("environment ") else cls(purpose=text)
@@ -448,12 +461,12 @@ class SpoolOwner:
 
     @classmethod
     def read(cls, get: Callable[[bytes], bytes | None]) -> SpoolOwner:
-        """The owner in the store that ``get`` reads."""
+        """Return the owner in the store that ``get`` reads."""
         return cls.decode(next(filter(None, map(get, OWNER)), b""))
 
     def may_use(self, other: SpoolOwner) -> bool:
-        """Whether this owner may use the records of ``other``. Lists of servers mean one cluster if they have an address in
-        common; values that an earlier release did not write are not compared.
+        """Whether this owner may use the records of ``other``. Two lists of servers belong to one cluster if they have an address
+        in common. Values that an earlier release did not write are not compared.
         """
         return (
             self.purpose == other.purpose
@@ -462,12 +475,12 @@ class SpoolOwner:
             and (not self.servers or not other.servers or not set(self.servers).isdisjoint(other.servers))
         )
 
-    def note_changes(
+    def puts_and_deletes_of_notes(
         self, notes: Iterable[tuple[bytes, bytes]], previous: SpoolOwner, is_assigned: bool
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Puts and deletes for the stored ``notes`` that this owner does not trust. If the records were assigned to this
-        owner (``is_assigned``), notes about records are kept with ``DOUBTFUL_PREFIX``, because they tell whether marks are about
-        this owner's brokers.
+        """Return puts and deletes for the stored ``notes`` that this owner does not trust. If the records were assigned to this
+        owner (``is_assigned``), notes about records are kept with ``DOUBTFUL_PREFIX``. They help to find out whether marks are
+        about queues of this owner's brokers.
         """
         untrusted = [
             (key, value) for key, value in notes if not self.trusts_note(key[len(NOTE) :], previous, is_assigned)
@@ -476,16 +489,16 @@ class SpoolOwner:
         about_records = [
             (name, value)
             for name, value in named_values
-            if name != TARGETING_NOTE and not name.startswith(LASTING_PREFIX)
+            if name != TARGET_RULES_NOTE and not name.startswith(LASTING_PREFIX)
         ]
         puts = [(NOTE + DOUBTFUL_PREFIX + name, value) for name, value in about_records]
         return puts, [key for key, _ in untrusted]
 
     def trusts_note(self, note: bytes, previous: SpoolOwner, is_assigned: bool) -> bool:
         """Whether a note from the time of the owner ``previous`` is true for this owner, who may have other brokers with the same
-        names. The purpose does not matter. If the records were assigned to this owner (``is_assigned``), the note about the
-        queues of an environment remains valid if namespace and environment are the same. Notes with ``DOUBTFUL_PREFIX`` stay as
-        they are.
+        names. The purpose of the owners is not compared. If the records were assigned to this owner (``is_assigned``), the note
+        about the queues of an environment remains valid if namespace and environment are the same. This method also returns True
+        for notes with ``DOUBTFUL_PREFIX``, which are not changed.
         """
         if note.startswith(DOUBTFUL_PREFIX):
             return True
@@ -500,29 +513,34 @@ class SpoolOwner:
 
 
 def _environments_match(own: str, stored: str) -> bool:
-    """Queues are not compared if ``stored`` has none: an earlier release wrote it, or the environment is only a number."""
+    """Whether two texts mean the same environment. Queues are not compared if ``stored`` has no queues, because an earlier
+    release wrote it, or because the environment is only a number.
+    """
     return own == stored or (bool(stored) and own.startswith(f"{stored}, "))
 
 
-# The owner of records whose real owner cannot be read. No process can use them until a command assigns them.
+# The owner of records whose real owner cannot be read. No process can use these records until a command assigns them.
 UNKNOWN_OWNER = SpoolOwner(purpose="an owner that a damaged block named")
 
 
 def due_ms_of_identity(identity: bytes) -> int:
-    """The original due time of the record with this identity, in ms since 1970."""
+    """Return the original due time of the record with this identity, in ms since 1970."""
     due_ms: int = _SEQUENCE.unpack_from(identity)[0]
     return due_ms
 
 
 def pending_key(record: Record | DecodeError, due: Due, failed: bool = False) -> PendingKey:
-    """The key of a pending record; without a target if the record cannot be read. ``failed``: after a failed attempt."""
+    """Return the key of a pending record; the key has no target if the record cannot be read. ``failed`` is whether an attempt
+    has failed.
+    """
     return record.pending_key(due, failed) if isinstance(record, Record) else PendingKey("", False, due)
 
 
 def decode_record(data: bytes | None) -> Record | DecodeError:
-    """The record in stored data, or the error.
+    """Return the record in stored data, or the error if it cannot be read.
 
-    The error has no traceback. A traceback and the variables of callers would reference each other, and keep RocksDB open.
+    The error has no traceback, because a traceback and the variables of callers would reference each other, and keep RocksDB
+    open.
     """
     if data is None:
         return DecodeError("the record is missing")

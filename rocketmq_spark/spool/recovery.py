@@ -1,12 +1,14 @@
-"""Repair of a damaged store: keeps what can be read, and reports the rest. Also queries over all records, for tools.
+"""Repair of a damaged store: keeps what can be read, and reports the rest. The module also has queries over all records, for
+tools.
 
-First the database is repaired: all readable entries are copied to a new one in the same folder, and the damaged files are kept
-next to it. Only the entries in a bad block are lost. If RocksDB cannot read a whole table, or cannot open the database, the
-missing entries are taken from a copy that RocksDB has rebuilt; such a copy may contain records that were already settled. The
-process may be killed at any point: the next process that opens the folder completes the exchange of the files.
+First the database is repaired: all readable entries are copied to a new database in the same folder. The damaged files are kept
+next to the new database. Normally, only the entries in a bad block are lost. If RocksDB cannot read a whole table, or cannot open
+the database, the missing entries are taken from a copy that RocksDB has rebuilt. A rebuilt copy may contain records that were
+already settled. The process may be killed at any point: the next process that opens the folder completes the exchange of the
+files.
 
-Then the records are repaired: due times, order and totals are derived from them again. No other process uses the ``Database``
-meanwhile.
+Then the records are repaired: due times, order and totals are derived from the records again. Meanwhile no other process uses the
+``Database``.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_lock
+from rocketmq_spark.base.folders import PRIVATE_MODE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
-from rocketmq_spark.spool.database import COMPLETE, REPAIR_REMEDY, Damaged, Database, rebuild
+from rocketmq_spark.spool.database import COMPLETE_FOLDER, REPAIR_REMEDY, Damaged, Database, rebuild_database
 from rocketmq_spark.spool.files import DISK_FULL_ERRNOS, mirror, not_readable_error, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING_PREFIX,
     MARK,
-    MAX_NUMBER,
     NOTE,
+    NUMBER_LIMIT,
     ORDER,
     OWNER,
     PENDING,
@@ -58,16 +60,16 @@ from rocketmq_spark.spool.records import (
 
 logger = logging.getLogger(__name__)
 
-# Folders in the folder of the database. The new database is in ``_NEW`` until it is complete, then in ``COMPLETE``. The old files
-# are moved to ``_OLD``, which is renamed to ``damaged-N`` when it has all of them.
-_NEW, _OLD, _COPY, DAMAGED = "salvaged", "leaving", "copy", "damaged"
-_PORTION, _PORTION_BYTES = 1000, 8 << 20
+# The names of folders in the folder of the database. The new database is in ``_NEW_FOLDER`` until it is complete, and then in
+# ``COMPLETE_FOLDER``. The old files are moved to ``_OLD_FOLDER``. When this folder has all old files, it becomes ``damaged-N``.
+_NEW_FOLDER, _OLD_FOLDER, _COPY_FOLDER, DAMAGED_FOLDER = "salvaged", "leaving", "copy", "damaged"
+_PORTION_ENTRIES, _PORTION_BYTES = 1000, 8 << 20
 ALL_KEYS = (b"\0", b"\xff")
 
 
 class SalvageResult(NamedTuple):
     """The folder with the damaged files, and whether the previous totals are exact. ``rebuilt_areas`` are the areas with entries
-    from a rebuilt copy, whose records may have been settled before.
+    from a rebuilt copy; the records of these entries may have been settled already.
     """
 
     folder: Path
@@ -76,39 +78,39 @@ class SalvageResult(NamedTuple):
 
 
 def salvage(path: Path) -> SalvageResult:
-    """Make a new database of all readable entries. The old database must not be open. Raises ``SpoolError`` if a process uses
-    it.
+    """Make a new database of all readable entries. The old database must not be open. Raises ``SpoolError`` if a process uses the
+    old database.
     """
     with locked(path):
-        new_database = Database(path / _NEW)
+        new_database = Database(path / _NEW_FOLDER)
         try:
             gaps, totals_are_exact = _copy_readable(path, new_database)
             rebuilt_areas = _copy_rebuilt(path, new_database, gaps) if gaps else frozenset()
         finally:
             new_database.close()
-        (path / _NEW / "LOCK").unlink(missing_ok=True)
-        (path / _OLD).mkdir(PRIVATE)
-        (path / _NEW).rename(path / COMPLETE)
+        (path / _NEW_FOLDER / "LOCK").unlink(missing_ok=True)
+        (path / _OLD_FOLDER).mkdir(PRIVATE_MODE)
+        (path / _NEW_FOLDER).rename(path / COMPLETE_FOLDER)
         sync_folder(path)
         return SalvageResult(_swap_files(path), totals_are_exact, rebuilt_areas)
 
 
-def database_in(path: Path, names: Container[str]) -> Path | None:
-    """Return the folder that has all files of the database. ``names`` are the names in ``path``. None while the new files are
-    moved to ``path``, because then neither folder has all files.
+def complete_folder_in(path: Path, names: Container[str]) -> Path | None:
+    """Return the folder that has all files of the database, if ``names`` are the names in ``path``. Return None while the new
+    files are moved to ``path``, because neither folder has all files then.
     """
-    if COMPLETE not in names:
+    if COMPLETE_FOLDER not in names:
         return path
-    return path / COMPLETE if _OLD in names else None
+    return path / COMPLETE_FOLDER if _OLD_FOLDER in names else None
 
 
-def database_to_read(path: Path) -> Path:
-    """Return the folder that has all files of the database. Changes nothing. Raises ``Damaged`` if no folder has all files."""
+def complete_folder_of(path: Path) -> Path:
+    """Return the folder that has all files of the database, without a change. Raises ``Damaged`` if no folder has all files."""
     try:
         names = os.listdir(path)
-    except OSError:  # opening it raises the error
+    except OSError:  # opening the database raises this error
         return path
-    if (database_folder := database_in(path, names)) is None:
+    if (database_folder := complete_folder_in(path, names)) is None:
         raise Damaged(
             f"the spool in {path} is damaged: an earlier repair of it has not ended, and its files are in two folders",
             remedy=REPAIR_REMEDY,
@@ -119,10 +121,12 @@ def database_to_read(path: Path) -> Path:
 def finish_repair(path: Path) -> None:
     """Complete the repair of a process that died, or remove its files if the old files are still complete."""
     try:
-        is_unfinished = any((path / name).exists() for name in (_NEW, COMPLETE, _OLD, _COPY))
+        is_unfinished = any(
+            (path / name).exists() for name in (_NEW_FOLDER, COMPLETE_FOLDER, _OLD_FOLDER, _COPY_FOLDER)
+        )
     except PermissionError as e:
         raise not_readable_error(path) from e
-    except OSError as e:  # a failing disk, or a lost mount
+    except OSError as e:  # the disk fails, or the mount is lost
         raise SpoolError(f"the spool in {path} cannot be read: {e}", remedy="Check its disk") from e
     if is_unfinished:
         with locked(path):
@@ -130,7 +134,9 @@ def finish_repair(path: Path) -> None:
 
 
 def _copy_readable(path: Path, new_database: Database) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Returns the ranges that could not be read, and whether the totals were read and no log had lost writes."""
+    """Copy the readable entries. Returns the ranges of keys that could not be read, and whether the totals are exact: they were
+    read, and no log had lost writes.
+    """
     try:
         old_database = Database(path, read_only=True)
     except SpoolError:
@@ -145,13 +151,13 @@ def _copy_readable(path: Path, new_database: Database) -> tuple[list[tuple[bytes
 
 
 def _copy_rebuilt(path: Path, new_database: Database, gaps: list[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """Returns the areas with entries from the rebuilt copy."""
+    """Returns the areas of the entries that were taken from the rebuilt copy."""
     areas: set[bytes] = set()
-    copy_path = path / _COPY
-    copy_path.mkdir(PRIVATE)
+    copy_path = path / _COPY_FOLDER
+    copy_path.mkdir(PRIVATE_MODE)
     mirror(path, copy_path, copy_regular)
-    rebuild(copy_path)
-    with contextlib.suppress(Damaged):  # the copy cannot be read, either
+    rebuild_database(copy_path)
+    with contextlib.suppress(Damaged):  # the rebuilt copy may be damaged, too
         rebuilt_database = Database(copy_path, read_only=True)
         try:
             for start, end in gaps:
@@ -171,7 +177,7 @@ def _copy_entries(old_database: Database, new_database: Database, start: bytes, 
             portion.append((key, value))
             size += len(value)
             yield key
-        if len(portion) >= _PORTION or size >= _PORTION_BYTES:
+        if len(portion) >= _PORTION_ENTRIES or size >= _PORTION_BYTES:
             new_database.write(portion)
             portion, size = [], 0
     new_database.write(portion, sync=True)
@@ -187,16 +193,14 @@ def locked(path: Path) -> Iterator[None]:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
                 raise SpoolError(f"the spool in {path} is in use by another process") from e
-            if database_in(path, os.listdir(path)) != path:
+            if complete_folder_in(path, os.listdir(path)) != path:
                 _swap_files(path)
-            for name in (_NEW, _OLD, _COPY):
+            for name in (_NEW_FOLDER, _OLD_FOLDER, _COPY_FOLDER):
                 shutil.rmtree(path / name, ignore_errors=True)
             yield
         finally:
             os.close(lock)
-    except (
-        OSError
-    ) as e:  # probably a full disk: the old files are still complete, or the next opening completes the swap
+    except OSError as e:  # if the old files are no longer complete, the next opening completes the swap
         error_class = SpoolFull if e.errno in DISK_FULL_ERRNOS else SpoolError
         raise error_class(f"the damaged spool in {path} could not be put together again: {e}") from e
 
@@ -204,17 +208,17 @@ def locked(path: Path) -> Iterator[None]:
 def _swap_files(path: Path) -> Path:
     """Replace the old files with the new files. Returns the folder with the old files."""
     damaged_folder = next(
-        folder for number in itertools.count(1) if not (folder := path / f"{DAMAGED}-{number}").exists()
+        folder for number in itertools.count(1) if not (folder := path / f"{DAMAGED_FOLDER}-{number}").exists()
     )
-    if (path / _OLD).exists():
+    if (path / _OLD_FOLDER).exists():
         for file in _files(path):
-            file.rename(path / _OLD / file.name)
-        (path / _OLD).rename(damaged_folder)
+            file.rename(path / _OLD_FOLDER / file.name)
+        (path / _OLD_FOLDER).rename(damaged_folder)
         sync_folder(path)
     # CURRENT comes last, because it makes the folder a database.
-    for file in sorted(_files(path / COMPLETE), key=lambda file: file.name == "CURRENT"):
+    for file in sorted(_files(path / COMPLETE_FOLDER), key=lambda file: file.name == "CURRENT"):
         file.rename(path / file.name)
-    (path / COMPLETE).rmdir()
+    (path / COMPLETE_FOLDER).rmdir()
     sync_folder(path)
     return damaged_folder
 
@@ -223,13 +227,14 @@ def _files(path: Path) -> list[Path]:
     return [file for file in path.iterdir() if file.is_file() and file.name != "LOCK"]
 
 
-_MAX_LOGGED = 20
+_MAX_LOGGED_SEQUENCES = 20
 
 
 def find_contradiction(db: Database) -> str | None:
-    """Return a clause about entries that contradict each other, although each can be read; None if there is no contradiction.
+    """Return a clause about readable entries that contradict each other; None if there is no contradiction.
 
-    Reads all due times and places in lanes if there are dead letters, and otherwise only the last record.
+    If there are dead letters, this function reads all pending records and all records in lanes. Otherwise it reads only the last
+    record.
     """
     totals, last_key = stored_totals(db), db.last_key(RECORD, area_end(RECORD))
     if (
@@ -250,7 +255,9 @@ def find_contradiction(db: Database) -> str | None:
 
 
 class DeriveResult(NamedTuple):
-    """The numbers of present and ``missing_count`` records, the sequences without a record, and whether the numbers are exact."""
+    """The number of present records, the number of missing records, the sequences without a record, and whether these numbers are
+    exact.
+    """
 
     present_count: int
     missing_count: int
@@ -267,9 +274,9 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     """Derive due times, order, marks and totals from the records.
 
     A record without a due time becomes due at its original due time, or now. A record that is pending for another target keeps
-    its due time and its count of failures. Due times and lane entries of missing or dead records are deleted. A record that does
-    not match its checksum becomes a dead letter when it is taken. If records are lost, notes without ``LASTING_PREFIX`` are
-    deleted, because they may be about lost records.
+    its due time and its count of failures. The due times and lane entries of missing records and of dead records are deleted. A
+    record that does not match its checksum becomes a dead letter when it is taken. If records are lost, notes without
+    ``LASTING_PREFIX`` are deleted, because they may be about lost records.
     """
     old_totals = _totals_or_empty(db)
     dead_sequences = {sequence_of(key) for key, _ in db.scan(DEAD, area_end(DEAD))}
@@ -277,14 +284,14 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     lane_by_sequence = {sequence_of(key): lane_of(key) for key, _ in db.scan(ORDER, area_end(ORDER))}
     state_by_sequence = {
         sequence_of(key): value for key, value in db.scan(ORDER, area_end(ORDER)) if value
-    }  # of records that were moved
+    }  # states of records that were moved from another store
     change = AtomicChange(
         Totals(give_ups=old_totals.give_ups, last_ms=old_totals.last_ms, next_sequence=old_totals.next_sequence)
     )
     totals, present_sequences, started_lanes = change.totals, set(), set()
     for key, data in db.scan(RECORD, area_end(RECORD)):
         sequence, record = sequence_of(key), decode_record(data)
-        if sequence >= MAX_NUMBER:
+        if sequence >= NUMBER_LIMIT:
             raise SpoolError(
                 f"record {sequence} of the spool in {db.path} has a number that no store reaches, so its file was changed",
                 remedy=f"Copy the rest: rocketmq-spark spool copy {shlex.quote(str(db.path))} COPY",
@@ -302,7 +309,7 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
         due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
         value, current_key = state_by_sequence.get(sequence, b""), pending_by_sequence.get(sequence)
         if current_key is not None and isinstance(record, Record) and current_key.target != record.target:
-            # The target was changed: the key or the record is from the time before the change.
+            # The record got another target: either the key or the record is from the time before this change.
             change.remove_pending(pending_by_sequence.pop(sequence))
             value = db.get(current_key.encoded) or b""
             current_key = record.retargeted_key(
@@ -316,7 +323,7 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
         if sequence not in pending_by_sequence and (not lane or lane not in started_lanes):
             change.add_pending(current_key, state._replace(since_ms=totals.last_ms).encode())
         elif sequence in pending_by_sequence and lane in started_lanes:
-            change.remove_pending(current_key)  # an earlier record of its lane was recovered, and is sent first
+            change.remove_pending(current_key)  # an earlier record of the lane was recovered
         if lane:
             started_lanes.add(lane)
     lost_sequences = sorted(({*pending_by_sequence, *dead_sequences, *lane_by_sequence}) - present_sequences)
@@ -329,7 +336,8 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
     stale_keys = [
         key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence not in live_sequences
     ]
-    # A rebuilt copy may contain settled records. Then neither keys without a record nor earlier totals show how many are lost.
+    # A rebuilt copy may contain settled records. With such records, the number of lost records does not follow from keys without
+    # a record or from earlier totals.
     rebuilt_areas = frozenset() if salvage_result is None else salvage_result.rebuilt_areas
     lost_sequences = [] if rebuilt_areas & {PENDING, UNINDEXED, DEAD, ORDER} else lost_sequences
     missing_count = max(
@@ -344,7 +352,9 @@ def derive(db: Database, salvage_result: SalvageResult | None = None) -> DeriveR
 
 
 def _unique_pending_keys(db: Database, dead_sequences: Container[int]) -> tuple[dict[int, PendingKey], list[bytes]]:
-    """The keys of pending records, and obsolete keys, which exist again because the block with their deletion was lost."""
+    """Return the keys of pending records, and obsolete keys. An obsolete key exists again because the block with its deletion was
+    lost.
+    """
     keys = sorted(_pending_keys(db), key=lambda key: key.due)
     pending_by_sequence = {key.due.sequence: key for key in reversed(keys)}
     return pending_by_sequence, [
@@ -359,8 +369,7 @@ def _pending_keys(db: Database) -> Iterator[PendingKey]:
 
 
 def pending_keys_of(db: Database, sequences: Collection[int]) -> dict[int, PendingKey | None]:
-    """The keys of these pending records; None for a record that is missing, or that is behind another record of its
-    lane."""
+    """Return the keys of these pending records; None for a missing record, and for a record behind another record of its lane."""
     if not sequences:
         return {}
     keys = {key.due.sequence: key for key in _pending_keys(db)}
@@ -372,7 +381,7 @@ def other_release_error(path: Path, error: DecodeError) -> SpoolError:
 
 
 def read_owner(db: Database) -> SpoolOwner:
-    """The owner of a store's records. Raises ``SpoolError`` if it cannot be read."""
+    """Return the owner of a store's records. Raises ``SpoolError`` if the owner cannot be read."""
     try:
         return SpoolOwner.read(db.get)
     except DecodeError as e:
@@ -380,7 +389,7 @@ def read_owner(db: Database) -> SpoolOwner:
 
 
 def restore_owner(db: Database, known_owner: SpoolOwner | None, salvage_result: SalvageResult | None) -> None:
-    """Restore the owner of the records. If it is lost and not ``known_owner``, the owner is ``UNKNOWN_OWNER``."""
+    """Restore the owner of the records. If the owner is lost, and ``known_owner`` is None, store ``UNKNOWN_OWNER``."""
     if not all(map(db.get, OWNER)):
         stored_owner = known_owner or SpoolOwner.read(db.get)
         owner = UNKNOWN_OWNER if salvage_result and stored_owner == SpoolOwner() else stored_owner
@@ -397,7 +406,7 @@ def _log_repair(db: Database, derived: DeriveResult, damaged_files: Path | None)
         db.path,
         present_count,
         lost_text,
-        f", among them those with the numbers {', '.join(map(str, lost_sequences[:_MAX_LOGGED]))}"
+        f", among them those with the numbers {', '.join(map(str, lost_sequences[:_MAX_LOGGED_SEQUENCES]))}"
         if lost_sequences
         else "",
         f"; the damaged files are kept in {damaged_files}" if damaged_files else "",
@@ -405,12 +414,12 @@ def _log_repair(db: Database, derived: DeriveResult, damaged_files: Path | None)
 
 
 def mark_keys_of(db: Database, sequence: int) -> list[bytes]:
-    """The keys of a record's marks."""
+    """Return the keys of a record's marks."""
     return [key for key, value in db.scan(MARK, area_end(MARK)) if Due.parse(value).sequence == sequence]
 
 
 def dead_records(db: Database) -> Iterator[tuple[int, Record | DecodeError, int]]:
-    """Sequence, record and size of each dead record."""
+    """Yield the sequence, the record and the size of each dead record."""
     for key, _ in db.scan(DEAD, area_end(DEAD)):
         sequence = sequence_of(key)
         data = db.get(record_key(RECORD, sequence))
@@ -425,8 +434,9 @@ def _totals_or_empty(db: Database) -> Totals:
 
 
 def needs_repair(db: Database) -> bool:
-    """Whether the entries of a store contradict each other, or its totals are damaged, or missing although it has records or
-    pending records, or were written by an earlier release that repaired the store and did not find its pending records.
+    """Whether a store must be repaired: its entries contradict each other, or its totals are damaged. Totals are also a reason if
+    they are missing although the store has records or pending records. Another reason are totals of an earlier release, which
+    repaired the store and did not find its pending records.
     """
     data = db.get(TOTALS)
     if data is not None and Totals.decode(data) is None:
@@ -438,6 +448,8 @@ def needs_repair(db: Database) -> bool:
 
 
 def stored_totals(db: Database) -> Totals | None:
-    """Return the totals of a store, None if they are missing or damaged. Raises ``DecodeError`` for another format."""
+    """Return the totals of a store; None if the totals are missing or damaged. Raises ``DecodeError`` if they have another
+    format.
+    """
     data = db.get(TOTALS)
     return None if data is None else Totals.decode(data)

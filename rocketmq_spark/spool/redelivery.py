@@ -1,10 +1,10 @@
 """Hands due records to their handlers, and settles the results.
 
-This is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in flight in
-memory, reads a page at a time, and holds no snapshot. Due times refer to the clock, which may be set; pauses are measured by the
-timer's clock, which never goes back. While attempts for a target fail, one record of the target is in flight at a time, so that
-an outage uses up few attempts and the next attempt shows that the broker is back. Each success doubles the number of records in
-flight. Records for other targets do not wait for the failing target (see ``turns``).
+This module is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in flight in
+memory, reads a page at a time, and holds no snapshot. Due times refer to the clock, which users may set. Pauses are measured by
+the timer's clock, which never goes back. While attempts for a target fail, only one record of the target is in flight at a time.
+So an outage uses up few attempts, and the next attempt shows that the broker is back. Each success doubles the number of records
+in flight. Records for other targets do not wait for the failing target (see ``turns``).
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.lanes import BatchPolicy, LeasedRecord, Schedule, UnreachableTargets
-from rocketmq_spark.spool.records import TARGETING_NOTE, Dead, Done, Record, Replaced, RetryLater, Verdict
+from rocketmq_spark.spool.records import TARGET_RULES_NOTE, Dead, Done, Record, Replaced, RetryLater, Verdict
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.spool.turns import InFlightRecord, TargetStates
 
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES = 64, 64 << 20
-PAGE, COMPARE_PAGE = 1000, 100
+PAGE, COMPARE_PAGE_SIZE = 1000, 100
 GATHER_S = 0.005
 # The interval of turns while too few slots are free for a write that settles many records.
-CROWDED_MS = 50
+CROWDED_PAUSE_MS = 50
 # The pause after a failure of the store, such as a full disk.
 FAILURE_PAUSE_S = 1.0
 
 
-# Sends a record, or several records of a lane together. If the target of the send is not the stored target of the first record,
-# returns the target of the send, and sends nothing.
+# A function that sends a record, or several records of a lane together. If the stored target of the first record is not the
+# target of its send, the function sends nothing, and returns the target of the send.
 Handler = Callable[[Sequence[Record], Callable[[Resent], None]], str | None]
 
 
 class DeadLetters(NamedTuple):
-    """Dead letters as records of a kind of their own.
+    """How dead letters are created and read. Dead letters are records with a kind of their own.
 
     Args:
         kind: The kind of dead letters.
-        create: Returns the dead letter of a record that is given up after a result; None if the record gets no dead letter.
-            Returns the record itself if it is already a message for the topic of dead letters, which then waits for that topic.
-        open: Returns the record that was given up and the reason, from its dead letter.
+        create: Returns the dead letter of a record that is given up; None if the record gets no dead letter. If the record is
+            already a message for the topic of dead letters, it returns the record itself, which then waits for this topic.
+        open: Returns the record and the reason that are in a dead letter.
         describe: Returns a description of the message in a record or dead letter, for the log.
     """
 
@@ -58,7 +58,7 @@ class DeadLetters(NamedTuple):
     describe: Callable[[Record], str]
 
 
-class Targeting(NamedTuple):
+class TargetRules(NamedTuple):
     """``target_of`` returns the target of a record by the current rules; ``fingerprint`` identifies these rules."""
 
     target_of: Callable[[Record], str]
@@ -66,8 +66,8 @@ class Targeting(NamedTuple):
 
 
 class RecordResult(NamedTuple):
-    """The result of a record that was in flight since ``since_ms``. If it has a ``target``, the record was not sent, because the
-    stored target differs from this target of its send.
+    """The result of a record that was in flight since ``since_ms``. With a ``target``, the record was not sent, because its
+    stored target differs from ``target``, the target of its send.
     """
 
     leased: LeasedRecord
@@ -77,20 +77,21 @@ class RecordResult(NamedTuple):
 
 
 class Redelivery:
-    """Hands the records of a store to the handlers of their kinds, each with the records that are sent with it. At most
-    ``max_in_flight`` records and about ``MAX_IN_FLIGHT_BYTES`` are in flight at once.
+    """Hands the due records of a store to the handlers of their kinds. A record is handed out with the records that are sent
+    together with it. At most ``max_in_flight`` records and about ``MAX_IN_FLIGHT_BYTES`` are in flight at once.
 
-    Handlers are called on this object's thread. A handler reports the result once, on any thread. An exception is a failure. A
-    record without a handler becomes a dead letter. If a broker permanently rejects several records that were sent together, they
-    are sent one by one, because one of them may be the cause.
+    Handlers are called on this object's thread. A handler reports its result once, on any thread. If a handler raises an
+    exception, the record has failed. A record without a handler becomes a dead letter. If a broker permanently rejects several
+    records that were sent together, they are sent one by one, because one of them may be the cause.
 
     With ``dead_letters``, a record that is given up is replaced by its dead letter: a record for the topic of dead letters, which
-    is sent like all other records. If a broker permanently rejects the dead letter, the original record stays as a dead record. A
-    dead letter is not given up after temporary failures. It is sent again after the schedule's last pause.
+    is sent like all other records. If a broker permanently rejects the dead letter, the original record stays as a dead record.
+    After a temporary failure, a dead letter is not given up, but sent again after the schedule's last pause.
 
-    A record is sent only if its stored target is the target of its send. After an update or with other options, these may differ.
-    Then the record is first stored again with the target of its send. With ``targeting``, records do not wait for the wrong
-    target: if the rules have changed since the store was last used, each turn compares the targets of a page of records.
+    A record is sent only if its stored target is the target of its send. After an update or with other options, the two targets
+    may differ. In this case, the record is first stored again with the target of its send. With ``target_rules``, records do not
+    wait for the wrong target: if the rules have changed since the store was last used, each turn compares the targets of a page
+    of records.
     """
 
     def __init__(
@@ -102,11 +103,11 @@ class Redelivery:
         schedule: Schedule | None = None,
         max_in_flight: int = MAX_IN_FLIGHT,
         dead_letters: DeadLetters | None = None,
-        targeting: Targeting | None = None,
+        target_rules: TargetRules | None = None,
     ) -> None:
         self.delivered_count = 0
-        self.trouble: str | None = None  # the store's error, while it lasts
-        self.needs_answers = False  # whether calls of ``on_answer`` can have an effect
+        self.trouble: str | None = None  # the current error of the store
+        self.needs_answers = False  # if false, calls of ``on_answer`` have no effect
         self._store = store
         self._handlers = handlers
         self._dead_letters = dead_letters
@@ -115,69 +116,74 @@ class Redelivery:
         self._schedule = schedule or Schedule()
         self.batch_policy = BatchPolicy()
         self._unreachable_targets = UnreachableTargets()
-        self._targeting = targeting
+        self._target_rules = target_rules
         # The key at which the comparison of targets continues; None if all records have been compared.
-        self._next_key_to_compare = None if targeting is None or store.has_targets_of(targeting.fingerprint) else b""
-        # Targets whose records become due, with the next key. The key is None at the first record of a target.
+        self._next_key_to_compare = (
+            None if target_rules is None or store.has_targets_of(target_rules.fingerprint) else b""
+        )
+        # The targets whose records must become due, with the key at which this continues; None to begin at the first record of a
+        # target.
         self._next_keys_to_make_due: dict[str, bytes | None] = {}
         self._in_flight: dict[int, LeasedRecord] = {}
         self._results: dict[int, RecordResult] = {}  # by sequence
         self._max_in_flight = max_in_flight
         self._target_states = TargetStates(max_in_flight)
-        # With a large ``max_in_flight``, many results arrive at about the same time. One write settles all of them.
+        # With a large ``max_in_flight``, many results arrive at about the same time, and one write should settle all these
+        # results.
         self._min_free_slots, self._gather_s = (
             (1, 0.0) if max_in_flight <= MAX_IN_FLIGHT else (max_in_flight // 8, GATHER_S)
         )
         self._last_hand_out_ms = 0  # the time of the last turn that handed out records
         self._next_turn_ms: int | None = None
         self._turn_is_scheduled = self._turn_is_running = False
-        self._closed = self._is_paused = False
-        self._lock = threading.RLock()  # ``with`` takes the lock itself, so Ctrl-C cannot leave it locked
+        self._is_closed = self._is_paused = False
+        self._lock = threading.RLock()  # Ctrl-C cannot leave the lock held
         self._changed = threading.Condition(self._lock)
-        self._settle_lock = threading.Lock()  # ``close`` and a turn that still runs may both settle
+        self._settle_lock = threading.Lock()  # ``close`` may settle while a turn settles
 
     def wake(self, delay_s: float = 0.0) -> None:
-        """Schedule a turn, after a start or an addition."""
+        """Schedule a turn. To be called after the start, and after records were added."""
         with self._lock:
-            if not self._turn_is_scheduled and not self._closed:
+            if not self._turn_is_scheduled and not self._is_closed:
                 self._timer.call_later(delay_s, self._turn)
-                # This is set only after the call, because no turn is scheduled if ``call_later`` raises or is interrupted.
+                # The flag is set only after the call of ``call_later``: if this call raises or is interrupted, no turn is
+                # scheduled.
                 self._turn_is_scheduled = True
 
     def set_paused(self, paused: bool) -> None:
-        """Stop handing out records, or continue."""
+        """Stop handing out records; with ``paused`` false, continue."""
         with self._lock:
             is_resumed, self._is_paused = self._is_paused and not paused, paused
         if is_resumed:
             self.wake()
 
     def retry_earlier_records(self) -> None:
-        """Send the records of an earlier process. A record becomes due when a target answers for which the record may wait."""
+        """Send the records of an earlier process. When a target answers, the records that may wait for this target become due."""
         with self._lock:
             self._unreachable_targets.assume_all_failed(self._timer.now_ms())
             self.needs_answers = True
         self.wake()
 
     def on_send_failed(self, target: str) -> None:
-        """Note that a record was added because a send to ``target`` failed."""
+        """Record that a send to ``target`` failed and was added to the store."""
         with self._lock:
             self._unreachable_targets.record_failure(target, self._timer.now_ms())
             self._target_states.record_other_failure(target)
             self.needs_answers = True
 
     def on_answer(self, targets: Collection[str]) -> None:
-        """Note that targets answer: records that wait for them become due."""
+        """Record that ``targets`` answer. The records that wait for these targets become due."""
         with self._lock:
             now_ms, previous_retry_ms = self._timer.now_ms(), self._unreachable_targets.next_early_retry_ms()
             self._target_states.record_answers(targets, now_ms)
             due_targets = self._unreachable_targets.record_answers(targets, now_ms)
-            self._mark_due(due_targets)
+            self._mark_targets_due(due_targets)
             is_rescheduled = self._unreachable_targets.next_early_retry_ms() != previous_retry_ms
         if due_targets or is_rescheduled:
             self.wake()
 
     def drain(self, deadline: Deadline) -> bool:
-        """Wait until nothing is due and nothing is in flight. Returns False if ``deadline`` comes first."""
+        """Wait until nothing is due and nothing is in flight. Returns False if ``deadline`` expires before."""
         self.wake()
         with self._lock:
             while self._is_busy():
@@ -187,9 +193,9 @@ class Redelivery:
             return True
 
     def close(self, deadline: Deadline) -> None:
-        """Stop handing out records, and wait for those in flight. Records without a result are due for the next process."""
+        """Stop handing out records, and wait for the records in flight. Records without a result are due in the next process."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             while len(self._in_flight) > len(self._results) and not deadline.expired:
                 self._timer.wait_notified(self._changed, deadline.remaining())
         self._timer.close()
@@ -203,7 +209,7 @@ class Redelivery:
 
     def _turn(self) -> None:
         with self._lock:
-            # Records that the running turn has taken may not be in ``_in_flight`` yet, so ``_is_busy`` needs this flag.
+            # ``_is_busy`` needs this flag, because the records that the running turn has taken may not be in ``_in_flight`` yet.
             self._turn_is_scheduled, self._turn_is_running = False, True
         try:
             pause_s = self._run_turn()
@@ -229,18 +235,18 @@ class Redelivery:
             logger.error("the spool in %s failed, retrying in %g s: %s", self._store.path, FAILURE_PAUSE_S, e)
             self.trouble = str(e)
             return FAILURE_PAUSE_S
-        except Exception as e:  # a bug must not stop redelivery
+        except Exception as e:  # even a bug must not end redelivery
             logger.exception("the spool in %s failed, retrying in %g s", self._store.path, FAILURE_PAUSE_S)
             self.trouble = f"{type(e).__name__}: {e}"
             return FAILURE_PAUSE_S
 
     def _schedule_turn(self, pause_s: float) -> None:
-        """Schedule a turn in ``pause_s`` seconds, unless an earlier turn is scheduled. A later turn stays scheduled, and does
-        nothing.
+        """Schedule a turn in ``pause_s`` seconds, unless an earlier turn is scheduled. If a later turn was scheduled, it stays
+        scheduled, and does nothing.
         """
         at_ms = self._timer.now_ms() + round(1000 * pause_s)
         with self._lock:
-            if self._closed or (self._next_turn_ms is not None and self._next_turn_ms <= at_ms):
+            if self._is_closed or (self._next_turn_ms is not None and self._next_turn_ms <= at_ms):
                 return
             self._next_turn_ms = at_ms
 
@@ -262,12 +268,12 @@ class Redelivery:
             admission = self._target_states.admission(in_flight, steady_ms, MAX_IN_FLIGHT_BYTES)
             crowded_ms = 0
             if admission.free_slots < self._min_free_slots and len(self._in_flight) > len(self._results):
-                crowded_ms = self._last_hand_out_ms + CROWDED_MS - steady_ms
-            if self._closed or admission.free_slots <= 0:  # the next result starts a turn
+                crowded_ms = self._last_hand_out_ms + CROWDED_PAUSE_MS - steady_ms
+            if self._is_closed or admission.free_slots <= 0:  # the next result will start a turn
                 return 0.0 if self._next_keys_to_make_due or self._next_key_to_compare is not None else None
         if crowded_ms <= 0:
             self._last_hand_out_ms = steady_ms
-            admission.choose_failing(lambda targets: self._store.due_targets(targets, now_ms))
+            admission.choose_failing_targets(lambda targets: self._store.due_targets(targets, now_ms))
             # While attempts for a target fail, its records are sent alone.
             for leased in self._store.take(
                 now_ms,
@@ -278,7 +284,7 @@ class Redelivery:
             ):
                 self._call_handler(leased)
         with self._lock:
-            if self._next_keys_to_make_due or self._next_key_to_compare is not None or admission.should_repeat:
+            if self._next_keys_to_make_due or self._next_key_to_compare is not None or admission.should_choose_again:
                 return 0.0
             if admission.free_slots <= 0:
                 return None
@@ -305,7 +311,7 @@ class Redelivery:
             return
         try:
             target = handler([leased.record, *(follower.record for follower in leased.followers)], on_result)
-        except Exception as e:  # a bug of a handler must neither lose the record nor stop others
+        except Exception as e:  # a bug of a handler must not lose the record or stop others
             logger.exception("a record of kind %s failed", leased.record.kind)
             on_result(Resent(None, f"{type(e).__name__}: {e}", is_temporary=True))
             return
@@ -316,7 +322,7 @@ class Redelivery:
         with self._lock:
             sequence = leased.due.sequence
             if self._in_flight.get(sequence) is not leased or sequence in self._results:
-                return  # a second answer
+                return  # the handler has already reported a result
             self._results[sequence] = RecordResult(leased, since_ms, resent, target)
             self._changed.notify_all()
         self.wake(self._gather_s)
@@ -340,7 +346,7 @@ class Redelivery:
                 for result in results:
                     self._record_result(result, steady_ms, uncounted_targets)
                 if not len(self._store):
-                    self._unreachable_targets.forget()
+                    self._unreachable_targets.forget_failures()
                     self._target_states.forget_failures()
                 self.needs_answers = bool(self._unreachable_targets)
             for leased, verdict in verdicts_to_log:
@@ -379,7 +385,7 @@ class Redelivery:
             return RetryLater(due_ms, resent.error)
         if dead_letters is None:
             return Dead(resent.error)
-        last_retry_ms = now_ms + round(1000 * self._schedule.steps_s[-1])
+        last_retry_ms = now_ms + round(1000 * self._schedule.pauses_s[-1])
         if self._is_dead_letter(leased.record):
             if resent.is_temporary:
                 return RetryLater(last_retry_ms, resent.error)
@@ -387,7 +393,7 @@ class Redelivery:
             return Dead(f"{reason}; its dead letter is not sent: {resent.error}", record=record)
         try:
             dead_letter = dead_letters.create(leased.record, resent)
-        except Exception:  # as in ``_call_handler``
+        except Exception:  # a bug of ``create`` must not stop other records
             logger.exception("record %d has no dead letter", leased.due.sequence)
             dead_letter = None
         if dead_letter is leased.record:
@@ -398,9 +404,10 @@ class Redelivery:
         return self._dead_letters is not None and record.kind == self._dead_letters.kind
 
     def _record_result(self, result: RecordResult, now_ms: int, uncounted_targets: set[str]) -> None:
-        """Note a result. Of attempts for a target that were in flight together, only the last failure counts.
-        ``uncounted_targets`` are the targets whose next failure does not count: other attempts for the target are in flight, or
-        a failure was counted already. This method adds to it. ``now_ms`` is the timer's time.
+        """Record a result. If several attempts for a target were in flight together, only the last failure counts.
+        ``uncounted_targets`` are the targets whose next failure does not count, because other attempts for the target are in
+        flight, or because a failure was counted already. This method adds targets to ``uncounted_targets``. ``now_ms`` is the
+        timer's time.
         """
         leased, resent = result.leased, result.resent
         if result.target is not None:
@@ -408,8 +415,8 @@ class Redelivery:
         self.batch_policy.record_result(
             leased.record.lane, 1 + len(leased.followers), resent.error is None, not resent.is_temporary
         )
-        if not self._store.holds(leased.record.lane):
-            self.batch_policy.forget(leased.record.lane)
+        if not self._store.holds_lane(leased.record.lane):
+            self.batch_policy.forget_lane(leased.record.lane)
         target = leased.record.target
         if resent.error is None:
             if not self._is_dead_letter(leased.record):
@@ -422,14 +429,14 @@ class Redelivery:
         else:
             self._target_states.record_answers([target], now_ms)
 
-    def _mark_due(self, targets: set[str]) -> None:
+    def _mark_targets_due(self, targets: set[str]) -> None:
         """Mark the records of these targets as due now, and end the pauses of the targets."""
         self._next_keys_to_make_due.update(dict.fromkeys(targets))
         self._target_states.end_pauses(targets)
 
     def _make_records_due(self) -> None:
         with self._lock:
-            self._mark_due(self._unreachable_targets.start_early_retries(self._timer.now_ms()))
+            self._mark_targets_due(self._unreachable_targets.start_early_retries(self._timer.now_ms()))
             targets = list(self._next_keys_to_make_due)
         for target in targets[:PAGE]:
             with self._lock:
@@ -442,19 +449,19 @@ class Redelivery:
                 raise
             if next_key is not None:
                 with self._lock:
-                    # Unless a new answer made all records of the target due.
+                    # A new answer may have made the target begin again at its first record.
                     self._next_keys_to_make_due.setdefault(target, next_key)
-                return  # one page per turn, because other steps of the turn wait
+                return  # the other steps of the turn wait for this page
 
     def _compare_targets(self) -> None:
-        """Compare a page of records with the current rules, and correct their targets."""
-        if self._next_key_to_compare is None or self._targeting is None:
+        """Compare a page of records with the current rules, and correct the targets of these records."""
+        if self._next_key_to_compare is None or self._target_rules is None:
             return
         # A dead letter that waits for a topic becomes due at once if the rules now have another topic for it.
         kind = None if self._dead_letters is None else self._dead_letters.kind
         next_key = self._store.retarget(
-            self._targeting.target_of, self._next_key_to_compare, COMPARE_PAGE, kind, self._clock()
+            self._target_rules.target_of, self._next_key_to_compare, COMPARE_PAGE_SIZE, kind, self._clock()
         )
         if next_key is None:
-            self._store.add([], {TARGETING_NOTE: self._targeting.fingerprint})
+            self._store.add([], {TARGET_RULES_NOTE: self._target_rules.fingerprint})
         self._next_key_to_compare = next_key

@@ -1,8 +1,8 @@
-"""The ``Spool`` port (``SendSpool``), sends as records, and reading a spool for tools (``SpoolReading``).
+"""The ``Spool`` port (``SendSpool``), the format of sends as records, and ``SpoolReading``, with which tools read a spool.
 
 A ``SendSpool`` stores sends that failed for temporary reasons in a folder, and a thread sends them again. A send is stored in a
-versioned binary form whose head is JSON, so that people can read a dump. ``SpoolReading`` takes no lock, so a running process
-may continue to use the spool meanwhile.
+versioned binary form whose head is JSON, so that people can read a dump. ``SpoolReading`` takes no lock, so another process may
+use the spool at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.lanes import Schedule, SteadyClock
-from rocketmq_spark.spool.pending import all_pending, first_due_ms
+from rocketmq_spark.spool.pending import all_pending_entries, first_due_ms
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING_PREFIX,
@@ -44,17 +44,17 @@ from rocketmq_spark.spool.records import (
     record_key,
     sequence_of,
 )
-from rocketmq_spark.spool.recovery import ALL_KEYS, database_to_read, find_contradiction
-from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, PAGE, DeadLetters, Redelivery, Targeting
+from rocketmq_spark.spool.recovery import ALL_KEYS, complete_folder_of, find_contradiction
+from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, PAGE, DeadLetters, Redelivery, TargetRules
 from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
 SEND_VERSION = 1
-_QUEUE_ID_LIMIT = 1 << 31  # the protocol has signed 32-bit numbers
+_QUEUE_ID_LIMIT = 1 << 31  # in the protocol, it is a signed 32-bit number
 
 _HEAD = struct.Struct(">BI")
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_REQUEST = (
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_REQUEST_JSON = (
     '{"group":%s,"properties":%s,"sys_flag":%d,"flag":%d,"born_timestamp_ms":%d,"batch":%s,"reconsume_times":%d,'
     '"max_reconsume_times":%s,"default_topic_queues":%d}'
 )
@@ -68,9 +68,11 @@ def record_of(send: SpooledSend, now_ms: int) -> Record:
 
 
 def _head(send: SpooledSend) -> str:
-    """The head as JSON. It is formatted here, because a general encoder would make an addition 10 % slower."""
+    """Return the head of a stored send as JSON. It is formatted here, because a general encoder would make an addition 10 %
+    slower.
+    """
     request, max_reconsume_times = send.request, send.request.max_reconsume_times
-    request_json = _REQUEST % (
+    request_json = _REQUEST_JSON % (
         _quoted(request.group),
         _quoted(request.properties),
         request.sys_flag,
@@ -84,14 +86,14 @@ def _head(send: SpooledSend) -> str:
     ids = ",".join([_quoted(msg_id) for msg_id in send.msg_ids])
     further_fields = ""
     if send.queue is not None:
-        further_fields = f',"queue":{_encode([send.queue.broker_name, send.queue.queue_id])}'
+        further_fields = f',"queue":{_encode_json([send.queue.broker_name, send.queue.queue_id])}'
     if send.selector is not None:
-        further_fields += f',"selector":{_quoted(send.selector)},"arg":{_encode(send.arg)}'
+        further_fields += f',"selector":{_quoted(send.selector)},"arg":{_encode_json(send.arg)}'
     return f'{{"topic":{_quoted(send.topic)},"msgIds":[{ids}],"request":{request_json}{further_fields}}}'
 
 
 def send_of(record: Record) -> SpooledSend:
-    """The send in a record. Raises ``DecodeError`` for a format that this release does not know."""
+    """Return the send in a record. Raises ``DecodeError`` for a format that this release does not know."""
     data = record.payload
     try:
         version, length = _HEAD.unpack_from(data)
@@ -102,17 +104,15 @@ def send_of(record: Record) -> SpooledSend:
         queue = MessageQueue(head["topic"], *head["queue"]) if "queue" in head else None
         request = SendRequest(body=data[body_start:], **head["request"])
         selector = head.get("selector")
-        if selector is not None and not is_built_in(
-            selector
-        ):  # otherwise a changed file could run code in this process
+        if selector is not None and not is_built_in(selector):  # a changed file must not run code in this process
             raise DecodeError(
-                f"selector {selector!r} is none of RocketMQ's, and code that a file names is not executed"
+                f"selector {selector!r} is not a selector of RocketMQ, and code that a file names is not executed"
             )
         send = SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
         if not _has_types_of_a_send(send):
             raise DecodeError(f"a send of {len(data)} bytes has values of other types than this package writes")
         if not _has_valid_destination(send):
-            raise DecodeError(f"a send of {len(data)} bytes has no topic or broker, or no number of a queue")
+            raise DecodeError(f"a send of {len(data)} bytes has no topic or broker, or no valid queue id")
         if len(target_of(send).encode()) > MAX_TARGET_BYTES:
             raise DecodeError(f"a send of {len(data)} bytes has a longer topic or broker name than a record can have")
         return send
@@ -148,7 +148,9 @@ def _has_valid_destination(send: SpooledSend) -> bool:
 
 
 def lane_of(send: SpooledSend) -> bytes:
-    """The lane of a send: sends to one queue, or of one selector and ``arg``, keep their order. Empty if there is no order."""
+    """Return the lane of a send. Sends to the same queue have the same lane, and so keep their order. Sends with the same
+    selector and the same ``arg`` have the same lane, too. A send without an order has an empty lane.
+    """
     if send.queue is not None:
         return queue_lane(send.queue)
     if send.selector is not None:
@@ -161,7 +163,7 @@ def queue_lane(queue: MessageQueue) -> bytes:
 
 
 def target_of(send: SpooledSend) -> str:
-    """The target of a send, for which it waits after a failure: the broker of its queue, or any broker of its topic."""
+    """Return the target for which a send waits after a failure: the broker of its queue, or any broker of its topic."""
     return broker_target(send.queue) if send.queue is not None else topic_target(send.topic)
 
 
@@ -177,8 +179,8 @@ logger = logging.getLogger(__name__)
 
 
 class SpoolEntry(NamedTuple):
-    """A record and its state. ``standing``: ``pending``, with the due time (ms since 1970), ``behind`` another record of its
-    lane, or ``dead``.
+    """A record and its state. ``standing`` is ``pending``, ``behind`` (the record is behind another record of its lane) or
+    ``dead``. A pending record has a due time (ms since 1970).
     """
 
     sequence: int
@@ -191,7 +193,7 @@ class SpoolEntry(NamedTuple):
 class SpoolReading:
     """The contents of a spool at the time of opening.
 
-    If ``is_damaged`` after ``entries``, a repair may find other records than this reading.
+    If ``is_damaged`` is true after ``entries``, a repair may find other records than ``entries`` has yielded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -199,7 +201,7 @@ class SpoolReading:
 
     @property
     def totals(self) -> Totals | None:
-        """The totals, or None if they cannot be read."""
+        """The totals; None if the totals cannot be read."""
         data = self._db.get(TOTALS)
         if data is None:
             return None if self.is_damaged else Totals()
@@ -219,34 +221,34 @@ class SpoolReading:
         return SpoolOwner.read(self._db.get)
 
     def lasting_notes(self) -> dict[bytes, bytes]:
-        """Notes with ``LASTING_PREFIX`` and a value, by name. These notes say which queues an environment has, and so where
-        records are sent.
+        """Return the notes that have ``LASTING_PREFIX`` and a value, by name. These notes say which queues an environment has,
+        and therefore where records are sent.
         """
         entries = self._db.scan(NOTE, area_end(NOTE))
         return {key[len(NOTE) :]: value for key, value in entries if value and key.startswith(NOTE + LASTING_PREFIX)}
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a read found damage so far."""
+        """Whether damage was found so far."""
         return bool(self._db.gaps or self._db.damage)
 
     @property
     def first_due_ms(self) -> int | None:
-        """The first due time, in ms since 1970, or None."""
+        """The first due time, in ms since 1970; None if no record is pending."""
         return first_due_ms(self._db)
 
     def entries(self) -> Iterator[SpoolEntry]:
-        """Yield all records: first pending records by due time, then records behind them, and then dead records, both in the
-        order in which they were stored.
+        """Yield all records: first the pending records by due time, then the records behind them in their lanes, and then the
+        dead records. The last two groups are in the order in which the records were stored.
         """
         dead_sequences = {sequence_of(key) for key, _ in self._db.scan(DEAD, area_end(DEAD))}
-        due_keys = sorted((due_of_key(key), key) for key, _ in all_pending(self._db))
+        due_keys = sorted((due_of_key(key), key) for key, _ in all_pending_entries(self._db))
         for due, key in due_keys:
             if due.sequence not in dead_sequences:
                 state = _state(self._db.get(key) or b"")
                 yield SpoolEntry(due.sequence, "pending", due.due_ms, state, self._record(due.sequence))
         pending_sequences = {due.sequence for due, _ in due_keys}
-        # Reads all keys, to find all damage. A repair may recover records that are not shown here.
+        # All keys are read, to find all damage. A repair may recover records that are not yielded here.
         for key, data in self._db.scan(*ALL_KEYS):
             if not key.startswith(RECORD):
                 continue
@@ -258,7 +260,7 @@ class SpoolReading:
             yield SpoolEntry(sequence, "dead", None, _state(value), self._record(sequence))
 
     def stored_entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """All readable keys with their values, as they are stored."""
+        """Yield all readable keys with their values, as they are stored."""
         return self._db.scan(*ALL_KEYS)
 
     def close(self) -> None:
@@ -269,15 +271,15 @@ class SpoolReading:
 
 
 # While another process writes, files may be missing or incomplete, and look damaged for a moment.
-_OPEN_ATTEMPTS, _OPEN_PAUSE_S = 4, 0.05
+_MAX_OPEN_ATTEMPTS, _OPEN_PAUSE_S = 4, 0.05
 
 
 def _open_to_read(path: Path) -> Database:
-    for _ in range(_OPEN_ATTEMPTS):
+    for _ in range(_MAX_OPEN_ATTEMPTS):
         with contextlib.suppress(Damaged):
-            return Database(database_to_read(path), read_only=True, tolerant=False)
+            return Database(complete_folder_of(path), read_only=True, is_tolerant=False)
         time.sleep(_OPEN_PAUSE_S)
-    return Database(database_to_read(path), read_only=True)
+    return Database(complete_folder_of(path), read_only=True)
 
 
 def _state(data: bytes) -> RecordState | None:
@@ -295,9 +297,9 @@ def _monotonic_ms() -> int:
 
 
 class RedeliveryPolicy(NamedTuple):
-    """How records are sent again: a decoder for each kind, the maximum of records in flight, and the schedule after failures.
-    ``notes`` returns the notes that are written with stored sends. ``dead_letters`` handles records that are given up; the kind
-    of dead letters has a decoder, too. ``targeting`` says which targets records have.
+    """How records are sent again: a decoder for each kind, the maximum number of records in flight, and the schedule after
+    failures. ``notes`` returns the notes that are written with stored sends. ``dead_letters`` is for records that are given up;
+    the kind of dead letters has a decoder, too. ``target_rules`` has the rules for the targets of records.
     """
 
     decoders: Mapping[str, Callable[[Record], SpooledSend]]
@@ -305,7 +307,7 @@ class RedeliveryPolicy(NamedTuple):
     schedule: Schedule = Schedule()
     notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
     dead_letters: DeadLetters | None = None
-    targeting: Targeting | None = None
+    target_rules: TargetRules | None = None
 
 
 SEND_POLICY = RedeliveryPolicy({SEND_KIND: send_of})
@@ -332,8 +334,8 @@ class SendSpool:
             timer.start()  # starts the thread here, so that the caller gets the error if the thread cannot start
             self._schedule = schedule or policy.schedule
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
-            if policy.targeting is not None:
-                store.start_targeting(policy.targeting.fingerprint)
+            if policy.target_rules is not None:
+                store.start_target_rules(policy.target_rules.fingerprint)
             handlers = {kind: functools.partial(self._handle, decode) for kind, decode in policy.decoders.items()}
             self._decoders = policy.decoders
             self.redelivery = Redelivery(
@@ -344,12 +346,12 @@ class SendSpool:
                 self._schedule,
                 policy.max_in_flight,
                 policy.dead_letters,
-                policy.targeting,
+                policy.target_rules,
             )
             self.redelivery.batch_policy.predicate = self._batch_predicate
             if len(store):
                 self.redelivery.retry_earlier_records()
-        except BaseException:  # also Ctrl-C: no other code closes the store
+        except BaseException:  # also after Ctrl-C, because no other code closes the store
             timer.close(0)
             store.close()
             raise
@@ -368,14 +370,14 @@ class SendSpool:
 
     def has_earlier_record(self, send: SpooledSend) -> bool:
         lane = lane_of(send)
-        return bool(lane) and self.store.holds(lane)
+        return bool(lane) and self.store.holds_lane(lane)
 
     def keep(self, sends: Sequence[SpooledSend]) -> None:
         now_ms = self._clock()
         due_ms = self._schedule.due_ms(0, now_ms)
         assert due_ms is not None
         notes = None if self._notes is None else self._notes(sends)
-        # A send behind another send of its lane has not been tried.
+        # A send that is behind another send of its lane has not been tried.
         tried_sends = [send for send in sends if not self.has_earlier_record(send)]
         self.store.add([(record_of(send, now_ms), due_ms) for send in sends], notes)
         for target in {target_of(send) for send in tried_sends}:
@@ -404,9 +406,10 @@ class SendSpool:
         )
 
     def send_all(self, timeout_s: float, dead: bool = False) -> int:
-        """Send all records now, even if they are not due; with ``dead`` also dead letters. Returns how many records remain.
+        """Send all records now, even records that are not due. With ``dead``, also send dead letters. Returns how many records
+        remain.
 
-        A failed record is tried again if its schedule allows that within ``timeout_s`` seconds.
+        A failed record is tried again if it is due again, by the schedule, within ``timeout_s`` seconds.
         """
         deadline = Deadline.after(timeout_s)
         if dead:
@@ -418,29 +421,29 @@ class SendSpool:
         return len(self.store)
 
     def finish(self) -> int:
-        """Close without waiting. Returns the number of records that were sent."""
+        """Close the spool without waiting. Returns the number of records that were sent."""
         self.close(Deadline.after(0))
         return self.redelivery.delivered_count
 
     def close(self, deadline: Deadline) -> None:
         try:
             with contextlib.ExitStack() as cleanup:
-                # Last, so that sends which it aborts do not count as failed.
+                # The resender is closed last, so that the sends that this close aborts do not count as failed.
                 cleanup.callback(lambda: self._resender.close(deadline))
                 cleanup.callback(lambda: self.redelivery.close(deadline))
                 try:
                     self.redelivery.drain(deadline)
-                except BaseException:  # for example an interrupt: the remaining steps must not wait
+                except BaseException:  # after an interrupt (Ctrl-C), the remaining steps must not wait
                     deadline = Deadline.after(0)
                     raise
-        except RocketMQError as e:  # records without a written result are due for the next process
+        except RocketMQError as e:  # records without a written result are due in the next process
             logger.error("the spool in %s was closed after a failure: %s", self.path, e)
         finally:
             self.store.close()
 
     def _batch_predicate(self, first: Record) -> Callable[[Record], bool]:
-        """Return a function that decides whether the resender can put a record into one batch with ``first``, the first record of
-        its lane.
+        """Return a function that decides whether the resender can send a record in one batch with ``first``, the first record of
+        the same lane.
 
         A record that causes an error is sent alone, so that the error affects no other record.
         """
@@ -465,7 +468,7 @@ class SendSpool:
     ) -> str | None:
         try:
             sends = [decode(record) for record in records]
-        except (DecodeError, MessageRefused) as e:  # further attempts would fail with the same error
+        except (DecodeError, MessageRefused) as e:  # every attempt would fail with this error
             done(Resent(None, e.message))
             return None
         if (target := target_of(sends[0])) != records[0].target:

@@ -1,10 +1,10 @@
-"""Stores records that are due later until they are settled. The store does not interpret their content.
+"""Stores records that are due later, until they are settled. The store does not interpret the content of records.
 
-One lock guards one ``Database``. Every step is one atomic write, so that a process may be killed at any point. Taking a record
-*leases* it: the lease is in memory, so it ends with its process, and the record is still due. Only additions wait for the disk
-(``sync``). If a power cut undoes the write of a result, the record is sent again (at least once).
+One lock guards one ``Database``. Every step is one atomic write, so that a process may be killed at any point. A record that is
+taken is *leased*. The lease is only in memory: if the process ends, the lease ends, and the record is still due. Only additions
+wait for the disk (``sync``). If a power cut undoes the write of a result, the record is sent again (at least once).
 
-In a *lane* only the first record is pending. The next record becomes pending when the first record is finally settled.
+In a *lane* only the first record is pending. The next record becomes pending when the first record is done, or given up.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from rocketmq_spark.spool.lanes import (
     records_to_batch,
     remove_from_lane,
 )
-from rocketmq_spark.spool.pending import PendingIndex, migrate
+from rocketmq_spark.spool.pending import PendingIndex, migrate_keys
 from rocketmq_spark.spool.records import (
     IDENTITY,
     NOTE,
     OWNER,
     PENDING,
     RECORD,
-    TARGETING_NOTE,
+    TARGET_RULES_NOTE,
     TOTALS,
     UNKNOWN_OWNER,
     Dead,
@@ -76,9 +76,9 @@ class Store:
     """The records of one folder.
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
-    or ``never``. ``max_bytes`` limits all records, dead records included. ``damage_count`` says how often damage was found.
-    Files of another user are an error, which recommends a copy and names the ``use`` of the copy. With ``any_owner``, files of
-    another user are permitted, and the caller must have called ``owner_rights.become_owner``.
+    or ``never``. ``max_bytes`` limits the size of all records, including dead records. ``damage_count`` says how often damage was
+    found. Files of another user are an error. The error recommends a copy of the spool, for the purpose ``use``. With
+    ``any_owner``, files of another user are permitted, and the caller must have called ``owner_rights.become_owner``.
     """
 
     def __init__(
@@ -96,13 +96,15 @@ class Store:
         self._lock = threading.RLock()
         self._group_commit = GroupCommit(self._lock, self._add, batched=sync == "batch")
         self._leased_sequences: set[int] = set()
-        # By sequence: the key of a leased record after damage was repaired; None if its result must not be stored.
+        # The new keys of leased records after damage was repaired, by sequence. The key is None if the result of the record must
+        # not be stored.
         self._new_keys: dict[int, PendingKey | None] = {}
         self.totals = Totals()
-        # The latest original due time of finished records. After an opening: the latest moment that was recorded.
+        # The latest original due time of the records that were finished since the store was opened. Before a record is finished,
+        # it is the latest time that the store has recorded.
         self.last_done_due_ms = 0
         self._owner: SpoolOwner | None = None
-        self._failed = self._damaged = self._closed = False
+        self._has_failed = self._is_damaged = self._is_closed = False
         self.damage_count = 0
         self._opened = _Opened(self)
         reserve_folder(self)
@@ -113,10 +115,10 @@ class Store:
             raise
 
     def __len__(self) -> int:
-        """The number of records that are neither settled nor dead."""
+        """The number of live records: they are not settled, and not dead."""
         return self.totals.depth
 
-    def holds(self, lane: bytes) -> bool:
+    def holds_lane(self, lane: bytes) -> bool:
         """Whether the lane has a record that is not settled yet."""
         return lane in self._lanes
 
@@ -126,23 +128,24 @@ class Store:
         notes: Mapping[bytes, bytes] | None = None,
         states: Sequence[RecordState] | None = None,
     ) -> None:
-        """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        If a stored record has the first mark of a new record, the new record is not stored, and the stored record also gets the
-        new record's marks in further spaces. ``states`` are the states of the records in another store.
+        """Store records, each with its due time (ms since 1970), and ``notes``. When the call returns, the records and notes are
+        as durable as ``sync`` says. If a stored record has the first mark of a new record, the new record is not stored. The
+        stored record then gets those marks of the new record that are in other spaces. ``states`` are the states of the records
+        in another store.
 
-        Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, and ``SpoolError`` if the
-        write fails.
+        Everything is written, or nothing. Raises ``SpoolFull`` if the records exceed ``max_bytes`` or the disk is nearly full,
+        and ``SpoolError`` if the write fails.
         """
         self._group_commit.submit(AddRequest(records, notes, states))
 
     def notes(self) -> dict[bytes, bytes]:
-        """The latest notes by name."""
+        """Return the latest notes by name."""
         with self._opened:
             return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, area_end(NOTE))}
 
     def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
-        """Return the first places in a space of marks, from ``start`` on if it is given. All of these places belong to records
-        that are not finished.
+        """Return the first ``limit`` places of a space, from ``start`` on; without ``start``, only the first place. A space is
+        the name of an index of records, and a place is the key of an unfinished record in it (see ``lanes``).
         """
         with self._opened:
             if start is None:
@@ -151,8 +154,8 @@ class Store:
             return [place for place, _ in itertools.islice(self._marks.scan(space, start), limit)]
 
     def remove_marks(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Remove marks from records. Returns the number of removed marks. The records stay, and can be found by their other
-        marks.
+        """Remove marks from records. Returns the number of removed marks. The records are kept, and can still be found by their
+        other marks.
         """
         with self._opened:
             count, marks_left = 0, marks
@@ -163,15 +166,13 @@ class Store:
             return count
 
     def drop_records(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Drop records by one of their marks. Returns the number of dropped records that were not leased. A later result of a
-        leased record is ignored. Records with marks have no lane.
+        """Drop the records that have these marks. Returns the number of dropped records, without leased records. If a dropped
+        record was leased, its later result is ignored. Records with marks have no lane.
         """
         return self._drop_records(marks, lambda record, mark: False)
 
     def hand_over(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Like ``drop_records``, but a record that has a mark in a further space, besides its identity, only loses the given
-        mark.
-        """
+        """Like ``drop_records``, but a record that also has a mark of another queue is kept, and loses only the given mark."""
 
         def keeps_record(record: Record, mark: tuple[bytes, bytes]) -> bool:
             return any(other != mark and other[0] != IDENTITY for other in record.marks)
@@ -216,15 +217,16 @@ class Store:
         predicate: BatchPredicate | None = None,
         admission: Admission | None = None,
     ) -> list[LeasedRecord]:
-        """Take the first due records that are not leased and whose targets ``admission`` accepts: at most ``limit`` records, and
-        about ``max_bytes``. Each record comes with the following records of its lane that ``predicate`` accepts.
+        """Take the first due records, except leased records and records whose targets ``admission`` rejects. Takes at most
+        ``limit`` records, and about ``max_bytes``. Each record comes with the following records of its lane that ``predicate``
+        accepts.
 
         The caller must settle each record. A record that cannot be read becomes a dead letter, unchanged, with the reason.
         """
         with self._opened:
             leased_records: list[LeasedRecord] = []
             size = 0
-            accepts = _always if admission is None else admission.accepts
+            accepts = _accept_all_targets if admission is None else admission.accepts
             try:
                 with contextlib.closing(self._pending.due(now_ms, accepts)) as due:
                     for pending, value in due:
@@ -239,7 +241,7 @@ class Store:
                         if size >= max_bytes or len(leased_records) >= limit:
                             break
             except BaseException:
-                self._failed = True  # the index is already behind the records that were taken
+                self._has_failed = True  # in memory, the index has already passed these records
                 raise
             self._leased_sequences.update([leased.pending.due.sequence for leased in leased_records])
             return leased_records
@@ -273,8 +275,8 @@ class Store:
                     has_failed = pending.waits or leased.state.tries > 0
                     due, state = pending.due, leased.state
                     if verdict.reason is not None:
-                        # A repeated write must not count it again: the first write may have taken place although it seemed to
-                        # fail.
+                        # A write may have taken place although it seemed to fail. A repeated write must not count the given-up
+                        # record again.
                         change.totals.give_ups += replacement != record
                         due = Due(max(now_ms, record.original_due_ms or 0), sequence)
                         has_failed, state = False, RecordState(0, now_ms, verdict.reason)
@@ -292,7 +294,7 @@ class Store:
                     change.finish(sequence, size)
                 settled_sequences = [sequence]
                 for follower in leased.followers if isinstance(verdict, Done) else ():
-                    if self._db.get(record_key(RECORD, follower.sequence)) is not None:  # it may be lost by damage
+                    if self._db.get(record_key(RECORD, follower.sequence)) is not None:  # damage may have lost it
                         change.unmark(follower.record)
                         change.finish(follower.sequence, follower.size)
                     settled_sequences.append(follower.sequence)
@@ -305,13 +307,13 @@ class Store:
             self._new_keys = {sequence: due for sequence, due in self._new_keys.items() if sequence not in sequences}
 
     def make_due(self, target: str | None, start: bytes | None, limit: int, now_ms: int) -> bytes | None:
-        """Make records that wait for ``target`` (None: all) due now, but not before their original due time. Examines ``limit``
-        records from ``start`` on.
+        """Make records that wait for ``target`` due now, but not before their original due time. If ``target`` is None, make all
+        records due. Examines ``limit`` records from ``start`` on.
 
         Returns the key at which the next call continues, or None after the last record.
         """
         with self._opened:
-            change, next_key, has_marks = AtomicChange(self.totals), None, self._marks.has_any
+            change, next_key, has_marks = AtomicChange(self.totals), None, self._marks.has_any_marks
             groups = self._pending.groups() if target is None else [group_of(target, True)]
             with contextlib.closing(self._due_later(groups, start, now_ms)) as entries:
                 for count, (key, state) in enumerate(entries):
@@ -328,27 +330,27 @@ class Store:
     def _due_later(
         self, groups: Iterable[bytes], start: bytes | None, now_ms: int
     ) -> Generator[tuple[bytes, bytes], None, None]:
-        """The pending entries of ``groups`` from ``start`` on that are due after ``now_ms``."""
+        """Yield the pending entries of ``groups``, from ``start`` on, that are due after ``now_ms``."""
         for group in groups:
             if start is None or start < group_end(group):
                 start_key = max(start or b"", group + Due(now_ms + 1, 0).key_suffix)
                 with contextlib.closing(self._db.scan(start_key, group_end(group))) as entries:
                     yield from entries
 
-    def start_targeting(self, fingerprint: bytes) -> None:
-        """Note that new records have targets by the rules of ``fingerprint``. ``retarget`` corrects the targets of the records
-        that already wait.
+    def start_target_rules(self, fingerprint: bytes) -> None:
+        """Store that new records have targets by the rules with this ``fingerprint``. ``retarget`` corrects the targets of the
+        records that already wait.
         """
         with self._opened:
             if not self.has_targets_of(fingerprint):
-                # This must precede the first record of this process. Otherwise, if the process is killed, a later process with
-                # the previous rules would find its own fingerprint, and not compare the targets.
-                self.add([], {TARGETING_NOTE: b"" if len(self) else fingerprint})
+                # The note must be written before this process adds its first record. Otherwise, if this process is killed, a
+                # later process with the previous rules would find its own fingerprint, and not compare the targets.
+                self.add([], {TARGET_RULES_NOTE: b"" if len(self) else fingerprint})
 
     def has_targets_of(self, fingerprint: bytes) -> bool:
-        """Whether all pending records certainly have their targets by the rules of ``fingerprint``."""
+        """Whether all pending records certainly have their targets by the rules with this ``fingerprint``."""
         with self._opened:
-            return self._db.get(NOTE + TARGETING_NOTE) == fingerprint
+            return self._db.get(NOTE + TARGET_RULES_NOTE) == fingerprint
 
     def retarget(
         self,
@@ -358,9 +360,9 @@ class Store:
         kind: str | None = None,
         now_ms: int = 0,
     ) -> bytes | None:
-        """Give pending records the targets that ``target_of`` returns. Due times stay, but a record of ``kind`` whose target
-        changes becomes due now, or at its original due time if that is later. Examines ``limit`` records, or about
-        ``RETARGET_PAGE_BYTES``, from ``start`` on. Leased records are skipped: their handlers compare the targets.
+        """Give pending records the targets that ``target_of`` returns. A record of ``kind`` that gets another target becomes due
+        now, or at its original due time if this time is later. Other due times do not change. Examines ``limit`` records, or
+        about ``RETARGET_PAGE_BYTES``, from ``start`` on. Leased records are skipped, because their handlers compare the targets.
 
         Returns the key at which the next call continues, or None after the last record.
         """
@@ -389,18 +391,18 @@ class Store:
             return next_key
 
     def next_due_ms(self, excluded_targets: Collection[str] = ()) -> int | None:
-        """Return the first due time. Leased records and records of ``excluded_targets`` do not count."""
+        """Return the first due time of all records, except leased records and records of ``excluded_targets``."""
         with self._opened:
             return self._pending.first_due_ms(excluded_targets)
 
     def due_targets(self, targets: Collection[str], now_ms: int) -> list[str]:
-        """Return those of the ``targets`` that have due records. Leased records do not count."""
+        """Return the ``targets`` that have due records which are not leased."""
         with self._opened:
             return self._pending.due_targets(targets, now_ms)
 
     def revive(self, now_ms: int, target_of: Callable[[Record], str] = operator.attrgetter("target")) -> int:
-        """Make readable dead records pending again, with the targets from ``target_of``, all attempts, and no lane. Returns the
-        number of records.
+        """Make readable dead records pending again, without a lane. They get the targets that ``target_of`` returns, and may use
+        all attempts again. Returns the number of records.
         """
         with self._opened:
             count_before, change = len(self), AtomicChange(self.totals)
@@ -409,7 +411,7 @@ class Store:
                     target = target_of(record)
                     change.revive(sequence, record, size, target)
                     due = Due(max(now_ms, record.original_due_ms or 0), sequence)
-                    # An answer of its target must not make the record due before its original due time.
+                    # If the record is due later, it must not become due when its target answers.
                     pending = dataclasses.replace(record, target=target).pending_key(due, failed=due.due_ms <= now_ms)
                     change.add_pending(pending, RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
@@ -421,8 +423,8 @@ class Store:
             return len(self) - count_before
 
     def set_owner(self, owner: SpoolOwner, force: bool = False, keep_owner: bool = False) -> None:
-        """Set the owner of the records. Raises ``SpoolError`` if the records belong to another owner, unless ``force``
-        reassigns them. With ``keep_owner``, the stored owner is not changed.
+        """Set the owner of the records. If the records belong to another owner, ``force`` reassigns them; otherwise this raises
+        ``SpoolError``. With ``keep_owner``, the owner is checked, but the stored owner is not changed.
         """
         with self._opened:
             stored_owner = recovery.read_owner(self._db)
@@ -435,15 +437,17 @@ class Store:
                 stored_owner if keep_owner and self.totals.all_bytes and stored_owner != SpoolOwner() else owner
             )
             if stored_owner != owner:
-                puts, deletes = owner.note_changes(self._db.scan(NOTE, area_end(NOTE)), stored_owner, force)
+                puts, deletes = owner.puts_and_deletes_of_notes(
+                    self._db.scan(NOTE, area_end(NOTE)), stored_owner, force
+                )
                 self._db.write([(key, owner.encode()) for key in OWNER] + puts, deletes, sync=self._sync)
 
     def verify(self) -> None:
-        """Read everything, and repair the damage that is found."""
+        """Read the whole database, and repair the damage that is found."""
         try:
             self._read_all()
         except Damaged:
-            self._read_all()  # of the repaired database
+            self._read_all()  # the database was repaired by this call
 
     def _read_all(self) -> None:
         with self._opened:
@@ -451,9 +455,9 @@ class Store:
                 pass
 
     def close(self) -> None:
-        """Release the folder. The leased records are still due for the next process that opens the folder."""
+        """Close the database, and release its folder. Leased records are still due in the next process that opens the folder."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             self._db.close()
             FOLDER_USERS.discard(self)
 
@@ -461,15 +465,15 @@ class Store:
         if self._any_owner:
             self._open_files()
             return
-        with contextlib.suppress(OSError):  # opening it raises the error
-            make_folder(self.path)  # before the check, so that no other user can create the folder afterwards
+        with contextlib.suppress(OSError):  # opening the database raises the error
+            make_folder(self.path)  # after the check, another user could create it
         check_owner(self.path, self._use)
         self._open_files()
         try:
-            # Checked again, because other users who may write to the folder may have added files.
+            # The folder is checked again, because other users who may write to it may have added files since the first check.
             check_owner(self.path, self._use)
         except BaseException:
-            self._failed = True
+            self._has_failed = True
             self._db.close()
             raise
         warn_if_open(self.path, "whole messages")
@@ -477,7 +481,7 @@ class Store:
 
     def _open_files(self) -> None:
         finish_repair(self.path)
-        salvage_result = salvage(self.path) if self._damaged else None
+        salvage_result = salvage(self.path) if self._is_damaged else None
         try:
             self._load(salvage_result)
         except Damaged as e:
@@ -485,21 +489,21 @@ class Store:
                 raise
             logger.error("%s; what can be read is kept", e.message)
             self._load(salvage(self.path))
-        self._failed = self._damaged = False
+        self._has_failed = self._is_damaged = False
 
     def _load(self, salvage_result: SalvageResult | None) -> None:
         db = Database(self.path)
         try:
             is_damaged = salvage_result is not None or recovery.needs_repair(db)
-            migrate(db, is_damaged)
+            migrate_keys(db, is_damaged)
             if is_damaged:
                 self.damage_count += 1
                 recovery.repair(db, salvage_result)
                 recovery.restore_owner(db, self._owner, salvage_result)
-            # The keys of leased records may have changed: by damage, or by a write that took place although RocksDB reported a
+            # The keys of leased records may have changed, by damage or by a write that took place although RocksDB reported a
             # failure.
             self._new_keys = recovery.pending_keys_of(db, self._leased_sequences)
-            next_sequence = self.totals.next_sequence  # never reuse the sequence of a leased record
+            next_sequence = self.totals.next_sequence  # the sequence of a leased record is never reused
             self.totals = recovery.stored_totals(db) or Totals()
             self.totals.next_sequence = max(next_sequence, self.totals.next_sequence)
             self.last_done_due_ms = self.last_done_due_ms or self.totals.last_ms
@@ -518,7 +522,7 @@ class Store:
             with self._opened:
                 change = AtomicChange(self.totals)
                 lanes = set(self._lanes) if any(request.has_lanes for request in requests) else self._lanes
-                written_records: dict[tuple[bytes, bytes], StoredRecord] = {}  # by first mark
+                written_records: dict[tuple[bytes, bytes], StoredRecord] = {}  # records by their first mark
                 for request in requests:
                     used_bytes = change.totals.all_bytes
                     if request.items and (problem := self._space.check(used_bytes, request.size)) is not None:
@@ -553,7 +557,9 @@ class Store:
     def _find_duplicate(
         self, record: Record, written_records: Mapping[tuple[bytes, bytes], StoredRecord]
     ) -> StoredRecord | None:
-        """The stored or just ``written_records`` record that has the same first mark."""
+        """Return the record with the same first mark as ``record``, among ``written_records`` or in the store; None if there is
+        none.
+        """
         return written_records.get(record.marks[0]) or self._marks.find_record(record.marks[0])
 
     def _decode(self, pending: PendingKey, value: bytes, now_ms: int) -> LeasedRecord | None:
@@ -563,11 +569,13 @@ class Store:
             return LeasedRecord(pending, RecordState.decode(value), Record.decode(data), len(data))
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
-            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # ``now_ms`` of an adoption is the end of time
+            now_ms = min(
+                now_ms, max(due.due_ms, self.totals.last_ms)
+            )  # an adoption passes a ``now_ms`` in the far future
             change = AtomicChange(self.totals)
             change.remove_pending(pending)
             change.add_dead(due.sequence, len(data), RecordState(0, now_ms, f"it cannot be read: {e.message}"))
-            change.deletes += recovery.mark_keys_of(self._db, due.sequence) if self._marks.has_any else ()
+            change.deletes += recovery.mark_keys_of(self._db, due.sequence) if self._marks.has_any_marks else ()
             lane = find_lane(self._db, due.sequence) if self._lanes else None
             if lane is not None and not remove_from_lane(self._db, change, lane, [due.sequence], now_ms):
                 self._lanes.discard(lane)
@@ -577,13 +585,13 @@ class Store:
     def _write(self, change: AtomicChange, sync: bool = False) -> None:
         try:
             if not change.totals.is_valid:
-                self._db.write([], [TOTALS])  # the next call opens the database again, and counts
+                self._db.write([], [TOTALS])  # the next call opens the database again, and counts all records
                 raise SpoolError(
                     f"the totals of the spool in {self.path} are lower than its records, so the records are counted again"
                 )
             self._db.write(change.all_puts, change.deletes, sync)
         except RocketMQError:
-            self._failed = True
+            self._has_failed = True
             raise
         self.totals = change.totals
         self.last_done_due_ms = max(self.last_done_due_ms, change.last_done_due_ms)
@@ -591,7 +599,7 @@ class Store:
 
 
 def _owner_remedy(path: Path, owner: SpoolOwner, stored_owner: SpoolOwner) -> str:
-    """The remedy for a spool whose records belong to ``stored_owner``."""
+    """Return the remedy for a spool whose records belong to ``stored_owner``."""
     if stored_owner.purpose == owner.purpose or stored_owner == UNKNOWN_OWNER:
         return (
             "Give each cluster, namespace and environment a 'spoolDir' of its own. If the addresses of the cluster have changed, "
@@ -604,15 +612,16 @@ def _owner_remedy(path: Path, owner: SpoolOwner, stored_owner: SpoolOwner) -> st
     )
 
 
-def _always(target: str) -> bool:
+def _accept_all_targets(target: str) -> bool:
     return True
 
 
 class _Opened:
-    """A context with the lock of a store and an open database. After a failure, such as a full disk, RocksDB accepts no writes
-    until it is reopened, and may have written more than it reported. A damaged database is repaired.
+    """A context in which the caller has the lock of a store, and the store's database is open. After a failure, such as a full
+    disk, RocksDB accepts no writes until it is reopened, and may have written more than it reported. A damaged database is
+    repaired.
 
-    This is one object for all calls, and no generator, because every addition enters the context.
+    All calls use one object of this class. A generator would take longer, and every addition enters this context.
     """
 
     def __init__(self, store: Store) -> None:
@@ -622,9 +631,9 @@ class _Opened:
         store = self._store
         store._lock.acquire()
         try:
-            if store._closed:
+            if store._is_closed:
                 raise ClosedError("the spool is closed")
-            if store._failed:
+            if store._has_failed:
                 store._db.close()
                 store._open()
         except BaseException:
@@ -633,7 +642,7 @@ class _Opened:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, Damaged):
-            self._store._failed = self._store._damaged = True
+            self._store._has_failed = self._store._is_damaged = True
         elif error is not None and not isinstance(error, Exception):
-            self._store._failed = True  # after Ctrl-C, memory may differ from what was written
+            self._store._has_failed = True  # after Ctrl-C, memory and database may differ
         self._store._lock.release()

@@ -1,7 +1,7 @@
 """The ends of queues, noted before anything is sent, and the ids of the messages that were stored after them.
 
-If a queue ends before its noted end, its broker has lost messages. Then nothing can be proved, because later messages may have
-taken the offsets of the lost messages. Only the ids of messages are decoded, and only ids with the prefix of the writer
+If a queue ends before its noted end, its broker has lost messages. In this case nothing can be proved, because later messages may
+have taken the offsets of the lost messages. Only the ids of messages are decoded, and only ids with the prefix of the writer
 (``scope``) are kept.
 """
 
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.clock import Deadline, backoff, utc_text
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, BadMessages
 from rocketmq_spark.columnar.encode.content_ids import (
     COMPARED_DIGITS,
     ID_DIGITS,
@@ -38,7 +38,8 @@ from rocketmq_spark.pull.puller import Puller
 
 OR_AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
 
-# Called for each topic with the queues whose brokers have masters. Raises an error if these queues cannot take the rows.
+# A function that gets the route of a topic and those queues whose brokers have masters. It raises an error if these queues cannot
+# take the rows.
 CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 
 
@@ -46,9 +47,9 @@ CheckQueues = Callable[[TopicRoute, Set[MessageQueue]], None]
 class QueueEnds:
     """The end of each queue, and the address of each broker's master.
 
-    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. This time distinguishes a
-    queue from the queue of the same name after its topic was deleted and created again. Queues with an unknown time are not in
-    ``stored_ms``.
+    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. The store time shows whether a
+    queue's topic was deleted and created again: the new queue has the same name, but another store time. Queues with an unknown
+    store time are not in ``stored_ms``.
     """
 
     queues: Mapping[MessageQueue, int]
@@ -59,24 +60,24 @@ class QueueEnds:
     def topics(self) -> list[str]:
         return sorted({queue.topic for queue in self.queues})
 
-    def of_topics(self, topics: Iterable[str]) -> QueueEnds:
-        """The ends of these topics."""
+    def ends_of_topics(self, topics: Iterable[str]) -> QueueEnds:
+        """The ends of the queues of ``topics``."""
         kept_topics = set(topics)
-        return self.of_queues(queue for queue in self.queues if queue.topic in kept_topics)
+        return self.ends_of_queues(queue for queue in self.queues if queue.topic in kept_topics)
 
     def with_further_queues(self, other: QueueEnds) -> QueueEnds:
-        """These ends, and the ends of ``other`` for further queues."""
+        """The ends of all queues of this object, and the ends of ``other`` for further queues."""
         further_times = {queue: time_ms for queue, time_ms in other.stored_ms.items() if queue not in self.queues}
         return QueueEnds(
             {**other.queues, **self.queues}, {**other.masters, **self.masters}, {**further_times, **self.stored_ms}
         )
 
-    def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
-        """The ends ``queues`` of one broker, with its master."""
+    def ends_of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
+        """The ends in ``queues``, which are of one broker, with the broker's master."""
         return QueueEnds(queues, {name: self.masters[name]})
 
-    def of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
-        """The ends of these queues; queues without a noted end are omitted."""
+    def ends_of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
+        """The ends of ``queues``. Queues without a noted end are omitted."""
         kept_queues = {queue for queue in queues if queue in self.queues}
         broker_names = {queue.broker_name for queue in kept_queues}
         return QueueEnds(
@@ -87,16 +88,20 @@ class QueueEnds:
 
     def to_json(self) -> dict[str, Any]:
         brokers = {name: {"master": self.masters[name]} for name in sorted(self.masters)}
-        return {"topics": _by_topic(self.queues), "brokers": brokers, "stored": _by_topic(self.stored_ms)}
+        return {
+            "topics": _numbers_by_topic(self.queues),
+            "brokers": brokers,
+            "stored": _numbers_by_topic(self.stored_ms),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueueEnds:
         """The reverse of ``to_json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for other values."""
         masters = {name: str(data["master"]) for name, data in value["brokers"].items()}
-        return cls(_by_queue(value["topics"]), masters, _by_queue(value.get("stored", {})))
+        return cls(_numbers_by_queue(value["topics"]), masters, _numbers_by_queue(value.get("stored", {})))
 
     def ranges(self, later_ends: Mapping[MessageQueue, int]) -> list[OffsetRange]:
-        """The ranges from these ends to later ends, without empty ranges, broker by broker."""
+        """The ranges from the noted ends to ``later_ends``, without empty ranges, broker by broker."""
         order = sorted(self.queues, key=lambda queue: (queue.broker_name, queue))
         return [OffsetRange(q, self.queues[q], later_ends[q]) for q in order if self.queues[q] < later_ends[q]]
 
@@ -112,7 +117,7 @@ class QueueEnds:
                 problem = f"retention deleted offsets {end} to {current_bounds.min_offset}, which may be of this batch"
             else:
                 continue
-            raise _unproved(queue, problem)
+            raise _unproved_error(queue, problem)
 
     @property
     def last_offsets(self) -> dict[MessageQueue, int]:
@@ -128,21 +133,21 @@ class QueueEnds:
             if noted_ms == stored_ms:
                 continue
             previous_state = f"stored at {utc_text(noted_ms)}" if noted_ms else "not kept any more"
-            raise _unproved(
+            raise _unproved_error(
                 queue,
                 f"the message before offset {self.queues[queue]} was {previous_state}, and now there is one stored at "
-                f"{utc_text(stored_ms)}: the topic was made again, or its broker lost what it had",
+                f"{utc_text(stored_ms)}: the topic was created again, or its broker lost messages",
             )
 
 
-def _unproved(queue: MessageQueue, problem: str) -> UnprovedError:
+def _unproved_error(queue: MessageQueue, problem: str) -> UnprovedError:
     return UnprovedError(
         f"what is stored in {queue} cannot be proved: {problem}", topic=queue.topic, queue=str(queue),
         remedy=f"Give the topic back what it had, {OR_AT_LEAST_ONCE}",
     )  # fmt: skip
 
 
-def _by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
+def _numbers_by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
     """The numbers by topic, broker and queue id."""
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for queue, number in sorted(numbers.items()):
@@ -150,7 +155,7 @@ def _by_topic(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[s
     return topics
 
 
-def _by_queue(topics: Mapping[str, Any]) -> dict[MessageQueue, int]:
+def _numbers_by_queue(topics: Mapping[str, Any]) -> dict[MessageQueue, int]:
     return {
         MessageQueue(topic, broker_name, int(queue_id)): int(value)
         for topic, brokers in topics.items()
@@ -177,14 +182,14 @@ def fetch_ends(
             request_deadline = Deadline.after(request_timeout_s).within(deadline.remaining())
             return _fetch_ends_once(routes, offsets, topics, request_deadline, check_queues)
         except RocketMQError as e:
-            # The last attempt may have less time than a request needs. Its timeout would then hide the error of the previous
-            # attempt.
+            # The last attempt may have less time than a request needs. A timeout of the last attempt would hide the error of the
+            # previous attempt.
             if error is None or has_full_time or not isinstance(e, CallTimeout):
                 error = e
             if not e.retriable or deadline.expired:
                 raise error from error.__cause__
         deadline.pause(pause)
-    raise AssertionError("pauses have no end")
+    raise AssertionError("``backoff`` yields pauses forever")
 
 
 def _fetch_ends_once(
@@ -229,7 +234,7 @@ def last_store_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[Message
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-_ID_COLUMNS = tuple(column for column in BASIC if column.name == "msgId")
+_ID_COLUMNS = tuple(column for column in BASIC_COLUMNS if column.name == "msgId")
 _VALUE_BY_DIGIT = np.zeros(256, np.uint8)
 for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
     _VALUE_BY_DIGIT[_digit] = _value
@@ -276,7 +281,7 @@ def id_reader(
     return read
 
 
-def with_scope(ids: pa.Array, scope: bytes) -> pa.Array:
+def ids_in_scope(ids: pa.Array, scope: bytes) -> pa.Array:
     """The content ids (ids computed from a row's content) that begin with ``scope``."""
     is_in_scope = pc.and_(pc.starts_with(ids, scope.hex().upper()), pc.equal(pc.binary_length(ids), ID_DIGITS))
     return ids.filter(pc.fill_null(is_in_scope, False))
@@ -300,12 +305,12 @@ class ScopedHashes:
         self.count = 0
 
     def __call__(self, ids: pa.Array) -> None:
-        scoped_ids = with_scope(ids, self._scope)
+        scoped_ids = ids_in_scope(ids, self._scope)
         if len(scoped_ids):
             self.count += len(scoped_ids)
-            self._keep(compared_bytes(scoped_ids, len(self._scope)))
+            self._keep_rows(compared_bytes(scoped_ids, len(self._scope)))
 
-    def _keep(self, rows: Bytes) -> None:
+    def _keep_rows(self, rows: Bytes) -> None:
         self._row_blocks.append(rows)
 
     def rows(self) -> Bytes:
@@ -313,9 +318,11 @@ class ScopedHashes:
         return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._row_blocks])
 
 
-# Up to this number of ranges, each task has one range per queue. With more ranges, all tasks share one range per queue.
+# The maximum number of ranges with which each task has its own range per queue. With more ranges, all tasks share one range per
+# queue.
 MAX_TASK_RANGES = 200_000
-# Tasks from this number on share their ranges, because a producer that copies the scope of a batch may store ids of any task.
+# The number of the first task that has no ranges of its own, because a producer that copies the scope of a batch may store ids of
+# any task.
 MAX_TASKS = 100_000
 
 RangeByQueue = dict[MessageQueue, OffsetRange]
@@ -323,7 +330,7 @@ RangeByQueue = dict[MessageQueue, OffsetRange]
 
 class BatchHashes(ScopedHashes):
     """The hashes of a whole batch, at most ``limit``, and for each task the ranges that contain its messages. A task sends its
-    rows within a short time, so these ranges are short.
+    rows within a short time, so its ranges are short.
     """
 
     def __init__(self, scope: bytes, limit: int) -> None:
@@ -335,10 +342,10 @@ class BatchHashes(ScopedHashes):
         self._shared_ranges: RangeByQueue | None = None
 
     def set_ranges(self, ranges: Sequence[OffsetRange]) -> None:
-        """Sets the ranges that contain the ids of the next calls."""
+        """Set the ranges of the ids that the next calls of this object will get."""
         self._current_ranges = ranges
 
-    def _keep(self, rows: Bytes) -> None:
+    def _keep_rows(self, rows: Bytes) -> None:
         if self.count > self._limit:
             self._row_blocks.clear()
         else:
@@ -371,7 +378,7 @@ class BatchHashes(ScopedHashes):
         return {number: block.tobytes() for number, block in zip(partition_numbers.tolist(), blocks, strict=False)}
 
     def ranges_by_task(self) -> dict[int, list[OffsetRange]]:
-        """For each ``task_key``, the ranges that contain all messages of the task, broker by broker."""
+        """Return, for each ``task_key``, the ranges that contain all messages of the task, broker by broker."""
         lists = {
             id(ranges): sorted(ranges.values(), key=lambda part: (part.queue.broker_name, part.queue))
             for ranges in self._ranges_by_task.values()

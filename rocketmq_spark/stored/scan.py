@@ -1,9 +1,9 @@
 """A scan reads the ids that are stored after noted ends, and waits until no further message of an earlier attempt can arrive.
 
 A message that a broker acknowledged may not be in the broker's index yet, and messages of an earlier attempt may still be on
-their way. So a scan has four steps. It reads the end of each log, waits until the index has reached this end, and requests the
-ends of the queues. It reads the ids up to these ends. It waits for the settle time, in which every broker must answer. Then it
-reads the ids that were stored during this time.
+their way. So a scan has four steps. First, a scan reads the end of each log, waits until the index has reached this end, and
+requests the ends of the queues. Second, it reads the ids up to the ends of the queues. Third, it waits for the settle time, in
+which every broker must answer. Fourth, it reads the ids that were stored during the settle time.
 
 ``LiveStoredIds`` is for a producer with ``confirm_ambiguous``, which scans before it repeats a send that may be stored.
 """
@@ -28,11 +28,11 @@ from rocketmq_spark.stored.ends import OR_AT_LEAST_ONCE, QueueEnds, last_store_t
 
 logger = logging.getLogger(__name__)
 
-# A broker that did not answer, or whose log was locked, for longer than this may have hung with unprocessed requests in its
-# sockets and threads, so its settle time begins again.
-GAP_S = 2.0
+# If a broker did not answer, or its log was locked, for longer than ``MAX_GAP_S``, its settle time begins again. The broker may
+# have hung, with unprocessed requests in its sockets and threads.
+MAX_GAP_S = 2.0
 _POLL_S = 0.5
-# A scan waits this many settle times longer for a broker that answers but does not settle than for a broker that is silent.
+# How many settle times longer a scan waits for a broker that answers but does not settle than for a silent broker.
 _UNSETTLED_FACTOR = 3
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
@@ -76,10 +76,10 @@ class StoredIdScan:
         Raises ``UnprovedError`` if the ids cannot be proved to be complete, and the error of a broker that did not answer in
         time.
         """
-        first_ends = self._ends()
+        first_ends = self._fetch_ends()
         self._read(self._since.ranges(first_ends), on_ids)
         self._wait_until_settled()
-        last_ends = self._ends()
+        last_ends = self._fetch_ends()
         QueueEnds(first_ends, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last_ends.items()})
         self._read(QueueEnds(first_ends, {}).ranges(last_ends), on_ids)
         self._retry(self._check_not_recreated)
@@ -90,15 +90,15 @@ class StoredIdScan:
             for ids in self._tools.read(ranges):
                 on_ids(ids)
 
-    def _ends(self) -> dict[MessageQueue, int]:
+    def _fetch_ends(self) -> dict[MessageQueue, int]:
         """Wait until the indexes contain everything that the logs contain now, and return the ends of all queues."""
         log_ends: dict[str, int] = {}
-        return self._retry(lambda: self._try_ends(log_ends))
+        return self._retry(lambda: self._try_fetch_ends(log_ends))
 
-    def _try_ends(self, log_ends: dict[str, int]) -> dict[MessageQueue, int] | None:
+    def _try_fetch_ends(self, log_ends: dict[str, int]) -> dict[MessageQueue, int] | None:
         self._check_masters()
         deadline = Deadline.after(self._tools.request_timeout_s)
-        for name, state in self._states(deadline).items():
+        for name, state in self._fetch_log_states(deadline).items():
             if isinstance(state, RocketMQError):
                 raise state
             log_end = log_ends.setdefault(name, state.max_offset)
@@ -112,8 +112,8 @@ class StoredIdScan:
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
     def _check_not_recreated(self) -> dict[MessageQueue, int]:
-        """Checks that topics were not created again. If a topic was, other producers may have filled a queue beyond a noted end.
-        This check is the last step, because it must be valid for all ids that were read.
+        """Check that topics were not created again. If a topic was created again, other producers may have filled a queue beyond
+        a noted end. This check is the last step, because it must be valid for all ids that were read.
         """
         for noted_ends in self._noted_ends:
             deadline = Deadline.after(self._tools.request_timeout_s)
@@ -131,7 +131,7 @@ class StoredIdScan:
         """
         for topic in self._since.topics:
             try:
-                self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.request_timeout_s))
+                self._tools.routes.get(topic, MAX_GAP_S, Deadline.after(self._tools.request_timeout_s))
             except RocketMQError as e:
                 if not e.retriable:
                     raise
@@ -150,21 +150,21 @@ class StoredIdScan:
         it holds back, so a slave that hangs for longer than the settle time hides messages (docs/exactly-once.md).
         """
         if name not in self._indexes_after_replication_by_broker:
-            self._indexes_after_replication_by_broker[name] = self._tools.offsets.indexes_after_replication(
+            self._indexes_after_replication_by_broker[name] = self._tools.offsets.broker_indexes_after_replication(
                 name, deadline
             )
         return self._indexes_after_replication_by_broker[name]
 
-    def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
+    def _fetch_log_states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
         states = self._tools.offsets.log_states(self._broker_names, deadline)
         for name, state in states.items():
             if isinstance(state, RocketMQError):
                 continue
-            # The time is that of this broker's answer, because other brokers may have delayed the round. A long lock restarts
-            # the settle time, too. While one send holds the log's lock, because the disk hangs, the broker drops the sends in
-            # its queue. So the queue does not show the sends that wait for the lock.
-            has_gap = name not in self._last_answer_s or state.measured_s - self._last_answer_s[name] > GAP_S
-            if has_gap or state.lock_ms > 1000 * GAP_S:
+            # The gap ends at the time of this broker's answer, because other brokers may have delayed the round. A long lock of
+            # the log restarts the settle time, too. While one send holds the log's lock, because the disk hangs, the broker drops
+            # the waiting sends from its request queue. So the queue does not show the sends that wait for the lock.
+            has_gap = name not in self._last_answer_s or state.measured_s - self._last_answer_s[name] > MAX_GAP_S
+            if has_gap or state.lock_ms > 1000 * MAX_GAP_S:
                 self._settle_start_s[name] = state.measured_s
             self._last_answer_s[name] = state.measured_s
         return states
@@ -173,7 +173,7 @@ class StoredIdScan:
         """Wait until every broker has answered for the settle time, and all sends in its queue arrived after this time."""
         waited_since = self._clock.now()
         while True:
-            states = self._states(Deadline.after(self._tools.request_timeout_s))
+            states = self._fetch_log_states(Deadline.after(self._tools.request_timeout_s))
             unsettled = [name for name in self._broker_names if not self._is_settled(name, states[name])]
             if not unsettled:
                 return
@@ -218,7 +218,7 @@ class StoredIdScan:
             if self._clock.now() >= end_s:
                 raise self._timeout_error(error)
             self._clock.sleep(pause)
-        raise AssertionError("pauses have no end")
+        raise AssertionError("a clock yields pauses forever")
 
     def _timeout_error(self, error: RocketMQError | None) -> RocketMQError:
         if error is None:
@@ -232,12 +232,12 @@ def _raise(error: RocketMQError, _: MessageQueue) -> None:
     raise error
 
 
-# Returns the tools of a scan for a timeout in seconds and a clock.
+# A function that makes the ``ScanTools`` of one scan from a timeout in seconds and a clock.
 MakeTools = Callable[[float, Clock], ScanTools]
-# Noted ends are requested again after this time. Otherwise scans would take long, and retention might delete messages that a scan
-# must read.
+# The maximum age of noted ends before they are requested again. From older ends, scans would take long, and retention might
+# delete messages that a scan must read.
 NOTE_MAX_AGE_S = 60.0
-# Pause before the ends of queues are requested again from a broker that did not report them.
+# How long the ends of queues are not requested again from a broker that did not report them.
 _UNAVAILABLE_S = 5.0
 
 
@@ -267,7 +267,7 @@ class NotedStoredIds:
 
     def _noted_ends(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
         """Ends of queues that were noted before the sends began. These ends show whether a topic was created again."""
-        return [self._ends.of_queues(queues)]
+        return [self._ends.ends_of_queues(queues)]
 
     def stop(self) -> None:
         self._stop_event.set()
@@ -290,10 +290,8 @@ class _EndsNote(NamedTuple):
 
 
 class LiveStoredIds(NotedStoredIds):
-    """Implements ``StoredIds`` for a producer that sends to any queue. It requests the ends of a queue before the first send.
-
-    One request has all queues of a topic on a broker. There is a request at the first send, after a minute, and when the broker
-    has another master.
+    """Implements ``StoredIds`` for a producer that sends to any queue. The ends of queues are requested before the first send to
+    a queue, after a minute, and when the broker has another master. One request asks for all queues of a topic on a broker.
     """
 
     def __init__(self, make_tools: MakeTools, clock: Clock | None = None) -> None:
@@ -302,7 +300,7 @@ class LiveStoredIds(NotedStoredIds):
         self._tools = make_tools(0.0, self._clock)
         self._notes: dict[tuple[str, str], _EndsNote] = {}
         self._unavailable_notes: dict[str, _EndsNote] = {}
-        # One lock for each broker, so that a thread that waits for a broker that hangs does not delay sends to other brokers.
+        # Each broker has its own lock, so that a thread that waits for a hanging broker does not delay sends to other brokers.
         self._broker_locks: dict[str, threading.Lock] = {}
 
     def end(self, queue: MessageQueue) -> QueueEnd:
@@ -357,7 +355,7 @@ class LiveStoredIds(NotedStoredIds):
             for note in (newest, newest.previous)
             if note is not None
         ]
-        return [note.ends.of_queues(queues) for note in notes if note.master == master]
+        return [note.ends.ends_of_queues(queues) for note in notes if note.master == master]
 
     def _request_topic_ends(self, queue: MessageQueue) -> QueueEnds:
         deadline = Deadline.after(self._tools.request_timeout_s)
@@ -379,8 +377,8 @@ class LiveStoredIds(NotedStoredIds):
         )
 
     def _queues_to_request(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
-        """The queue, and the other queues of the topic on this broker, because one request can have all of them. The other queues
-        are those of the route, or those of the previous note if no name server answers.
+        """Return the queue, and the topic's other queues on the same broker, because one request can ask for all of them. The
+        other queues come from the route, or from the previous note if no name server answers.
         """
         note = self._notes.get((queue.topic, queue.broker_name))
         try:

@@ -87,15 +87,16 @@ class GroupMembership:
 
 
 def _checked_int(value: Any, minimum: int = -(1 << 63), maximum: int = (1 << 63) - 1) -> int:
-    """A whole number of a body. Raises ``ValueError`` for a number outside the range, because callers would act on it."""
+    """A whole number of a body. Raises ``ValueError`` for a number outside the range, on which callers must not act."""
     number = int(value)
     if not minimum <= number <= maximum or (isinstance(value, float) and number != value):
         raise ValueError(f"{str(value)[:40]} is no whole number from {minimum} to {maximum}")
     return number
 
 
-# Maximum numbers of characters: names of brokers, clusters, topics and groups; addresses (host names have at most 253); ids of
-# clients and attributes of topics; the queues of an ordered topic. Only the limit of the body applies to other texts.
+# Maximum numbers of characters: ``MAX_NAME`` for names of brokers, clusters, topics and groups; ``MAX_ADDRESS`` for addresses
+# (host names have at most 253); ``_MAX_TEXT`` for ids of clients and attributes of topics; ``_MAX_ORDER_CONF`` for the queues of
+# an ordered topic. Other strings are limited only by the size of the body.
 MAX_NAME, MAX_ADDRESS, _MAX_TEXT, _MAX_ORDER_CONF = MAX_RETRY_OR_DLQ_TOPIC_LENGTH, 300, 4096, 1 << 20
 _MAX_ATTRIBUTES = 100
 
@@ -118,7 +119,7 @@ def _protocol_errors(subject: str) -> Iterator[None]:
         raise RemoteProtocolError(f"Unexpected {subject}: {type(exc).__name__} {exc}") from exc
 
 
-# Maximum numbers of brokers and addresses in one answer. They are limited because clients keep them.
+# Maximum numbers of brokers and addresses in one answer. The numbers are limited, because clients keep all brokers and addresses.
 MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
@@ -126,7 +127,7 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match; the methods of the route intersect them.
 
     ``acting`` of a broker means that a slave may be acting as master. ``acting`` is also true if the topic has no write
-    permission, because the answer is the same.
+    permission, because the answer is the same in both cases.
     """
     with _protocol_errors("route"):
         data = read_json(body)
@@ -221,7 +222,7 @@ def topic_stats(topic: str, body: Bytes) -> dict[MessageQueue, QueueBounds]:
                 _checked_int(item["maxOffset"]),
                 _checked_int(item.get("lastUpdateTimestamp") or 0),
             )
-            for queue, item in _by_queue(body, "offsetTable", topic)
+            for queue, item in _entries_by_queue(body, "offsetTable", topic)
         }
 
 
@@ -235,17 +236,17 @@ def consume_stats(body: Bytes) -> dict[MessageQueue, ConsumeProgress]:
                 pull_offset=_checked_int(item.get("pullOffset") or 0),
                 last_timestamp_ms=_checked_int(item.get("lastTimestamp") or 0),
             )
-            for queue, item in _by_queue(body, "offsetTable")
+            for queue, item in _entries_by_queue(body, "offsetTable")
         }
 
 
 def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
     """Answer to INVOKE_BROKER_TO_RESET_OFFSET, and body of RESET_CONSUMER_CLIENT_OFFSET: the new offsets."""
     with _protocol_errors("offsets"):
-        return {queue: _checked_int(offset) for queue, offset in _by_queue(body, "offsetTable")}
+        return {queue: _checked_int(offset) for queue, offset in _entries_by_queue(body, "offsetTable")}
 
 
-def _by_queue(body: Bytes, table_name: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
+def _entries_by_queue(body: Bytes, table_name: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
     for key, item in (read_json(body, is_table=True).get(table_name) or {}).items():
         queue_fields = dict(key)
         yield _queue({**queue_fields, "topic": topic or queue_fields["topic"]}), item
@@ -265,7 +266,7 @@ def group_list(body: Bytes) -> list[str]:
 def owned_queues(body: Bytes) -> list[MessageQueue]:
     """The queues that a member owns according to its answer to GET_CONSUMER_RUNNING_INFO, sorted."""
     with _protocol_errors("running consumer"):
-        return sorted(queue for queue, _ in _by_queue(body, "mqTable"))
+        return sorted(queue for queue, _ in _entries_by_queue(body, "mqTable"))
 
 
 def consumer_ids(body: Bytes) -> list[str]:
@@ -317,8 +318,8 @@ def _filter(data: Mapping[str, Any]) -> Filter:
 
 
 def _names(body: Bytes, key: str, maximum: int = MAX_NAME) -> list[str]:
-    """The names of a list without names that are too long. Clients choose some names, and one bad name must not fail the whole
-    list.
+    """Return the names of a list, and omit names that are too long. Clients choose some names, and one bad name must not fail the
+    whole list.
     """
     with _protocol_errors(key):
         return [name for name in map(_checked_text, read_json(body).get(key) or ()) if len(name) <= maximum]
@@ -416,7 +417,7 @@ def consume_mode(body: Bytes) -> str | None:
 def heartbeat(
     client_id: str, producer_groups: Sequence[str] = (), memberships: Sequence[GroupMembership] = ()
 ) -> bytes:
-    """Body of HEART_BEAT. Each consumer group in it makes this client a member, and the group rebalances."""
+    """Body of HEART_BEAT. This client becomes a member of each consumer group in the body, and these groups rebalance."""
     return _dump(
         {
             "clientID": client_id,

@@ -37,7 +37,7 @@ _ZLIB_TYPES = (0, int(SysFlag.ZLIB))  # producers before 4.9.4 set no type
 
 
 def compress(body: Bytes, kind: int = SysFlag.ZLIB, level: int = DEFAULT_LEVEL) -> bytes:
-    """``body`` compressed as ``SysFlag.ZLIB``, ``LZ4`` or ``ZSTD``. The caller sets this flag and ``COMPRESSED``."""
+    """``body`` compressed as ``SysFlag.ZLIB``, ``LZ4`` or ``ZSTD``. The caller sets the flag of the type and ``COMPRESSED``."""
     if kind in _ZLIB_TYPES:
         return zlib.compress(body, level)
     codec = _CODECS.get(kind)
@@ -80,7 +80,7 @@ def decompress(body: Bytes, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYT
 @functools.cache
 def _arrow(codec: str) -> Any:
     try:
-        import pyarrow  # not at the top: it is large, and zlib does not need it
+        import pyarrow  # imported here, because it is large, and zlib does not need it
     except ImportError as e:
         raise LocalProtocolError(
             f"{codec} needs the codecs of pyarrow, which is not installed", remedy=extras.install_command(extras.ARROW)

@@ -1,10 +1,10 @@
-"""Envelopes: the bodies of messages in the topic ``dmq_inner_topic``. Each contains a message that the delay service sends later.
+"""Envelopes: the bodies of messages in the topic ``dmq_inner_topic``. Each envelope has a message to send later.
 
 Layout, big-endian: ``RDMQ``, version, kind, due time (epoch ms), digest of the message id, born time (epoch ms), the message's
-flag, then topic, property string and body; topic and properties follow their lengths. Due time and digest have fixed
-positions, so a query can read them without decoding the rest. Together they identify the message. The due time is
-absolute, so a service that consumes late does not delay the message further. A ``CANCEL`` envelope cancels the message with the
-same due time and digest; its properties and body are empty.
+flag, then topic, property string and body; topic and properties follow their lengths. Due time and digest together identify the
+message. Both have fixed positions, so a query can read them without decoding the rest. The due time is absolute, so a service
+that consumes late does not delay the message further. A ``CANCEL`` envelope cancels the message with the same due time and
+digest; its properties and body are empty.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
 
-``FrameSplitter`` cuts the byte stream of a connection into frames, and reads only their length fields. After an error, it cannot
-find the next frame. So every further call raises again, and the caller must close the connection.
+``FrameSplitter`` cuts the byte stream of a connection into frames, and reads only their length fields. After an error,
+``FrameSplitter`` cannot find the next frame, so every further call raises an error, and the caller must close the connection.
 
 A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says whether its header is JSON or
 binary, and peers do not negotiate the encoding, so both decoders are needed. This module does not know what a code or field
-means. Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
+means. The layouts are those of ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
 
 ``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all fields
-and the body, but neither the code nor the request number. So it authenticates the client, but does not prevent the replay of a
-captured request. Sign last, when every field has its final text. The algorithm is that of ``AclClientRPCHook`` for ACL 1.0 and
-2.0.
+and the body, but neither the code nor the request number. So the signature authenticates the client, but does not prevent the
+replay of a captured request. A request must be signed last, when every field has its final text. The algorithm is that of
+``AclClientRPCHook`` for ACL 1.0 and 2.0.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class FrameSplitter:
         if self._error is not None:
             raise self._error
         if self._bytes_to_skip:
-            skipped = min(self._bytes_to_skip, len(data))
-            self._bytes_to_skip -= skipped
-            data = data[skipped:]
+            skipped_bytes = min(self._bytes_to_skip, len(data))
+            self._bytes_to_skip -= skipped_bytes
+            data = data[skipped_bytes:]
         self._buffer += data
         frames: list[bytes] = []
         position = 0
-        available = len(self._buffer)
+        available_bytes = len(self._buffer)
         with memoryview(self._buffer) as view:
-            while available - position >= _LENGTH_BYTES:
+            while available_bytes - position >= _LENGTH_BYTES:
                 start = position + _LENGTH_BYTES
                 length = int.from_bytes(view[position:start], "big")
                 if length > self.max_frame:
@@ -67,7 +67,7 @@ class FrameSplitter:
                         f"The peer announces a frame of {length} bytes, the limit is {self.max_frame}"
                     )
                     break
-                if available - start < length:
+                if available_bytes - start < length:
                     break
                 position = start + length
                 frames.append(bytes(view[start:position]))
@@ -78,8 +78,10 @@ class FrameSplitter:
         return frames
 
     def partial_header(self, min_bytes: int) -> bytes | None:
-        """Return the header of the incomplete frame. None if its whole header has not arrived, if the frame has at most
-        ``min_bytes`` bytes, or if no frame is incomplete.
+        """Return the header of the incomplete frame.
+
+        Returns None if the header has not arrived completely, if the frame has at most ``min_bytes`` bytes, or if no frame is
+        incomplete.
         """
         start, buffer = _LENGTH_BYTES, self._buffer
         if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= min_bytes:
@@ -278,8 +280,8 @@ def _encode_binary(command: Command) -> bytes:
         key, text = name.encode(), value.encode()
         parts += (_NAME_LENGTH.pack(len(key)), key, _VALUE_LENGTH.pack(len(text)), text)
     ext = b"".join(parts)
-    fixed = _FIXED_FIELDS.pack(command.code, command.language, command.version, command.opaque, command.flag)
-    return b"".join((fixed, _VALUE_LENGTH.pack(len(remark)), remark, _VALUE_LENGTH.pack(len(ext)), ext))
+    fixed_fields = _FIXED_FIELDS.pack(command.code, command.language, command.version, command.opaque, command.flag)
+    return b"".join((fixed_fields, _VALUE_LENGTH.pack(len(remark)), remark, _VALUE_LENGTH.pack(len(ext)), ext))
 
 
 def _decode_binary(header: bytes, body: Bytes) -> Command:

@@ -1,7 +1,7 @@
 """Identifiers of messages: offset message ids, ids that the sender makes, and handles to recall timer messages.
 
-All are texts with a fixed layout. Brokers do not parse most of them, but Java tools do, so the layouts are Java's.
-Time and randomness come from the caller.
+All identifiers are strings with a fixed layout. Brokers do not parse most of the identifiers, but Java tools do, so the layouts
+are those of Java. Time and randomness come from the caller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTER_BITS = 16
 _HANDLE_VERSION = "v1"
 
 
-@functools.lru_cache(4096)  # messages come from few hosts
+@functools.lru_cache(4096)  # cached, because messages come from few hosts
 def host_text(address: bytes, port: int) -> str:
     """``host:port`` of raw address bytes, with brackets round an IPv6 address."""
     if len(address) == _IP_BYTES[0]:
@@ -126,7 +126,7 @@ class UniqKeys:
         """The time as an id contains it."""
         begin_ms, end_ms = self._month_bounds
         if not begin_ms <= now_ms < end_ms:
-            self._month_bounds = begin_ms, end_ms = month_of(now_ms)
+            self._month_bounds = begin_ms, end_ms = month_bounds(now_ms)
         text = f"{(now_ms - begin_ms) & 0xFFFFFFFF:08X}"
         self._last_time_text = now_ms, text
         return text
@@ -136,7 +136,7 @@ def _uniq_key(prefix: str, loader: int, time_text: str, number: int) -> str:
     return f"{prefix}{(loader + (number >> _COUNTER_BITS)) & 0xFFFFFFFF:08X}{time_text}{number & 0xFFFF:04X}"
 
 
-def month_of(now_ms: int) -> tuple[int, int]:
+def month_bounds(now_ms: int) -> tuple[int, int]:
     """Start and end of the local calendar month that contains a time, in ms. Ids count from the start, as in Java."""
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(begin.year * 12 + begin.month, 12)

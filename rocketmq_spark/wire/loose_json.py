@@ -2,7 +2,7 @@
 
 Two forms are common that a strict parser rejects: map keys that are bare numbers, ``{0:"host"}``, and map keys that are objects,
 ``{{"queueId":0}:1}``. The strict parser is tried first for every value, because it is written in C. This module parses only
-containers that the strict parser rejects. It does not know the bodies of particular requests.
+containers that the strict parser rejects. This module does not know the bodies of particular requests.
 
 A body may come from a hostile server. So the bytes and values of a body are limited before it is parsed. While it is parsed,
 the values that are parsed here and the failed attempts of the strict parser are limited.
@@ -19,14 +19,16 @@ from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
-# For each error the strict parser counts all lines before it, which is slow. After this many errors it is not used any more.
+# For each error the strict parser counts all lines before it, which is slow. After this many errors the strict parser is not used
+# any more.
 _MAX_FAILED_ATTEMPTS = 1000
 # A value takes up to 150 bytes of memory, and about a microsecond if it is parsed here.
 _MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
-# The same limits for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of which are parsed here.
+# The limits of values and of parsed values for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of
+# which are parsed here.
 _MAX_TABLE_VALUES, _MAX_TABLE_PARSED_VALUES = 2_500_000, 1_250_000
-# The maximum number of characters that the strict parser reads in failed attempts is the first number times the length of the
-# text, plus the second number.
+# The maximum number of characters that the strict parser reads in failed attempts is ``_FAILED_PASSES`` times the length of the
+# text, plus ``_FAILED_CHARACTERS``.
 _FAILED_PASSES, _FAILED_CHARACTERS = 3, 1 << 20
 _LINE_COUNT_SPEEDUP = 16  # counting lines for an error is this many times faster than parsing
 
@@ -133,7 +135,7 @@ class _LooseParser:
     def _key(self, position: int, depth: int) -> tuple[Any, int]:
         if self._text[position : position + 1] in ('"', "{"):
             key, end = self.value(position, depth + 1)
-            return _hashable(key), end
+            return _hashable_key(key), end
         match = _BARE_KEY.match(self._text, position)
         if match is None:
             raise ValueError(f"no key at {position}")
@@ -157,12 +159,12 @@ def _separator(text: str, position: int, closing: str) -> tuple[int, bool]:
     raise ValueError(f"neither comma nor {closing} at {position}")
 
 
-def _hashable(value: Any) -> Any:
+def _hashable_key(value: Any) -> Any:
     if isinstance(value, dict):
         # Names differ, so the sort never compares values of different types.
-        return tuple((name, _hashable(value[name])) for name in sorted(value, key=str))
+        return tuple((name, _hashable_key(value[name])) for name in sorted(value, key=str))
     if isinstance(value, list):
-        return tuple(map(_hashable, value))
+        return tuple(map(_hashable_key, value))
     if isinstance(value, int) and not -_LONG <= value < _LONG:
         # A sender can choose any number of larger integers with the same hash in Python, which make a dict very slow.
         raise ValueError(f"the number {str(value)[:40]} in a key; expected 64 bits")

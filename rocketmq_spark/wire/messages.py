@@ -1,7 +1,7 @@
 """Stored messages and batches as objects, for consumers, single look-ups, and messages that the columnar decoder cannot decode.
 
 Java's decoder silently drops the rest of an answer at the first bad message. Here every bad message raises
-``DecodeError`` with its position, and ``boundaries`` lets a caller skip it. Layout: ``MessageDecoder`` and
+``DecodeError`` with its position, and ``boundaries`` lets a caller skip it. The layout is that of Java's ``MessageDecoder`` and
 ``MessageExtEncoder``.
 """
 
@@ -39,11 +39,13 @@ _FIXED = {
 }
 _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
 _SHORT = struct.Struct(">h")
-_LENGTH = struct.Struct(">H")  # of a topic or of properties; lengths above a signed short are accepted, never written
+_LENGTH = struct.Struct(
+    ">H"
+)  # length of a topic or of properties; a length above a signed short is read, never written
 _INT = struct.Struct(">i")
 _MIN_MESSAGE_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
-# As plain numbers, because arithmetic with members of an enumeration takes a microsecond.
+# These flags are plain numbers, because arithmetic with members of an enumeration takes a microsecond.
 _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(INNER_BATCH_MASK)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body length
@@ -70,8 +72,8 @@ MessageBounds = tuple[int, int, int | None, bool]
 
 class DecodeSettings(NamedTuple):
     """How to decode messages. With ``queue``, all messages get this queue and its topic, whatever is stored in the messages. A
-    batch outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. Messages that exceed
-    ``budget`` are not decoded.
+    batch with offsets outside of ``window`` counts as damaged. Without ``max_body_bytes``, compressed bodies stay compressed.
+    Messages that exceed ``budget`` are not decoded.
     """
 
     broker_name: str
@@ -142,9 +144,11 @@ class UnwrapBudget(DecodeBudget):
         *_, is_batch = bounds
         if not is_batch:
             return decode_one(data, bounds, settings._replace(budget=None, max_body_bytes=None))
-        return self._unwrapped(data, bounds, settings)
+        return self._unwrapped_messages(data, bounds, settings)
 
-    def _unwrapped(self, data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
+    def _unwrapped_messages(
+        self, data: bytes, bounds: MessageBounds, settings: DecodeSettings
+    ) -> Iterator[ReceivedMessage]:
         remaining_before = self.remaining_bytes
         messages = super().decode(data, bounds, settings)
         used_bytes = remaining_before - self.remaining_bytes
@@ -208,7 +212,7 @@ def decode_messages(
 
 
 def single_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
-    """The only message that a server pushes in a request. Its body stays compressed.
+    """The only message that a server pushes in a request. The body of the message stays compressed.
 
     Raises ``RemoteProtocolError`` for several messages or a batch, before anything is decompressed.
     """
@@ -286,7 +290,9 @@ def find_messages(data: bytes) -> list[MessageBounds]:
 
 
 def first_portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
-    """The first messages, up to ``PORTION_BYTES`` but at least one, and the message after them, or None."""
+    """Return the first messages, up to ``PORTION_BYTES`` bytes but at least one message, and the next message; None without a
+    next message.
+    """
     if (
         isinstance(messages, list)
         and OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
@@ -308,15 +314,15 @@ def _next_message(data: bytes, bad_start: int) -> int:
     """
     dead_ends: set[int] = set()  # positions from which the sizes do not lead to the end
     for match in _MAGIC.finditer(data, bad_start + _INT.size + 1):
-        visited = []
+        visited_starts = []
         start = end = match.start() - _INT.size
         while end < len(data) and end not in dead_ends:
-            visited.append(end)
+            visited_starts.append(end)
             size = _INT.unpack_from(data, end)[0] if len(data) - end >= _INT.size else 0
             end += size if size >= _MIN_MESSAGE_BYTES else len(data)
         if end == len(data):
             return start
-        dead_ends.update(visited)
+        dead_ends.update(visited_starts)
     return len(data)
 
 
@@ -377,7 +383,7 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
     fixed = _FIXED[data[start + _SYS_FLAG_AT] & _V6_BITS]
     (
         size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms,
-        born_ip, born_port, store_ms, store_ip, store_port, reconsumed, prepared, length,
+        born_ip, born_port, store_ms, store_ip, store_port, reconsume_times, prepared_offset, length,
     ) = fixed.unpack_from(data, start)  # fmt: skip
     body_at = start + fixed.size
     body_end = body_at + length
@@ -407,7 +413,7 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
         sys_flag &= ~_COMPRESSED
     return ReceivedMessage(
         queue.topic, queue, queue_offset, log_offset, body, StoredProperties(data[properties_at:end]), flag, sys_flag,
-        born_ms, store_ms, host_text(born_ip, born_port), host_text(store_ip, store_port), reconsumed, prepared, size,
+        born_ms, store_ms, host_text(born_ip, born_port), host_text(store_ip, store_port), reconsume_times, prepared_offset, size,
         offset_msg_id(store_ip, store_port, log_offset),
     )  # fmt: skip
 
@@ -418,18 +424,18 @@ def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) 
     return is_inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
 
-def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
+def _unwrap(outer_message: ReceivedMessage, settings: DecodeSettings) -> Iterable[ReceivedMessage]:
     """The messages of an inner batch. All messages are checked before the first one is returned."""
     window = settings.window
-    if len(outer.body) <= _LARGE_BATCH_BYTES:
-        items = decode_batch(outer.body)
-        messages: Iterable[ReceivedMessage] = list(_unwrapped_items(outer, items))
-        first_offset, item_count = outer.queue_offset, len(items)
+    if len(outer_message.body) <= _LARGE_BATCH_BYTES:
+        items = decode_batch(outer_message.body)
+        messages: Iterable[ReceivedMessage] = list(_unwrapped_items(outer_message, items))
+        first_offset, item_count = outer_message.queue_offset, len(items)
     else:
-        first_offset, item_count = outer.queue_offset, sum(1 for _ in _item_positions(outer.body))
-        messages = _unwrapped_items(outer, _items(outer.body))
-    assert isinstance(outer.properties, StoredProperties)
-    stored_base, stored_count = inner_base_and_count(outer.properties.stored)
+        first_offset, item_count = outer_message.queue_offset, sum(1 for _ in _item_positions(outer_message.body))
+        messages = _unwrapped_items(outer_message, _items(outer_message.body))
+    assert isinstance(outer_message.properties, StoredProperties)
+    stored_base, stored_count = inner_base_and_count(outer_message.properties.stored)
     # A broker counts messages by their sizes, and a reader counts them by their parts. If a sender made these counts differ, the
     # messages would get offsets of the next batches.
     if stored_count not in (None, item_count):
@@ -442,11 +448,11 @@ def _unwrap(outer: ReceivedMessage, settings: DecodeSettings) -> Iterable[Receiv
     return messages
 
 
-def _unwrapped_items(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:
+def _unwrapped_items(outer_message: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:
     for i, item in enumerate(items):
         yield replace(
-            outer,
-            queue_offset=outer.queue_offset + i,
+            outer_message,
+            queue_offset=outer_message.queue_offset + i,
             flag=item.flag,
             body=bytes(item.body),
             properties=StoredProperties(item.properties.encode()),
@@ -497,7 +503,7 @@ def encode_item(body: Bytes, property_string: str, flag: int) -> bytes:
 
 
 def _part_end(start: int, length: int, batch_bytes: int) -> int:
-    """The end of a part that begins at ``start``. Raises if it is not within the batch of ``batch_bytes`` bytes."""
+    """The end of a part that begins at ``start``. Raises ``DecodeError`` if the end is not within ``batch_bytes``."""
     if length < 0 or start + length > batch_bytes:
         raise DecodeError(f"a part of {length} bytes at {start} does not fit {batch_bytes} bytes")
     return start + length

@@ -58,10 +58,10 @@ def _problem(kind: str, name: str, scope: Scope | None, limit: int, special_kind
         return f"The specified {kind} is blank."
     wire_name = name if scope is None else scope.on_wire(name)
     for checked_name in (name, wire_name):
-        if illegal := dict.fromkeys("".join(_ILLEGAL.findall(checked_name))):
+        if illegal_characters := dict.fromkeys("".join(_ILLEGAL.findall(checked_name))):
             legal = legal_name(checked_name, limit)
             return (
-                f"The specified {kind}: {checked_name}, contains illegal characters: {', '.join(map(repr, illegal))}; "
+                f"The specified {kind}: {checked_name}, contains illegal characters: {', '.join(map(repr, illegal_characters))}; "
                 f"expected letters, digits, '_', '-', '%' and '|'{f', such as {legal!r}' if legal else ''}"
             )
     if len(wire_name) <= limit:
@@ -131,9 +131,9 @@ def wrap_namespace(namespace: str, name: str) -> str:
     """``namespace%name``, after a retry or dead-letter prefix; system names and names with the namespace are unchanged."""
     if not namespace or not name or _is_system(name):
         return name
-    prefix, bare = _split(name)
+    prefix, bare_name = _split(name)
     namespace_prefix = namespace + NAMESPACE_SEPARATOR
-    return name if bare.startswith(namespace_prefix) else prefix + namespace_prefix + bare
+    return name if bare_name.startswith(namespace_prefix) else prefix + namespace_prefix + bare_name
 
 
 def strip_namespace(namespace: str, name: str) -> str:
@@ -148,12 +148,12 @@ def strip_any_namespace(name: str) -> str:
     namespace = namespace_of(name)
     if not namespace:
         return name
-    prefix, bare = _split(name)
-    return prefix + bare[len(namespace) + len(NAMESPACE_SEPARATOR) :]
+    prefix, bare_name = _split(name)
+    return prefix + bare_name[len(namespace) + len(NAMESPACE_SEPARATOR) :]
 
 
 def namespace_of(name: str) -> str:
-    """The namespace of a name, or an empty text. A ``%`` inside a name without a namespace cannot be distinguished from one."""
+    """The namespace of a name, or an empty text. If a name without a namespace contains ``%``, the part before it is returned."""
     if _is_system(name):
         return ""
     namespace, separator, _ = _split(name)[1].partition(NAMESPACE_SEPARATOR)
@@ -210,5 +210,5 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_system(name: str) -> bool:
-    # As in Java, the groups of its tools are not system names here: TOOLS_CONSUMER gets a namespace like any other name.
+    # As in Java, groups of Java's tools are not system names here: TOOLS_CONSUMER gets a namespace like any other name.
     return is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX)

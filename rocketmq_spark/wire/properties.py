@@ -107,46 +107,48 @@ def decode_properties(text: str) -> dict[str, str]:
 class StoredProperties(Mapping[str, str]):
     """Properties of a stored message, which are decoded at the first access. This saves time if a listener reads only bodies."""
 
-    __slots__ = ("_found", "_stored")
+    __slots__ = ("_decoded", "_stored")
 
     def __init__(self, stored: bytes) -> None:
         self._stored = stored
-        self._found: dict[str, str] | None = None
+        self._decoded: dict[str, str] | None = None
 
-    def _all(self) -> dict[str, str]:
-        if self._found is None:
-            # As in Java: readers must not fail because a producer in another language used another encoding.
-            self._found = decode_properties(str(self._stored, "utf-8", "replace"))
-        return self._found
+    def _all_properties(self) -> dict[str, str]:
+        if self._decoded is None:
+            # As in Java, bytes that are not UTF-8 are replaced: readers must not fail because a producer used another encoding.
+            self._decoded = decode_properties(str(self._stored, "utf-8", "replace"))
+        return self._decoded
 
     @property
     def stored(self) -> bytes:
-        """The bytes as they are stored."""
+        """The property string, as the broker stores it."""
         return self._stored
 
     def __getitem__(self, name: str) -> str:
-        return self._all()[name]
+        return self._all_properties()[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self._all().get(name, default)
+        return self._all_properties().get(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return iter(self._all_properties())
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(self._all_properties())
 
     def __repr__(self) -> str:
-        return repr(self._all())
+        return repr(self._all_properties())
 
 
 def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
-    """The first offset and the number of offsets that a broker wrote into the properties of an inner batch. None if missing."""
+    """The first offset and the number of offsets that a broker wrote into the properties of an inner batch; None for each one
+    that is missing.
+    """
     return _number_property(stored, Property.INNER_BASE), _number_property(stored, Property.INNER_NUM)
 
 
 def _number_property(stored: bytes, name: str) -> int | None:
-    # As in all properties: the last value of a name counts.
+    # The last value of a name counts, as in all properties.
     _, separator, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
     value = rest.partition(b"\x02")[0]
     return int(value[:20]) if separator and value.isdigit() else None

@@ -1,9 +1,9 @@
-"""The messages of a usual answer. Most of their fields are decoded at the first access.
+"""The messages of a usual answer. Most fields of these messages are decoded at the first access.
 
 Nearly all answers are usual: each message is complete, in Java's first layout, with IPv4 addresses, neither compressed nor a
 batch, and at a later offset than the previous message. A listener reads the body and perhaps a few properties, so only the offset
-and the body are decoded at once, which takes a quarter of the time of ``messages.decode_one``. That function decodes all other
-answers.
+and the body are decoded at once, which takes a quarter of the time of ``messages.decode_one``. ``messages.decode_one`` also
+decodes all other answers.
 
 A message has copies of its bytes, not views. Otherwise a message that the user keeps would keep its answer, up to 16 MiB.
 """

@@ -1,7 +1,7 @@
 """Records of the message trace, as Java's ``TraceDataEncoder`` writes and RocketMQ's tools read them. Pure.
 
-The body of a trace message contains any number of records. Its keys are the ids and keys of the traced messages, so that tools
-find the trace message by an id or a key of a traced message.
+The body of a trace message contains any number of records. The keys of a trace message are the ids and keys of the traced
+messages, so that tools find the trace message by an id or a key of a traced message.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 
-_FIELD, _RECORD = "\x01", "\x02"
-_SEPARATORS = re.compile(f"[{_FIELD}{_RECORD}]")
+_FIELD_SEPARATOR, _RECORD_SEPARATOR = "\x01", "\x02"
+_SEPARATORS = re.compile(f"[{_FIELD_SEPARATOR}{_RECORD_SEPARATOR}]")
 _NULL = "null"
 DEFAULT_REGION = "DefaultRegion"
 
-# Limits of one trace message. They are large because a query for traces returns at most 64 messages. Brokers accept 32 KB of
-# keys.
+# Limits of one trace message. The limits are large because a query for traces returns at most 64 messages. Brokers accept 32 KB
+# of keys.
 MAX_RECORDS, MAX_CHARACTERS, MAX_KEY_BYTES = 100, 100_000, 24_000
 
 
@@ -31,7 +31,7 @@ class TraceRecord(NamedTuple):
 
 
 class TracedMessage(NamedTuple):
-    """What the trace records of a message say about it."""
+    """The data of a message that its trace records contain."""
 
     topic: str
     msg_id: str
@@ -40,7 +40,7 @@ class TracedMessage(NamedTuple):
     region: str
 
     @classmethod
-    def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
+    def from_properties(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
         """The data of a message from its properties. A message of a batch has no region, so pass the region of the batch."""
 
         def get(name: str, default: str | None = None) -> str | None:
@@ -54,7 +54,7 @@ class TracedMessage(NamedTuple):
     def record(self, *fields: object) -> TraceRecord:
         # Ids of other clients may have any text.
         search_keys = f"{self.msg_id}{KEY_SEPARATOR}{self.keys or ''}".split(KEY_SEPARATOR)
-        text = _FIELD.join(_text(field) for field in fields) + _RECORD
+        text = _FIELD_SEPARATOR.join(_text(field) for field in fields) + _RECORD_SEPARATOR
         return TraceRecord(text, tuple(key for key in search_keys if key))
 
 

@@ -98,7 +98,7 @@ def test_no_more_than_the_limit_is_given_and_no_more_is_read(broker: MockBroker,
     read = len(broker.seen(PULL))
     assert len(found(tools, 4, 9)) == 6
     assert len(broker.seen(PULL)) - read <= 4  # behind the end of the time nothing is looked at
-    for limit in (0, -1, messages.MAX_BY_TIME + 1):
+    for limit in (0, -1, messages.MAX_MESSAGES_BY_TIME + 1):
         with pytest.raises(OptionError, match=f"limit is {limit}; expected 1 to 10000"):
             found(tools, limit=limit)
     with pytest.raises(OptionError, match="ends at 4, before it begins at 5"):

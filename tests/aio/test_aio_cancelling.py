@@ -144,11 +144,11 @@ def test_a_close_that_failed_may_be_called_again(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(OptionError, match="nan"):
             await consumer.close()
         assert consumer._check_open() is asyncio.get_running_loop()
-        assert not consumer._loop.closed
+        assert not consumer._loop.is_shut_down
         for _ in range(2):
             await consumer.close()
         assert calls == ["stop", "stop"]
-        assert consumer._loop.closed
+        assert consumer._loop.is_shut_down
 
     run(body)
 
@@ -193,7 +193,7 @@ def test_ctrl_c_in_one_outcome_loses_no_later_outcome() -> None:
 
     future = event_loop.run_until_complete(begin())
     loop.schedule(raising(KeyboardInterrupt()))
-    loop.put(future, 5)
+    loop.set_outcome(future, 5)
     with pytest.raises(KeyboardInterrupt):
         event_loop.run_until_complete(asyncio.sleep(10))
     assert event_loop.run_until_complete(end()) == 5
@@ -334,7 +334,7 @@ def test_listeners_have_their_time_though_the_close_is_cancelled(monkeypatch: py
         await until(listening.done)
         assert listening.result() is None
         may_stop.set()
-        await until(lambda: consumer._loop.closed)
+        await until(lambda: consumer._loop.is_shut_down)
 
     run(body)
 

@@ -99,7 +99,7 @@ def test_a_close_cancels_what_runs_for_a_thread() -> None:
 
 
 def test_a_thread_does_not_wait_for_a_loop_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.aio.loop._LOOP_CHECK_S", 0.01)
+    monkeypatch.setattr("rocketmq_spark.aio.loop._CLOSED_LOOP_CHECK_S", 0.01)
     loop, asked = EventLoop(), list[Future[object]]()
     begun = threading.Event()
 
@@ -121,7 +121,7 @@ def test_a_thread_does_not_wait_for_a_loop_that_is_gone(monkeypatch: pytest.Monk
     for _ in range(2):
         with pytest.raises(RuntimeError):
             loop.schedule(lambda: None)
-    loop.put(asyncio.Future(loop=event_loop), None)
+    loop.set_outcome(asyncio.Future(loop=event_loop), None)
 
 
 def test_an_object_belongs_to_one_event_loop() -> None:

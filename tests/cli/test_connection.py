@@ -7,14 +7,14 @@ from click.testing import CliRunner
 from rocketmq_spark import session
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.connection import GROUP, Target, connected, parse_pairs, read_secret_files
+from rocketmq_spark.cli.connection import GROUP, Target, parse_pairs, read_secret_files, with_connection_options
 from rocketmq_spark.cli.output import Json
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.session import producers
 
 
 @click.command()
-@connected
+@with_connection_options
 def show(target):
     options = target.options()
     shown = (options.name_server, options.access_key, options.secret_key, options.tls, options.request_timeout)

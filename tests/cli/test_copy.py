@@ -28,7 +28,7 @@ from rocketmq_spark.consumer.pull import PolledMessages
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError, SendFailed
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, SendResult
 from rocketmq_spark.model.send import SendStatus
-from rocketmq_spark.queues.selection import by_hash
+from rocketmq_spark.queues.selection import select_by_hash
 from rocketmq_spark.wire.messages import decode_messages
 from tests.cli.conftest import COMMAND, documents
 from tests.consumer.pull_bench import AT_ONCE, A, B, made
@@ -228,7 +228,7 @@ def test_an_operators_reset_while_a_send_blocks_holds(monkeypatch: pytest.Monkey
 def test_it_commits_now_and_then(cluster: Cluster) -> None:
     copier = cluster.copier()
     copier.send(cluster.polled(message(0)))
-    cluster.now += copying.COMMIT_S
+    cluster.now += copying.COMMIT_INTERVAL_S
     copier.send(cluster.polled(message(1)))
     assert cluster.log == [(0, 0), (0, 1), ("commit", {SOURCE[0]: 2})]
 
@@ -305,7 +305,7 @@ def test_messages_of_sharding_key_go_to_hashed_queue_in_order(cluster: Cluster) 
     copier = cluster.copier()
     keyed = (message(n, __SHARDINGKEY="ab"[n % 2]) for n in range(1, 6))
     copier.send(cluster.polled(message(0), *keyed, message(6)))
-    even, odd = by_hash(TARGET, "a").queue_id, by_hash(TARGET, "b").queue_id
+    even, odd = select_by_hash(TARGET, "a").queue_id, select_by_hash(TARGET, "b").queue_id
     assert (even, odd) == (1, 0)
     assert cluster.log == [(0, 0, 1, 3, 5, 6), (1, 2, 4)]
     copier.commit()
@@ -347,7 +347,7 @@ def test_polled_messages_unsent_at_ctrl_c_are_not_committed(cluster: Cluster, mo
 
     def interrupted(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
         copier._stop.set()
-        cluster.now += 10 * copying._END_CHECK_S
+        cluster.now += 10 * copying._END_CHECK_INTERVAL_S
         return send_batch(messages, queue)
 
     cluster.send_batch = interrupted  # type: ignore[method-assign]

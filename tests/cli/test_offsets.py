@@ -92,7 +92,7 @@ def test_by_time(group: Group, run: Run) -> None:
 def test_options_of_kafkas_tool_are_answered_with_ours(run: Run) -> None:
     for option, value in (("--shift-by", "-10"), ("--by-duration", "PT1H"), ("--to-datetime", "2026-01-01T00:00:00")):
         done = run("offsets", "set", "g", option, value)
-        assert (done.exit_code, "Here --to takes them all: 1h (one hour ago)" in done.stderr) == (2, True), done.stderr
+        assert (done.exit_code, "Use --to for all of these: 1h (one hour ago)" in done.stderr) == (2, True), done.stderr
 
 
 def test_by_json_of_some_queues(group: Group, run: Run) -> None:

@@ -61,7 +61,7 @@ class Interrupts:
 
 
 def groups(parts: Parts) -> list[str]:
-    return [on_wire for on_wire, _ in parts.groups.one_per_group()]
+    return [on_wire for on_wire, _ in parts.groups.one_member_per_group()]
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_member_that_ctrl_c_kept_from_leaving_leaves_again(parts: Parts, monke
         told.clear()
         interrupts = Interrupts(at)
         interrupted = interrupts.call(parts.instance.leave, one, Deadline.after(1))
-        parts.groups.one_per_group()
+        parts.groups.one_member_per_group()
         if interrupted:
             told.clear()
             parts.instance.leave(one, Deadline.after(1))

@@ -53,19 +53,19 @@ class TestLogStates:
     )
     def test_what_copies_must_confirm(self, broker: MockBroker, routed: Parts, answer: Command, late: bool) -> None:
         broker.on(CONFIG, answer)
-        assert routed.offset_reader.indexes_after_replication("broker-a", routed.soon) is late
+        assert routed.offset_reader.broker_indexes_after_replication("broker-a", routed.soon) is late
 
 
 def test_busy_broker_leaves_late_confirmation_unknown(broker: MockBroker, routed: Parts) -> None:
     """The answer is kept for good by those who ask."""
     broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
     with pytest.raises(BrokerBusy):
-        routed.offset_reader.indexes_after_replication("broker-a", routed.soon)
+        routed.offset_reader.broker_indexes_after_replication("broker-a", routed.soon)
 
 
 def test_broker_config_with_passwords_is_not_read_in_clear_text(broker: MockBroker, routed: Parts) -> None:
     """A broker that is not asked counts as one that may confirm late."""
     broker.on(CONFIG, ok(b"duplicationEnable=false\n"))
     routed.pool.connect_options = replace(routed.pool.connect_options, address_map=elsewhere(broker))
-    assert routed.offset_reader.indexes_after_replication("broker-a", routed.soon)
+    assert routed.offset_reader.broker_indexes_after_replication("broker-a", routed.soon)
     assert broker.seen(CONFIG) == []

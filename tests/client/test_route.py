@@ -144,7 +144,7 @@ class TestNameServers:
         parts.routes.recent_s = 0.0
         broker.on(ROUTE, mb.never)
         deadline = Deadline.after(3.0)
-        assert parts.routes.recent("t", deadline) is old
+        assert parts.routes.recent_route("t", deadline) is old
         assert not deadline.expired
         parts.pool.close()
 
@@ -228,7 +228,7 @@ class TestNameServers:
         parts = Parts(f"{dead};{broker.address}")
         broker.on(Request.DELETE_TOPIC_IN_NAMESRV, ok())
         with pytest.raises(ConnectionLost):
-            parts.name_servers.request_at_all(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
+            parts.name_servers.request_all_servers(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
         assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == 1
         parts.pool.close()
 
@@ -244,7 +244,7 @@ class TestNameServers:
 
             broker.on(code, late)
             with pytest.raises(ServerFault, match="late") as caught:
-                parts.name_servers.request_at_all(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
+                parts.name_servers.request_all_servers(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
             assert caught.value.addr == broker.address
             parts.pool.close()
 
@@ -431,7 +431,7 @@ class TestRoutes:
             parts.routes.forget(f"t{n}")
         assert parts.routes.cached_bytes <= 10_000
         assert "t199" in parts.routes._forgotten_routes
-        assert parts.routes._forgotten_routes.keys() == parts.routes._forgotten_at.keys()
+        assert parts.routes._forgotten_routes.keys() == parts.routes._forgotten_at_s.keys()
 
     @pytest.mark.parametrize("number", [0, 1, 3])
     def test_any_replica_shows_that_a_broker_is_there(self, broker: MockBroker, parts: Parts, number: int) -> None:
@@ -547,7 +547,7 @@ class TestRoutes:
                 parts.routes.get(f"t{n}")
                 parts.routes.forget(f"t{n}")
             assert "t" in parts.routes._unlisted_brokers  # a name server may have lost all topics just now
-            parts.routes._forgotten_at["t"] -= route_room.UNLISTED_S
+            parts.routes._forgotten_at_s["t"] -= route_room.UNLISTED_S
             parts.routes.get("t100")
             parts.routes.forget("t100")
         assert parts.routes._unlisted_brokers == {}
@@ -557,7 +557,7 @@ class TestRoutes:
         for number in range(200):
             parts.routes.get(f"t{number}")
             parts.routes.forget(f"t{number}")
-            parts.routes._forgotten_at[f"t{number}"] -= route_room.UNLISTED_S
+            parts.routes._forgotten_at_s[f"t{number}"] -= route_room.UNLISTED_S
         assert parts.routes.address("of-t199") == parts.routes.address("of-t136") == "a:1"
         with pytest.raises(BrokerNotFound):
             parts.routes.address("of-t135")

@@ -243,7 +243,7 @@ def test_foreign_message_with_same_id_changes_no_commit_answer(broker: MockBroke
 
 def copies_of(parts: Parts) -> Any:
     """The questions of the only group."""
-    (answering,) = [member.request_handler.__self__ for _, member in parts.groups.one_per_group()]  # type: ignore[union-attr]
+    (answering,) = [member.request_handler.__self__ for _, member in parts.groups.one_member_per_group()]  # type: ignore[union-attr]
     return answering._coalescer
 
 
@@ -481,7 +481,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
         return COMMIT
 
     tenant.sender.join("pg", 0, lambda message, place: function)
-    (answering,) = [member.request_handler.__self__ for _, member in tenant.groups.one_per_group()]  # type: ignore[union-attr]
+    (answering,) = [member.request_handler.__self__ for _, member in tenant.groups.one_member_per_group()]  # type: ignore[union-attr]
     for thread, said in (
         ("rocketmq-aside-('", "are ignored until brokers repeat them"),
         ("rocketmq-127", "could not be sent"),

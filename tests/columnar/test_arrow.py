@@ -50,7 +50,11 @@ def test_pieces_join_constants_that_are_neighbours():
 
 
 def test_fixed_rows():
-    assert buffers.fixed_width(np.frombuffer(b"abcdef", np.uint8).reshape(3, 2)).to_pylist() == [b"ab", b"cd", b"ef"]
+    assert buffers.fixed_width_column(np.frombuffer(b"abcdef", np.uint8).reshape(3, 2)).to_pylist() == [
+        b"ab",
+        b"cd",
+        b"ef",
+    ]
 
 
 @pytest.mark.parametrize("column", [pa.array([], pa.string()), pa.chunked_array([], pa.string())])

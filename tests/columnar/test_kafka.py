@@ -86,7 +86,7 @@ def test_a_property_column_has_the_text_of_a_header():
 
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5).filter(
-    lambda n: encode._legal(n.encode(), ())
+    lambda n: encode._is_legal_name(n.encode(), ())
 )
 
 
@@ -138,8 +138,8 @@ def test_null_and_empty_values_come_back(headers):
     values = [None, b"", b"x", b"\0"]
     made, _ = converted(value=pa.array(values, pa.binary()), headers=pa.array([entries] * 4, HEADER_LIST))
     bad = BadRows()
-    full = empty_bodies.with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
-    assert bad.found() == []
+    full = empty_bodies.batch_with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
+    assert bad.reasons_by_row() == []
     assert full.column("value").to_pylist() == [b"\0", b"\0", b"x", b"\0"]
     found = read_back(full)
     assert found.column("value").to_pylist() == values
@@ -150,8 +150,8 @@ def test_property_named_deleted_is_kept_unless_the_body_is_empty():
     column = pa.array([[("deleted", "null")], [("deleted", "yes")]], pa.map_(pa.string(), pa.string()))
     bad = BadRows()
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x", b""]), "properties": column})
-    full = empty_bodies.with_stand_ins(batch, {"body": "body", "properties": "properties"}, bad)
-    assert bad.found() == [
+    full = empty_bodies.batch_with_stand_ins(batch, {"body": "body", "properties": "properties"}, bad)
+    assert bad.reasons_by_row() == [
         (1, "its body is null or empty, and its properties have 'deleted', which option 'emptyBodies' sets: rename it")
     ]
     assert read_back(full).column("value").to_pylist()[0] == b"x"
@@ -174,7 +174,7 @@ def test_a_mark_is_one_more_property(rows, start):
     texts = pa.MapArray.from_arrays(column.offsets, column.keys, column.items.view(pa.string()))
     texts = pc.if_else(column.is_valid(), texts, None)
     batch = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "p": texts}).slice(start)
-    full = empty_bodies.with_stand_ins(batch, {"body": "body", "properties": "p"}, BadRows()).column("p")
+    full = empty_bodies.batch_with_stand_ins(batch, {"body": "body", "properties": "p"}, BadRows()).column("p")
     marks = {None: [("deleted", b"null")], b"": [("deleted", b"empty")], b"x": []}
     found = full.cast(column.type).to_pylist()
     assert [row or [] for row in found] == [(own or []) + marks[body] for body, own in rows[start:]]
@@ -188,8 +188,8 @@ def test_hidden_entries_of_a_null_map_stay_hidden():
     assert null.to_pylist() == [None, [("h", "1")]]
     batch = pa.RecordBatch.from_arrays([pa.array([None, None], pa.binary()), null], names=["body", "p"])
     bad = BadRows()
-    full = empty_bodies.with_stand_ins(batch, {"body": "body", "properties": "p"}, bad)
-    assert bad.found() == []
+    full = empty_bodies.batch_with_stand_ins(batch, {"body": "body", "properties": "p"}, bad)
+    assert bad.reasons_by_row() == []
     assert full.column("p").to_pylist() == [[("deleted", "null")], [("h", "1"), ("deleted", "null")]]
 
 
@@ -203,16 +203,16 @@ def test_a_mark_is_no_id_of_a_row():
     batch = pa.RecordBatch.from_pydict({"body": pa.array(["x", None, ""])})
     bad = BadRows()
     names = {"body": "body", "properties": "properties", "messageid": "body"}
-    empty_bodies.with_stand_ins(batch, names, bad)
+    empty_bodies.batch_with_stand_ins(batch, names, bad)
     reason = (
         "its body is null or empty, and option 'messageId' names this column, so the row has no id: name another column"
     )
-    assert bad.found() == [(1, reason), (2, reason)]
+    assert bad.reasons_by_row() == [(1, reason), (2, reason)]
 
 
 def test_without_an_empty_body_a_batch_gets_the_column_only():
     batch = pa.RecordBatch.from_pydict({"body": pa.array(["x"])})
-    full = empty_bodies.with_stand_ins(batch, {"body": "body", "properties": "properties"}, BadRows())
+    full = empty_bodies.batch_with_stand_ins(batch, {"body": "body", "properties": "properties"}, BadRows())
     assert full.to_pylist() == [{"body": "x", "properties": None}]
 
 
@@ -354,7 +354,7 @@ def test_errors_of_rows_name_the_columns_of_the_user():
     bad = BadRows()
     names = {"body": "value", "shardingkey": "key", "keys": "keys"}
     Encoder(names, 4 << 20, UniqueIds(b"12345678", lambda: 0)).check(made, bad)
-    assert [(row, text.split(",")[0]) for row, text in bad.found()] == [
+    assert [(row, text.split(",")[0]) for row, text in bad.reasons_by_row()] == [
         (0, "properties of 40057 bytes"), (1, "value is null"), (2, "value is empty"),
     ]  # fmt: skip
     with pytest.raises(
@@ -379,8 +379,8 @@ def test_a_message_is_a_tombstone_only_if_its_value_was_null(rows):
     headers = pa.array([[{"key": k, "value": v} for k, v in row.items()] for _, row in rows], HEADER_LIST)
     made, _ = converted(value=values, headers=headers)
     bad = BadRows()
-    full = empty_bodies.with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
-    assert bad.found() == []
+    full = empty_bodies.batch_with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
+    assert bad.reasons_by_row() == []
     found = read_back(full)
     assert found.column("value").to_pylist() == values.to_pylist()
     assert [{each["key"]: each["value"] for each in row or ()} for row in found.column("headers").to_pylist()] == [
@@ -400,8 +400,8 @@ def test_only_headers_beside_the_stand_in_are_stored_as_base64():
 def test_header_named_deleted_is_refused_for_an_empty_value():
     made, _ = converted(value=pa.array([None], pa.binary()), headers=pa.array([[("deleted", b"x")]], HEADER_LIST))
     bad = BadRows()
-    empty_bodies.with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
-    assert bad.found() == [
+    empty_bodies.batch_with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
+    assert bad.reasons_by_row() == [
         (0, "its value is null or empty, and its headers have 'deleted', which option 'emptyBodies' sets: rename it")
     ]
 
@@ -413,7 +413,7 @@ def test_no_property_of_a_row_has_what_a_proxy_refuses():
     bad = BadRows()
     names = {"body": "value", "shardingkey": "key", "keys": "keys", "properties": "headers"}
     ProxyRowEncoder(names, 4 << 20, UniqueIds(b"12345678", lambda: 0)).check(made, bad)
-    assert (bad.found(), converter.left_out) == ([], len(odd))
+    assert (bad.reasons_by_row(), converter.left_out) == ([], len(odd))
     assert all(not text.isspace() for text in made.column("key").to_pylist())
     found = read_back(made)
     assert found.column("key").to_pylist() == odd
@@ -440,7 +440,7 @@ def chosen(queues, numbered=Q, **columns):
     bad = BadRows()
     batch = pa.RecordBatch.from_pydict(columns)
     select = ByPartition({name.lower(): name for name in columns}, lambda topic: numbered)
-    return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
+    return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.reasons_by_row()
 
 
 def numbering_router(queues, columns, numbered=Q, wait_for_brokers=None):
@@ -456,7 +456,7 @@ def queues_of_rows(router, **columns):
     batch = pa.RecordBatch.from_pydict(columns)
     plan = router.plan(router.topics(batch, bad, 0), bad)
     places = {row: share.queue for share in plan.ranges for row in plan.rows(share).tolist()}
-    return [places[row] for row in range(len(batch))], bad.found()
+    return [places[row] for row in range(len(batch))], bad.reasons_by_row()
 
 
 def test_partition_number_is_independent_of_queue_order():

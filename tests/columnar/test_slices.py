@@ -53,16 +53,16 @@ def test_strings(case, data):
 
 @pytest.mark.parametrize("count", [0, 1, 5, 70_000])
 def test_repeated(count):
-    found = arrow.repeated("größe", count)
+    found = arrow.constant_column("größe", count)
     found.validate(full=True)
     assert (len(found), found.unique().to_pylist()) == (count, ["größe"] if count else [])
 
 
 def test_tiles_are_kept_and_grow():
-    assert arrow.tiled(("a", "bc"), 3).to_pylist() == ["a", "bc"] * 3
-    assert arrow.tiled(("a", "bc"), 40_000).to_pylist() == ["a", "bc"] * 40_000
+    assert arrow.tiled_column(("a", "bc"), 3).to_pylist() == ["a", "bc"] * 3
+    assert arrow.tiled_column(("a", "bc"), 40_000).to_pylist() == ["a", "bc"] * 40_000
     for i in range(200):
-        assert arrow.tiled((str(i),), 2).to_pylist() == [str(i)] * 2
+        assert arrow.tiled_column((str(i),), 2).to_pylist() == [str(i)] * 2
 
 
 def test_integers_and_nulls():
@@ -72,7 +72,7 @@ def test_integers_and_nulls():
 
 @given(st.lists(st.binary(min_size=4, max_size=4), max_size=9))
 def test_hexadecimal(rows):
-    found = buffers.hexadecimal(np.array([list(row) for row in rows], np.uint8).reshape(len(rows), 4))
+    found = buffers.hex_texts(np.array([list(row) for row in rows], np.uint8).reshape(len(rows), 4))
     assert found.to_pylist() == [row.hex().upper() for row in rows]
 
 

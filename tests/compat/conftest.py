@@ -37,7 +37,7 @@ def make(older: LocalBroker) -> Callable[..., str]:
 @pytest.fixture
 def crew(older: LocalBroker, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
     """A group of a topic with eight queues."""
-    monkeypatch.setattr(push, "FIRST_COMMIT_S", 1.0)
+    monkeypatch.setattr(push, "FIRST_COMMIT_DELAY_S", 1.0)
     made = Members(older, make(8))
     yield made
     for consumer in made.all:

@@ -173,7 +173,7 @@ def test_transactions(older: LocalBroker, make: Make) -> None:
         for n in range(3):
             producer.send_half(Message(topic, b"later yes %d" % n))
             producer.send_half(Message(topic, b"later no %d" % n))
-    transactions._registry._recent.clear()  # as in another process
+    transactions._registry._recent_fates.clear()  # as in another process
     later = {b"later %s %d" % (word, n) for word, n in itertools.product((b"yes", b"no"), range(3))}
     with Producer(older.name_server, group, transaction_check=check) as producer:
         with producer.transaction(Message(topic, b"slow")) as half:

@@ -142,7 +142,7 @@ def test_offsets_without_a_wanted_message_are_passed_over() -> None:
     one = assigned()
     ask = one.due_requests(0.0)[0]
     one.on_answer(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.offsets_to_commit() == {A: 20}
 
 
@@ -152,17 +152,17 @@ def test_skipped_gap_is_committed_only_after_waiting_messages() -> None:
     one.on_answer(first, found(first, 1))
     (second,) = one.due_requests(0.0)
     one.on_answer(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.offsets_to_commit() == {}  # the message of offset 5 waits
     one.ready_parts.take()
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.offsets_to_commit() == {}  # nor was it given yet
     (third,) = one.due_requests(0.0)
     one.on_answer(third, PullAnswer(PullStatus.NO_NEW_MSG, 21, 0, 99))
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.offsets_to_commit() == {}
     one.ready_parts.mark_returned()
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.offsets_to_commit() == {A: 21}
 
 
@@ -175,7 +175,7 @@ def test_gap_behind_a_fully_iterated_part_is_committed_with_it() -> None:
     one.on_answer(second, PullAnswer(PullStatus.NO_MATCHED_MSG, 20, 0, 99))
     one.ready_parts.mark_returned_up_to(7)
     one.ready_parts.take_back()
-    one.finish_returned()
+    one.finish_returned_messages()
     assert (one.ready_parts.take(), one.offsets_to_commit()) == ([], {A: 20})
 
 
@@ -185,7 +185,7 @@ def test_iteration_over_a_part_ends_when_the_part_is_invalidated() -> None:
     one.on_answer(ask, found(ask, 4))
     (part,) = one.ready_parts.take()
     one.ready_parts.mark_returned_up_to(6)
-    one.finish_returned()
+    one.finish_returned_messages()
     assert (one.ready_parts.may_return(part), one.offsets_to_commit()) == (True, {A: 6})
     one.pause([A])
     assert not one.ready_parts.may_return(part)
@@ -202,7 +202,7 @@ def test_iteration_over_a_part_ends_when_the_part_is_invalidated() -> None:
     assert not one.ready_parts.may_return(rest)
     one.ready_parts.mark_returned_up_to(9)
     one.ready_parts.take_back()
-    one.finish_returned()
+    one.finish_returned_messages()
     assert (one.states[A].cached_count, one.ready_parts.take(), one.offsets_to_commit()) == (0, [], {A: 5})
 
 
@@ -224,7 +224,7 @@ def test_messages_pulled_before_a_reset_are_dropped_uncommitted() -> None:
     assert one.on_answer(last, PullAnswer(PullStatus.OFFSET_ILLEGAL, 70, 0, 99, reset=True))
     assert one.ready_parts.take() == []
     one.ready_parts.mark_returned()
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.offsets_to_commit() == {A: 70}
     assert [due.offset for due in one.due_requests(0.0)] == [70]
     one.seek(A, 20)
@@ -252,7 +252,7 @@ def test_what_is_put_back_comes_again_first_and_is_not_finished() -> None:
     one.on_answer(second, found(second, 1))
     parts = one.ready_parts.take(5)
     one.ready_parts.take_back()
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.offsets_to_commit() == {}
     assert [(p.queue, p.first_offset, p.next_offset) for p in one.ready_parts.take(5)] == [
         (p.queue, p.start, p.next_offset) for p in parts
@@ -265,7 +265,7 @@ def test_what_was_committed_is_not_committed_again() -> None:
     one.on_answer(ask, found(ask, 1))
     one.ready_parts.take()
     one.ready_parts.mark_returned()
-    one.finish_returned()
+    one.finish_returned_messages()
     one.mark_committed({A: 6, MessageQueue("gone", "b", 0): 3})
     assert one.offsets_to_commit() == {}
 
@@ -288,13 +288,13 @@ def test_messages_of_old_topic_commit_nothing_of_recreated_topic(interrupted: bo
         assert [part.start for part in one.ready_parts.take(3)] == [990, 0]
     else:
         one.ready_parts.mark_returned()
-        one.finish_returned()
+        one.finish_returned_messages()
         assert one.offsets_to_commit() == {A: 0}
         assert [part.start for part in one.ready_parts.take(3)] == [0]
     one.ready_parts.take_back()
     assert [(part.first_offset, part.next_offset) for part in one.ready_parts.take(3)][-1] == (0, 32)
     one.ready_parts.mark_returned()
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.offsets_to_commit() == {A: 32}
 
 
@@ -304,7 +304,7 @@ def test_a_dropped_queue_gives_what_is_finished() -> None:
     one.on_answer(ask, found(ask, 2))
     one.ready_parts.take()
     one.ready_parts.mark_returned()
-    one.finish_returned()
+    one.finish_returned_messages()
     assert one.assign({B: None}) == {A: 7}
     assert list(one.states) == [B]
 

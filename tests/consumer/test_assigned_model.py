@@ -72,7 +72,7 @@ class Machine(SteppingMachine):
 
     def begin_poll(self) -> None:
         self.one.ready_parts.take_back()
-        self.one.finish_returned()
+        self.one.finish_returned_messages()
         self.last = {queue: len(self.given[queue]) for queue in (A, B)}
 
     @step(most=st.integers(ONE_ANSWER, 3), interrupted=st.booleans())
@@ -139,7 +139,7 @@ class Machine(SteppingMachine):
             self.one.ready_parts.take_back()
             self.one.ready_parts.take(99)
             self.one.ready_parts.mark_returned()
-        self.one.finish_returned()
+        self.one.finish_returned_messages()
         assert all(place.finished_offset == place.pull_offset for place in self.one.states.values())
 
 

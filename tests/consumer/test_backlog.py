@@ -187,7 +187,7 @@ def test_read_ahead_of_an_earlier_owner_is_discarded() -> None:
     part = FetchedPart(A, 5000, [(5002, 2)], b"xx", lambda start, end, stored: found_at(*range(start, end)))
     for ask, given in ((late, False), (mine, True)):
         assert behind.accept(ask, part) is given
-        behind.process_accepted([(ask, part)])
+        behind.process_accepted_parts([(ask, part)])
         assert (now.count, behind.states[A].pull_offset, before.count) == ((2, 5002, 0) if given else (0, 0, 0))
 
 
@@ -229,7 +229,7 @@ def test_a_listener_that_hangs_holds_back_its_queue_and_no_other(bench: Bench) -
 def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "COOLDOWN_S", 600.0)
     monkeypatch.setattr(prefetch, "MAX_FULL_S", 0.01)
-    monkeypatch.setattr(prefetch, "RECHECK_S", 0.001)
+    monkeypatch.setattr(prefetch, "RECHECK_INTERVAL_S", 0.001)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     bench.start(one_by_one(free))
@@ -258,7 +258,7 @@ def test_no_more_waits_than_may(bench: Bench) -> None:
 def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that is tried again does not add to what pulls have filled."""
     monkeypatch.setattr(prefetch, "MAX_FULL_S", 0.01)
-    monkeypatch.setattr(prefetch, "RECHECK_S", 0.001)
+    monkeypatch.setattr(prefetch, "RECHECK_INTERVAL_S", 0.001)
     monkeypatch.setattr(prefetch, "COOLDOWN_S", 0.0)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)

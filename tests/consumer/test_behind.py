@@ -49,7 +49,7 @@ def test_lagging_queues_are_read_per_broker_from_their_offsets() -> None:
 @pytest.mark.parametrize(
     "second",
     [
-        {"in_flight": True},
+        {"is_fetching": True},
         {"paused": True},
         {"retry_at": 10.1},
         {"cooldown_until": 10.1},

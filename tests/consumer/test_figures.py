@@ -14,7 +14,7 @@ START = 5_003_000  # in the midst of ten seconds
 
 
 def test_nothing_is_known_of_a_topic_without_messages() -> None:
-    assert ConsumerFigures().for_topics(["T"], START) == {"T": TopicFigures()}
+    assert ConsumerFigures().figures_of_topics(["T"], START) == {"T": TopicFigures()}
     assert TopicFigures().consume_ms is None
 
 
@@ -24,19 +24,19 @@ def test_means_and_rates_are_those_of_the_last_minute() -> None:
     one.record_pull("T", 10, 8, START + 9_000)
     one.record_call("T", 20, 0, 3, START + 9_000)
     one.record_call("T", 0, 10, 9, START + 10_000)
-    found = one.for_topic("T", START + 10_000)
+    found = one.figures_of_topic("T", START + 10_000)
     assert found == TopicFigures(6.0, 4.0, 6.0, 2.0, 1.0, 10)
-    later = one.for_topic("T", START + 10_000 + MINUTE_MS)
+    later = one.figures_of_topic("T", START + 10_000 + MINUTE_MS)
     assert (later.pull_ms, later.pulled_per_s, later.consumed_per_s, later.failed_per_s) == (None, 0.0, 0.0, 0.0)
     assert (later.consume_ms, later.failed) == (6.0, 10), "of the hour, as in Java"
-    assert one.for_topic("T", START + 10_000 + HOUR_MS) == TopicFigures()
+    assert one.figures_of_topic("T", START + 10_000 + HOUR_MS) == TopicFigures()
 
 
 def test_topics_are_told_apart() -> None:
     one = ConsumerFigures()
     one.record_call("T", 1, 0, 0, START)
     one.record_call("U", 0, 2, 0, START)
-    found = one.for_topics(["V"], START)
+    found = one.figures_of_topics(["V"], START)
     assert [(topic, figures.failed) for topic, figures in found.items()] == [("T", 0), ("U", 2), ("V", 0)]
 
 
@@ -48,7 +48,7 @@ def test_failures_of_an_hour_are_those_that_were_told(calls: list[tuple[int, int
         one.record_call("T", done, failed, 1, now_ms)
         told.append((now_ms, failed))
     step = [failed for at_ms, failed in told if at_ms - at_ms % 10_000 > now_ms - HOUR_MS]
-    assert one.for_topic("T", now_ms).failed == sum(step)
+    assert one.figures_of_topic("T", now_ms).failed == sum(step)
 
 
 def test_a_member_tells_them_to_brokers_and_to_its_user(group: GroupBench) -> None:

@@ -118,7 +118,7 @@ def test_message_given_up_is_not_consumed_after_lease_renewal(monkeypatch):
     hand.start_call(lent, 1)
     hand.requeue(lent, 2)
     assert hand.wait_for_room("t", 1, 0)
-    lent.until_ms = 60_000
+    lent.invisible_until_ms = 60_000
     assert not hand.start_call(lent, 3)
     assert hand.stats().cached == 0
 

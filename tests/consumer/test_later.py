@@ -223,7 +223,7 @@ def test_the_time_before_its_turn_is_not_the_listener_s(group: GroupBench) -> No
 
 
 def test_stop_ends_the_wait_for_a_directly_consumed_message(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.consumer.concurrent._CLOSED_CHECK_S", 0.01)
+    monkeypatch.setattr("rocketmq_spark.consumer.concurrent._CLOSED_CHECK_INTERVAL_S", 0.01)
     begun, results = threading.Event(), list[Any]()
 
     class Silent(DeferredListener):

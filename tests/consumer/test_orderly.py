@@ -140,8 +140,8 @@ def test_message_is_retried_after_any_failure_of_its_listener(group: GroupBench,
 def test_a_bug_behind_the_listener_ends_no_queue(group: GroupBench, what: str, monkeypatch) -> None:
     _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"1" else None, max_retries=0)
     if what == "listener":
-        real, turns = ordered.judge_ordered, [raising(SystemExit("a bug"))]
-        monkeypatch.setattr(ordered, "judge_ordered", lambda *given: (turns.pop() if turns else real)(*given))
+        real, turns = ordered.judge_ordered_outcome, [raising(SystemExit("a bug"))]
+        monkeypatch.setattr(ordered, "judge_ordered_outcome", lambda *given: (turns.pop() if turns else real)(*given))
     else:
         port.send_to_retry = raising(SystemExit("a bug"))
     group.brokers.send(A, b"1", b"2")

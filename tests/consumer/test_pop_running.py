@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer import pop
-from rocketmq_spark.consumer.pop import POLLER_CHECK_S
+from rocketmq_spark.consumer.pop import POLLER_CHECK_INTERVAL_S
 from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.tools import TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RocketMQError
@@ -31,7 +31,7 @@ class Member:
         self.time = Time()
         self.proxy = FakeProxy(self.time.monotonic, t=1)
         self.consumer = BaseConsumer(
-            self.proxy, replace(SETTINGS, **settings), ConsumerTools(timer=lambda _: ManualTimer(self.time))
+            self.proxy, replace(SETTINGS, **settings), ConsumerTools(make_timer=lambda _: ManualTimer(self.time))
         )
         self.got: list[str] = []
         self.does: Callable[[Any], object] = lambda message: None
@@ -87,7 +87,7 @@ def test_messages_received_without_threads_are_consumed_later(member: Member, mo
         member.proxy.put(of("A"))
         eventually(lambda: member.consumer._running._workers._is_short_of_threads, 60)
     assert member.got == []
-    member.time.advance(POLLER_CHECK_S)
+    member.time.advance(POLLER_CHECK_INTERVAL_S)
     eventually(lambda: member.got == ["A"], 60)
 
 
@@ -369,13 +369,13 @@ def test_ordered_listener_gets_nothing_while_order_is_not_kept(caplog):
     eventually(lambda: member.got == ["A"], 60)
     member.proxy.said = GroupPolicy(3, False, (10.0,))
     member.proxy.put(of("B", "a"))
-    member.time.advance(POLLER_CHECK_S)
+    member.time.advance(POLLER_CHECK_INTERVAL_S)
     eventually(lambda: not member.consumer._running._pollers._threads, 60)
     assert [record.levelname for record in caplog.records if "requests no messages" in record.message] == ["ERROR"]
     assert member.got == ["A"]
     member.time.advance(60)  # what the last question got comes again
     member.proxy.said = GroupPolicy(3, True, (10.0,))
-    member.time.advance(POLLER_CHECK_S)
+    member.time.advance(POLLER_CHECK_INTERVAL_S)
     eventually(lambda: member.got == ["A", "B"], 60)
     assert member.consumer.stop(30) == []
 
@@ -428,7 +428,7 @@ def test_a_retry_in_order_does_not_wait_for_routes() -> None:
         return ManualTimer(times.setdefault(name.rpartition("-")[2], Time()))
 
     proxy = FakeProxy(Time().monotonic, t=1)
-    consumer = BaseConsumer(proxy, replace(SETTINGS, ordered=True), ConsumerTools(timer=timer))
+    consumer = BaseConsumer(proxy, replace(SETTINGS, ordered=True), ConsumerTools(make_timer=timer))
     attempts: list[int] = []
 
     def listener(messages: Any, context: Any) -> object:

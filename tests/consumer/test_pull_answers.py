@@ -53,7 +53,7 @@ def asked() -> Asked:
     made.polls.assign({A: StartOffset(0), B: StartOffset(0), OTHER: StartOffset(0)})
     made.polls.wait(Deadline.after(0), 1)
     made.polls.has_returned_all = True
-    made.polls.finish_returned()
+    made.polls.finish_returned_messages()
     return made
 
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalance import (
-    PULL_EXPIRES_MS,
+    MAX_PULL_SILENCE_MS,
     UNKNOWN_ALLOCATION,
     Allocation,
     QueueChange,
@@ -94,8 +94,8 @@ def test_queues_of_others_go_and_new_ones_come() -> None:
 
 def test_a_queue_whose_pulls_stopped_is_dropped_and_added_again() -> None:
     owned = owning(q("a:0")) | owning(q("a:1"), now_ms=1)
-    assert not queue_change(owned, "T", Allocation(frozenset(owned)), PULL_EXPIRES_MS)
-    found = queue_change(owned, "T", Allocation(frozenset(owned)), PULL_EXPIRES_MS + 1)
+    assert not queue_change(owned, "T", Allocation(frozenset(owned)), MAX_PULL_SILENCE_MS)
+    found = queue_change(owned, "T", Allocation(frozenset(owned)), MAX_PULL_SILENCE_MS + 1)
     assert found == QueueChange((q("a:0"),), (q("a:0"),))
 
 

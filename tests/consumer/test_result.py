@@ -18,8 +18,8 @@ from rocketmq_spark.consumer.listener import (
     OrderedVerdict,
     ReplyingContext,
     Verdict,
-    judge_concurrent,
-    judge_ordered,
+    judge_concurrent_outcome,
+    judge_ordered_outcome,
     with_replier,
 )
 from rocketmq_spark.consumer.process_queue import in_batches, with_next_attempt
@@ -37,19 +37,19 @@ def context(ack_index: int | None = None, delay_level: int = 0) -> Context:
 
 @pytest.mark.parametrize(("ack_index", "done"), [(None, 4), (99, 4), (3, 4), (2, 3), (0, 1), (-1, 0), (-5, 0)])
 def test_returning_none_is_success_up_to_the_ack_index(ack_index: int | None, done: int) -> None:
-    assert judge_concurrent(None, context(ack_index, delay_level=3), 4) == Verdict(done, 3)
+    assert judge_concurrent_outcome(None, context(ack_index, delay_level=3), 4) == Verdict(done, 3)
 
 
 def test_retry_is_of_all_messages_at_its_level() -> None:
     given = context(ack_index=2)
-    assert judge_concurrent(given.retry(), given, 4) == Verdict(0)
-    assert judge_concurrent(given.retry(5), given, 4) == Verdict(0, 5)
-    assert judge_concurrent(given.retry(level=-1), given, 4) == Verdict(0, -1)
+    assert judge_concurrent_outcome(given.retry(), given, 4) == Verdict(0)
+    assert judge_concurrent_outcome(given.retry(5), given, 4) == Verdict(0, 5)
+    assert judge_concurrent_outcome(given.retry(level=-1), given, 4) == Verdict(0, -1)
 
 
 @pytest.mark.parametrize("nonsense", [True, False, 0, "CONSUME_SUCCESS", [], Context, FAILED])
 def test_everything_else_is_a_failure_and_said(nonsense: object) -> None:
-    found = judge_concurrent(nonsense, Context(QUEUE), 4)
+    found = judge_concurrent_outcome(nonsense, Context(QUEUE), 4)
     assert found.done_count == 0
     expected = "raised KeyError" if nonsense is FAILED else "expected None or context.retry()"
     assert found.problem is not None
@@ -61,8 +61,8 @@ def test_a_coroutine_that_a_decorator_returns_has_a_remedy() -> None:
 
     coroutine = listener((), None)
     for why in (
-        judge_concurrent(coroutine, Context(QUEUE), 4).problem,
-        judge_ordered(coroutine, OrderedContext(QUEUE), 0).problem,
+        judge_concurrent_outcome(coroutine, Context(QUEUE), 4).problem,
+        judge_ordered_outcome(coroutine, OrderedContext(QUEUE), 0).problem,
     ):
         assert why is not None
         assert why.endswith("; rocketmq_spark.aio awaits coroutines")
@@ -71,24 +71,26 @@ def test_a_coroutine_that_a_decorator_returns_has_a_remedy() -> None:
 
 @given(st.none() | st.integers(), st.integers(1, 99))
 def test_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
-    assert 0 <= judge_concurrent(None, context(ack_index), size).done_count <= size
+    assert 0 <= judge_concurrent_outcome(None, context(ack_index), size).done_count <= size
 
 
 def test_ordered_success_commits_by_itself_or_goes_on() -> None:
-    assert judge_ordered(None, OrderedContext(QUEUE), 1000) == OrderedVerdict(OrderedAction.COMMIT)
-    assert judge_ordered(None, OrderedContext(QUEUE, auto_commit=False), 1000) == OrderedVerdict(OrderedAction.CONTINUE)
+    assert judge_ordered_outcome(None, OrderedContext(QUEUE), 1000) == OrderedVerdict(OrderedAction.COMMIT)
+    assert judge_ordered_outcome(None, OrderedContext(QUEUE, auto_commit=False), 1000) == OrderedVerdict(
+        OrderedAction.CONTINUE
+    )
 
 
 def test_ordered_commit_and_rollback_by_hand() -> None:
     context = OrderedContext(QUEUE, auto_commit=False)
-    assert judge_ordered(context.commit(), context, 1000) == OrderedVerdict(OrderedAction.COMMIT)
-    assert judge_ordered(context.rollback(), context, 1000) == OrderedVerdict(OrderedAction.ROLLBACK, 1000)
+    assert judge_ordered_outcome(context.commit(), context, 1000) == OrderedVerdict(OrderedAction.COMMIT)
+    assert judge_ordered_outcome(context.rollback(), context, 1000) == OrderedVerdict(OrderedAction.ROLLBACK, 1000)
 
 
 def test_rollback_fails_where_consumer_commits_automatically() -> None:
     context = OrderedContext(QUEUE)
-    assert judge_ordered(context.commit(), context, 1000).action is OrderedAction.COMMIT
-    found = judge_ordered(context.rollback(), context, 1000)
+    assert judge_ordered_outcome(context.commit(), context, 1000).action is OrderedAction.COMMIT
+    found = judge_ordered_outcome(context.rollback(), context, 1000)
     assert found.action is OrderedAction.RETRY
     assert found.problem is not None
     assert "expected None or context.suspend()" in found.problem
@@ -100,13 +102,13 @@ def test_rollback_fails_where_consumer_commits_automatically() -> None:
 )
 def test_suspended_queue_waits_between_10_ms_and_30_s(asked: int | None, pause: int) -> None:
     context = OrderedContext(QUEUE)
-    assert judge_ordered(context.suspend(asked), context, 1000) == OrderedVerdict(OrderedAction.RETRY, pause)
+    assert judge_ordered_outcome(context.suspend(asked), context, 1000) == OrderedVerdict(OrderedAction.RETRY, pause)
 
 
 @pytest.mark.parametrize("auto_commit", [True, False])
 @pytest.mark.parametrize("outcome", [FAILED, "SUCCESS", True])
 def test_an_ordered_listener_that_fails_gets_the_same_again(auto_commit: bool, outcome: object) -> None:
-    found = judge_ordered(outcome, OrderedContext(QUEUE, auto_commit), 1000)
+    found = judge_ordered_outcome(outcome, OrderedContext(QUEUE, auto_commit), 1000)
     assert (found.action, found.pause_ms, bool(found.problem)) == (OrderedAction.RETRY, 1000, True)
 
 
@@ -169,8 +171,8 @@ def test_a_pause_that_is_no_number_is_refused(ms: Any) -> None:
 
 def test_what_has_no_text_is_a_failure_like_any_other() -> None:
     for outcome in (Textless(), Failure(type("Odd", (Exception,), {"__str__": Textless.__repr__})())):
-        assert judge_concurrent(outcome, Context(QUEUE), 1).done_count == 0
-        assert judge_ordered(outcome, OrderedContext(QUEUE), 1000).action is OrderedAction.RETRY
+        assert judge_concurrent_outcome(outcome, Context(QUEUE), 1).done_count == 0
+        assert judge_ordered_outcome(outcome, OrderedContext(QUEUE), 1000).action is OrderedAction.RETRY
 
 
 @pytest.mark.parametrize("made", [Context(QUEUE), OrderedContext(QUEUE)], ids=["concurrent", "ordered"])

@@ -225,7 +225,7 @@ def test_attempts_in_place_are_counted() -> None:
 
 @pytest.mark.parametrize("package", ["pyarrow", "numpy"])
 def test_without_a_package_the_option_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "installed", lambda module: module != package)
+    monkeypatch.setattr(extras, "is_installed", lambda module: module != package)
     with pytest.raises(OptionError, match=rf"option 'arrow' needs {package}.*\n?.*pip install 'pyarrow"):
         Consumer("127.0.0.1:1", "g", arrow=True)
 

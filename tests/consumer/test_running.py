@@ -239,7 +239,7 @@ def test_final_commit_of_immediate_stop_has_its_own_timeout(group: GroupBench, m
     group.brokers.send(q("a:0"), b"x")
     group.time.advance(0.1)
     assert group.bodies() == [b"x"]
-    monkeypatch.setattr(port, "commit", lambda *given: (left.append(given[2].at), commit(*given))[1])
+    monkeypatch.setattr(port, "commit", lambda *given: (left.append(given[2].end_s), commit(*given))[1])
     began = group.time.monotonic()
     consumer.stop(0)
     assert group.brokers.offsets[q("a:0")] == 1

@@ -72,7 +72,7 @@ def test_without_an_answer_everything_stays(seen: Seen, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(seen.fake, "members", members)
     assert seen.one.allocate(QUEUES[:2]) == dict.fromkeys(QUEUES[:2])
-    assert not seen.one.balanced
+    assert not seen.one.is_balanced
 
 
 def test_a_topic_that_is_not_there_is_not_subscribed_to(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_what_fails_each_second_is_a_warning_once_until_it_ends(seen: Seen, capl
     told = []
     while errors:
         seen.one.allocate(QUEUES)
-        assert seen.one.balanced == (len(errors) == 1)
+        assert seen.one.is_balanced == (len(errors) == 1)
         told.append(warnings(caplog, "the assignment of topic t stays unchanged"))
     assert told == [1, 1, 2, 2, 3]
 

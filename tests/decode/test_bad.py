@@ -10,14 +10,20 @@ import pytest
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.rows import ReferenceDecoder
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, BadMessages, undecodable_error
+from rocketmq_spark.columnar.decode.schema import (
+    BASIC_COLUMNS,
+    DECODE_ERROR,
+    FULL_COLUMNS,
+    BadMessages,
+    undecodable_error,
+)
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.pull.fetched import Hole
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, stored, text
 
-COLUMNS = (*BASIC, *FULL, DECODE_ERROR)
+COLUMNS = (*BASIC_COLUMNS, *FULL_COLUMNS, DECODE_ERROR)
 INNER = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
 
 
@@ -203,7 +209,7 @@ def test_a_task_logs_which_times_are_null(decode, policy, caplog):
         Answer([good(5)]), Answer(others, number=1), Answer([stored(b"x", text(TAGS="a"), store_ms=1 << 60)], number=2)
     )
     bad = BadMessages(policy)
-    decoder = decode(QUEUES, BASIC, "user", topic_filter=Filter("a", "TAG"), bad_messages=bad)
+    decoder = decode(QUEUES, BASIC_COLUMNS, "user", topic_filter=Filter("a", "TAG"), bad_messages=bad)
     found = [row for batch in decoder.batches(fetched, 1) for row in batch.to_pylist()]
     assert [(row["bornTimestamp"] is None, row["storeTimestamp"] is None) for row in found] == [
         (False, False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import rows as careful
-from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Column, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, FULL_COLUMNS, Column, arrow_schema
 from rocketmq_spark.model import Filter
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, one, stored, text
@@ -14,7 +14,7 @@ CASES = vectors("stored_messages")
 
 
 def test_all_columns():
-    columns = (*BASIC, *FULL)
+    columns = (*BASIC_COLUMNS, *FULL_COLUMNS)
     data = [unhex(case["stored"]) for case in CASES]
     found = careful.decode(fetch(Answer(data, start=0)), QUEUES, columns, "all")
     assert found.schema.equals(arrow_schema(columns))
@@ -28,11 +28,11 @@ def test_all_columns():
 def test_tag_filter_applies_to_messages_of_inner_batches():
     items = [BatchItem(b"%d" % i, text(TAGS="ab"[i % 2]).decode()) for i in range(4)]
     outer = stored(encode_batch(items), sys_flag=SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
-    found = careful.decode(one(outer), QUEUES, BASIC, "none", Filter("b || c", "TAG"))
+    found = careful.decode(one(outer), QUEUES, BASIC_COLUMNS, "none", Filter("b || c", "TAG"))
     assert found.column("body").to_pylist() == [b"1", b"3"]
 
 
 def test_property_columns():
-    columns = (Column("n", "bigint", arrow_schema(BASIC).field("queueOffset").type, "n"),)
+    columns = (Column("n", "bigint", arrow_schema(BASIC_COLUMNS).field("queueOffset").type, "n"),)
     found = careful.decode(one(stored(properties=text(n="7")), stored(properties=text(n="x"))), QUEUES, columns, "none")
     assert found.to_pylist() == [{"n": 7}, {"n": None}]

@@ -16,7 +16,14 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode import stored_messages
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS, BadMessages, arrow_schema
+from rocketmq_spark.columnar.decode.schema import (
+    BASIC_COLUMNS,
+    EARLIEST_MS,
+    FULL_COLUMNS,
+    LATEST_MS,
+    BadMessages,
+    arrow_schema,
+)
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression
@@ -30,7 +37,7 @@ PULLED = vectors("pull_bodies")
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-def both(fetched, include="user", columns=(*BASIC, *FULL)):
+def both(fetched, include="user", columns=(*BASIC_COLUMNS, *FULL_COLUMNS)):
     """The batch, checked in itself and against the careful path."""
     decoder = Decoder(QUEUES, columns, include)
     fast = decoder(fetched)
@@ -118,7 +125,7 @@ def test_random_messages_with_inner_batches(fetched, include):
 
 
 @settings(LENIENT, max_examples=60)
-@given(fetches(), st.permutations(BASIC), st.integers(1, len(BASIC)))
+@given(fetches(), st.permutations(BASIC_COLUMNS), st.integers(1, len(BASIC_COLUMNS)))
 def test_any_columns(fetched, columns, count):
     both(fetched, columns=tuple(columns[:count]))
 
@@ -127,8 +134,8 @@ def test_any_columns(fetched, columns, count):
 @given(fetches(max_answers=40))
 def test_answers_in_lock_step(fetched):
     begins, ends = (np.array([getattr(p, name) for p in fetched.answers], np.int64) for name in ("begin", "end"))
-    together = stored_messages._in_lock_step(fetched.buffer, begins, ends)
-    in_turn = stored_messages._one_by_one(fetched.buffer, begins, ends)
+    together = stored_messages._boundaries_in_lock_step(fetched.buffer, begins, ends)
+    in_turn = stored_messages._boundaries_one_by_one(fetched.buffer, begins, ends)
     assert [part.tolist() for part in together] == [part.tolist() for part in in_turn]
     both(fetched)
 
@@ -143,7 +150,7 @@ def test_damaged_messages_are_refused_or_read_the_same_by_both(fetched, data):
         # Only where lengths, magic and flags stand: most other damage is content.
         fetched.buffer[data.draw(st.sampled_from(body))] = data.draw(st.integers(0, 255))
     assert outcome(lambda: rows(Decoder(QUEUES)(fetched))) == outcome(
-        lambda: rows(careful.decode(fetched, QUEUES, BASIC, "user"))
+        lambda: rows(careful.decode(fetched, QUEUES, BASIC_COLUMNS, "user"))
     )
 
 
@@ -155,7 +162,7 @@ def test_message_without_length_is_error_behind_damaged_offset():
     fetched.buffer[begin + len(first) + 3] = 1
     fetched.buffer[begin + len(first) + 2] = 0
     assert outcome(lambda: rows(Decoder(QUEUES)(fetched))) is DecodeError
-    assert outcome(lambda: rows(careful.decode(fetched, QUEUES, BASIC, "user"))) is DecodeError
+    assert outcome(lambda: rows(careful.decode(fetched, QUEUES, BASIC_COLUMNS, "user"))) is DecodeError
 
 
 def outcome(decode):

@@ -7,13 +7,13 @@ import pytest
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode import stored_messages
 from rocketmq_spark.columnar.decode.rows import ColumnBuilder, offset_message_ids
-from rocketmq_spark.columnar.decode.schema import BASIC, FULL
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, FULL_COLUMNS
 from rocketmq_spark.wire.identifiers import host_text
 from tests.decode.fetching import QUEUES, one
 from tests.harness import unhex, vectors
 
 CASES = vectors("stored_messages")
-COLUMNS = {column.name: column for column in (*BASIC, *FULL)}
+COLUMNS = {column.name: column for column in (*BASIC_COLUMNS, *FULL_COLUMNS)}
 
 
 def values(messages, name):

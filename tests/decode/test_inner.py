@@ -16,7 +16,7 @@ from rocketmq_spark.columnar.decode import inner, stored_messages
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.rows import check_each_answer
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, BadMessages
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, DECODE_ERROR, FULL_COLUMNS, BadMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.pull.fetched import FetchedAnswer, Hole
@@ -167,7 +167,7 @@ def test_a_damaged_batch_is_what_it_is_on_the_careful_path(damage: object, codec
     if codec:
         body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
     fetched = fetch(Answer([batch(2, 0), stored(body, sys_flag=flags, queue_offset=2)], limit=5, next_offset=5))
-    columns = (*BASIC, *FULL)
+    columns = (*BASIC_COLUMNS, *FULL_COLUMNS)
     decoder = Decoder(QUEUES, columns, bad_messages=BadMessages("null"))
     slow = careful.ReferenceDecoder(QUEUES, columns, "user", bad_messages=BadMessages("null"))(fetched)
     assert rows(decoder(fetched)) == rows(slow)
@@ -218,7 +218,7 @@ def test_batch_with_impossible_offset_cannot_be_decoded(place: int, lie: int, co
         doubts.append(holes)
         return 3
 
-    columns = (*BASIC, DECODE_ERROR)
+    columns = (*BASIC_COLUMNS, DECODE_ERROR)
     for decoder in (Decoder(QUEUES, columns), Decoder(QUEUES, columns, on_holes=doubted)):
         with pytest.raises(
             DecodeError, match=f"offset {100 + 10 * place} cannot be decoded: a batch of offsets {lie} to"
@@ -258,7 +258,7 @@ def test_a_batch_that_says_two_offsets_cannot_be_decoded(says: int, codec: int) 
         DecodeError, match=f"a batch of offsets {says} to {says + 10} is outside of the requested offsets"
     ):
         Decoder(QUEUES, on_holes=doubted)(fetched)
-    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), on_holes=doubted, bad_messages=BadMessages("null"))(fetched)
+    found = Decoder(QUEUES, (*BASIC_COLUMNS, DECODE_ERROR), on_holes=doubted, bad_messages=BadMessages("null"))(fetched)
     assert found.column("queueOffset").to_pylist() == list(range(100, 120))
     assert found.column("decodeError").null_count == 10
     assert not doubts
@@ -315,7 +315,7 @@ def test_a_batch_that_its_broker_counted_otherwise_is_damaged(
     fetched = fetch(Answer([wrong, indexed(10, 100 + counted)], start=100, limit=end, next_offset=end))
     with pytest.raises(DecodeError, match=f"a batch has {held} messages, but its broker counted {counted}"):
         Decoder(QUEUES)(fetched)
-    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), bad_messages=BadMessages("null"))(fetched)
+    found = Decoder(QUEUES, (*BASIC_COLUMNS, DECODE_ERROR), bad_messages=BadMessages("null"))(fetched)
     assert found.column("queueOffset").to_pylist() == [100, *range(100 + counted, end)]
     assert found.column("decodeError").null_count == 10
     assert len(Decoder(QUEUES, bad_messages=BadMessages("skip"))(fetched)) == 10

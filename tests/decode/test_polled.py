@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.decoder import batch_of_answers
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
-from rocketmq_spark.columnar.decode.schema import BASIC, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.wire import messages
@@ -27,7 +27,7 @@ def answer(queue: MessageQueue, *tags: str, start: int = 5) -> tuple[MessageQueu
 
 def test_rows_of_several_queues() -> None:
     batch, _ = batch_of_answers((answer(queue, "a", "b"), NO_FILTER) for queue in QUEUES)
-    assert batch.schema == arrow_schema(BASIC)
+    assert batch.schema == arrow_schema(BASIC_COLUMNS)
     assert batch.column("topic").to_pylist() == ["t", "t", "u", "u"]
     assert batch.column("queueOffset").to_pylist() == [5, 6, 5, 6]
     assert batch.column("body").to_pylist() == [b"a", b"b", b"a", b"b"]
@@ -63,7 +63,7 @@ def test_rows_that_a_loop_gave_are_left_out_of_their_queue_alone() -> None:
     batch, _ = batch_of_answers(parts, given)
     rows = zip(batch.column("topic").to_pylist(), batch.column("queueOffset").to_pylist(), strict=True)
     assert list(rows) == [("t", 7), ("u", 5), ("u", 6), ("u", 7)]
-    assert batch.schema == arrow_schema(BASIC)
+    assert batch.schema == arrow_schema(BASIC_COLUMNS)
 
 
 def test_yielded_rows_are_dropped_whatever_queue_they_name() -> None:
@@ -95,7 +95,7 @@ def test_an_answer_without_messages_has_no_rows() -> None:
 
 def test_nothing_has_no_rows() -> None:
     assert batch_of_answers([])[0].num_rows == 0
-    assert batch_of_answers([])[0].schema == arrow_schema(BASIC)
+    assert batch_of_answers([])[0].schema == arrow_schema(BASIC_COLUMNS)
 
 
 def test_a_bad_message_is_named() -> None:

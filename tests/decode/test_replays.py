@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, FULL, BadMessages, Column
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, FULL_COLUMNS, BadMessages, Column
 from rocketmq_spark.pull.fetched import FetchedAnswers
 from tests.decode.fetching import QUEUES, Answer, Style, clean_properties, fetch, messages, odd_properties, stored
 from tests.scale import examples
@@ -19,7 +19,11 @@ from tests.scale import examples
 # Room for the messages of an inner batch.
 STEP = 10
 PROPERTY_TYPES = {"int": pa.int32(), "double": pa.float64(), "boolean": pa.bool_()}
-COLUMNS = (*BASIC, *FULL, *(Column(f"p{kind}", kind, arrow, "region") for kind, arrow in PROPERTY_TYPES.items()))
+COLUMNS = (
+    *BASIC_COLUMNS,
+    *FULL_COLUMNS,
+    *(Column(f"p{kind}", kind, arrow, "region") for kind, arrow in PROPERTY_TYPES.items()),
+)
 
 
 @st.composite

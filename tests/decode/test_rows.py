@@ -8,11 +8,11 @@ import pytest
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode import rows, stored_messages
 from rocketmq_spark.columnar.decode.rows import ColumnBuilder
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, DECODE_ERROR, FULL_COLUMNS
 from rocketmq_spark.wire.messages import decode_messages
 from tests.decode.fetching import QUEUES, Answer, fetch, stored, text
 
-ALL = (*BASIC, *FULL, DECODE_ERROR)
+ALL = (*BASIC_COLUMNS, *FULL_COLUMNS, DECODE_ERROR)
 MESSAGES = [
     stored(b"one", text(TAGS="a", KEYS="k1 k2", UNIQ_KEY="7F", n="1"), queue_offset=5, log_offset=9, flag=3),
     stored(b"two", b"", queue_offset=6, sys_flag=4, born_ms=-(1 << 63), born=(bytes(range(16)), 1)),

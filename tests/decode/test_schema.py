@@ -12,9 +12,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from rocketmq_spark import options as options_table
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import (
-    BASIC,
+    BASIC_COLUMNS,
     DECODE_ERROR,
-    FULL,
+    FULL_COLUMNS,
     arrow_schema,
     columns_of,
     columns_of_schema,
@@ -24,7 +24,7 @@ from rocketmq_spark.errors import OptionError
 from tests.decode.fetching import QUEUES, one, stored, text
 from tests.schemas import struct
 
-BASIC_NAMES = [column.name for column in BASIC]
+BASIC_NAMES = [column.name for column in BASIC_COLUMNS]
 
 
 def options(**given):
@@ -70,14 +70,14 @@ def test_each_batch_has_the_schema_that_spark_expects(given):
 
 def test_the_help_of_metadata_names_the_columns_that_it_adds():
     (row,) = (row for row in options_table.TABLE if row.name == "metadata")
-    assert row.help == f"`full` adds {', '.join(column.name for column in FULL)}"
+    assert row.help == f"`full` adds {', '.join(column.name for column in FULL_COLUMNS)}"
 
 
 def test_columns_come_in_schema_order():
     assert [c.name for c in columns_of(options(columns="msgid, Body"))] == ["body", "msgId"]
     assert [c.name for c in columns_of(options(columns="storeSize,topic"))] == ["topic", "storeSize"]
     full = columns_of(options(metadata="full", propertyColumns="a:int"))
-    assert [c.name for c in full] == [*BASIC_NAMES, *(c.name for c in FULL), "a"]
+    assert [c.name for c in full] == [*BASIC_NAMES, *(c.name for c in FULL_COLUMNS), "a"]
 
 
 def test_unknown_columns_are_refused():
@@ -88,7 +88,7 @@ def test_unknown_columns_are_refused():
 
 
 def test_a_schema_of_the_user_picks_and_orders():
-    found = columns_of_schema(BASIC, struct("MSGID string, body binary"))
+    found = columns_of_schema(BASIC_COLUMNS, struct("MSGID string, body binary"))
     assert [(c.name, c.arrow_type) for c in found] == [("MSGID", pa.string()), ("body", pa.binary())]
     batch = Decoder(QUEUES, found)(one(stored(b"x", text(UNIQ_KEY="u"))))
     assert batch.to_pylist() == [{"MSGID": "u", "body": b"x"}]
@@ -96,14 +96,20 @@ def test_a_schema_of_the_user_picks_and_orders():
 
 def test_a_schema_that_does_not_fit_is_refused():
     with pytest.raises(OptionError) as caught:
-        columns_of_schema(BASIC, struct("body string, price double"))
+        columns_of_schema(BASIC_COLUMNS, struct("body string, price double"))
     assert "the schema has 'body' as string; it is binary" in str(caught.value)
     assert f"the schema names 'price'; the columns are {ddl()}" in str(caught.value)
 
 
 def test_a_column_travels_as_what_it_is_called():
     property_column = columns_of(options(propertyColumns="n:bigint"))[-1]
-    for column in (*BASIC, *FULL, DECODE_ERROR, replace(BASIC[2], name="QUEUEID"), property_column):
+    for column in (
+        *BASIC_COLUMNS,
+        *FULL_COLUMNS,
+        DECODE_ERROR,
+        replace(BASIC_COLUMNS[2], name="QUEUEID"),
+        property_column,
+    ):
         data = pickle.dumps(column)
         again = pickle.loads(data)
         assert (again, again.from_rows, again.from_message) == (column, column.from_rows, column.from_message)

@@ -70,7 +70,7 @@ def test_boundaries_in_long_answers(seed, answers):
     begins = np.array([answer.begin for answer in fetched.answers])
     ends = np.array([answer.end for answer in fetched.answers])
     starts, counts = stored_messages.boundaries(fetched.buffer, begins, ends)
-    expected = stored_messages._one_by_one(fetched.buffer, begins, ends)
+    expected = stored_messages._boundaries_one_by_one(fetched.buffer, begins, ends)
     assert starts.tolist() == expected[0].tolist()
     assert counts.tolist() == expected[1].tolist()
 
@@ -97,7 +97,7 @@ def test_a_malformed_message_in_a_long_answer(row, size, reason):
     fetched = one(*messages)
     with pytest.raises(Malformed, match=reason) as caught:
         stored_messages.locate(fetched.buffer, fetched.answers)
-    assert caught.value.at == fetched.answers[0].begin + sum(map(len, messages[:row]))
+    assert caught.value.position == fetched.answers[0].begin + sum(map(len, messages[:row]))
 
 
 def test_long_answer_among_short_ones_uses_no_extra_memory():
@@ -142,7 +142,7 @@ def test_a_malformed_message_tells_where_it_begins():
     fetched = one(good, bad)
     with pytest.raises(Malformed) as caught:
         stored_messages.locate(fetched.buffer, fetched.answers)
-    assert caught.value.at == fetched.answers[0].begin + len(good)
+    assert caught.value.position == fetched.answers[0].begin + len(good)
     assert "unknown magic number" in caught.value.why
 
 

@@ -10,7 +10,7 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import decoder, stored_messages
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.rows import ReferenceDecoder
-from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, BadMessages
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, DECODE_ERROR, FULL_COLUMNS, BadMessages
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, one, stored
@@ -62,7 +62,9 @@ def test_what_is_bad_is_told_by_its_place_in_the_part():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("decode", [Decoder(QUEUES), ReferenceDecoder(QUEUES, BASIC, "user")], ids=["fast", "careful"])
+@pytest.mark.parametrize(
+    "decode", [Decoder(QUEUES), ReferenceDecoder(QUEUES, BASIC_COLUMNS, "user")], ids=["fast", "careful"]
+)
 def test_megabytes_of_zeros_come_in_many_batches(kind, decode):
     """Of a buffer of some kilobytes."""
     fetched = one(*(zeros(1 << 20, i, kind) for i in range(16)))
@@ -81,8 +83,8 @@ def test_compressed_inner_batches_come_in_many_batches():
 
 def test_the_columns_tell_what_is_bad():
     arrays = [pa.array([1, 2]), pa.nulls(2, pa.string()), pa.array([b"x", None], pa.binary())]
-    columns = [next(c for c in FULL if c.name == "sysFlag"), DECODE_ERROR, BASIC[4]]
-    checked = decoder.with_errors(arrays, columns, {1: "why"}, np.array([1, 3], np.int32))
+    columns = [next(c for c in FULL_COLUMNS if c.name == "sysFlag"), DECODE_ERROR, BASIC_COLUMNS[4]]
+    checked = decoder.arrays_with_errors(arrays, columns, {1: "why"}, np.array([1, 3], np.int32))
     assert [array.to_pylist() for array in checked] == [[1, 3], [None, "why"], [b"x", None]]
 
 

@@ -225,5 +225,7 @@ class World:
         oldest, progress, *others = (self.topic.offsets.get((group, queue)) for group in GroupNames("g").all_groups)
         if oldest is None or progress is None:
             return oldest, None, None
-        progress_ms, newest_ms = (number or 0 for number in others)
-        return tuple(CommittedProgress.decode(CommittedOffsets(oldest, progress, progress_ms, newest_ms)).progress)
+        progress_ms, newest_store_ms = (number or 0 for number in others)
+        return tuple(
+            CommittedProgress.decode(CommittedOffsets(oldest, progress, progress_ms, newest_store_ms)).progress
+        )

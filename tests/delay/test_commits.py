@@ -18,7 +18,7 @@ OLD, NEW = CommittedProgress(Progress(1, 10, 5_678), 7_000), CommittedProgress(P
 
 
 @pytest.mark.parametrize(
-    ("taken", "oldest", "stored", "done_ms", "newest_ms"),
+    ("taken", "oldest", "stored", "done_ms", "newest_store_ms"),
     [
         (0, 1, 10, 5_678, 7_000),
         (1, 1, 20, 4_000, 7_000),  # the milliseconds belong to the other numbers
@@ -28,7 +28,7 @@ OLD, NEW = CommittedProgress(Progress(1, 10, 5_678), 7_000), CommittedProgress(P
     ],
 )
 def test_interrupted_commits_make_next_owner_skip_nothing(
-    taken: int, oldest: int, stored: int, done_ms: int, newest_ms: int
+    taken: int, oldest: int, stored: int, done_ms: int, newest_store_ms: int
 ) -> None:
     topic = Topic()
     commits = ProgressCommits(topic, GroupNames("g"), lambda group, brokers: None)
@@ -37,7 +37,7 @@ def test_interrupted_commits_make_next_owner_skip_nothing(
     news = {ONE: NEW}
     assert commits.commit(news) == (taken == 4)
     assert news.keys() == ({ONE} if taken == 4 else set())
-    assert commits.fetch(ONE) == CommittedProgress(Progress(oldest, stored, done_ms), newest_ms)
+    assert commits.fetch(ONE) == CommittedProgress(Progress(oldest, stored, done_ms), newest_store_ms)
 
 
 def test_what_is_done_was_read_whoever_committed_it() -> None:
@@ -76,8 +76,8 @@ def test_after_two_partial_commits_the_next_node_reads_on(world: World, monkeypa
         node.turn(ONE)
         node.store.close()
     world.topic.takes = -1
-    oldest, progress, _, newest_ms = (world.topic.offsets[(group, ONE)] for group in GroupNames("g").all_groups)
-    assert (oldest, progress & 7, newest_ms) == (6, 5, world.topic.times_ms[ONE][4])
+    oldest, progress, _, newest_store_ms = (world.topic.offsets[(group, ONE)] for group in GroupNames("g").all_groups)
+    assert (oldest, progress & 7, newest_store_ms) == (6, 5, world.topic.times_ms[ONE][4])
     third = world.node("third")
     for i in range(6, 9):
         world.topic.put(envelope(f"m{i}", 1))

@@ -164,7 +164,7 @@ def test_a_node_that_ends_leaves_the_letter_to_the_next_process(world: World) ->
     spool = node.service._spool
     assert spool is not None
     with spool.redelivery._lock:
-        spool.redelivery._closed = True
+        spool.redelivery._is_closed = True
     node.sends.waiting.pop(0)(REFUSED)
     spool.redelivery.close(Deadline.after(0))
     assert (topics(node), len(node.store), node.store.totals.dead) == (["orders"], 1, 0)

@@ -32,7 +32,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    monkeypatch.setattr(envelope_records, "FULL_PAUSE_S", 0.0)
+    monkeypatch.setattr(envelope_records, "FULL_DISK_PAUSE_S", 0.0)
     return Disk(monkeypatch)
 
 
@@ -80,7 +80,7 @@ def test_full_disk_still_sends_stored_messages_and_rest_later(
     world.time.advance(6)
     for _ in range(5):
         refused(node)
-    monkeypatch.setattr(envelope_records, "FULL_PAUSE_S", 600.0)
+    monkeypatch.setattr(envelope_records, "FULL_DISK_PAUSE_S", 600.0)
     refused(node)
     clock.ahead_s += service.CATCH_UP_S
     node.turn(ONE)
@@ -104,7 +104,7 @@ def test_queue_assigned_while_disk_is_full_is_not_read(
     node.turn(ONE)
     disk.left = 0
     world.topic.put(envelope("one", 5), ONE)
-    monkeypatch.setattr(envelope_records, "FULL_PAUSE_S", 60.0)
+    monkeypatch.setattr(envelope_records, "FULL_DISK_PAUSE_S", 60.0)
     refused(node)
     world.topic.put(envelope("two", 5), TWO)
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_the_node_goes_on_and_says_so_again_and_again(
             before = len(times)
             eventually(lambda before=before: len(times) > before + 5)
             assert caplog.text.count("no room for more delayed messages") == said, "not each time"
-            clock.ahead_s += envelope_records.FULL_LOG_S
+            clock.ahead_s += envelope_records.FULL_DISK_LOG_S
         disk.left = 1 << 20
         eventually(lambda: node.service.stored_count > 0, 60)
     finally:

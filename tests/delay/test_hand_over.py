@@ -545,7 +545,7 @@ def test_node_that_read_nothing_detects_recreated_inner_topic(world: World) -> N
     first.turn()
     for _ in range(2):
         second.turn(ONE)
-    assert second.service._checkpoints[ONE].newest_ms == world.topic.times_ms[ONE][3]
+    assert second.service._checkpoints[ONE].newest_store_ms == world.topic.times_ms[ONE][3]
     world.topic.make_again()
     for i in range(6):
         world.topic.put(envelope(f"new{i}", 5))

@@ -14,7 +14,7 @@ from rocketmq_spark.delay.release import checkpoints_of
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.records import NOTE, RECORD, TARGETING_NOTE, Dead, Record, area_end, decode_record
+from rocketmq_spark.spool.records import NOTE, RECORD, TARGET_RULES_NOTE, Dead, Record, area_end, decode_record
 from rocketmq_spark.spool.spool import SendSpool, target_of, topic_target
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import QUEUE, Envelope
@@ -393,7 +393,7 @@ def test_records_are_compared_once_after_options_changed(bench: Bench, monkeypat
 
 def test_records_of_a_folder_without_a_note_are_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add("m", 1000)
-    database(bench.store).write([], [NOTE + TARGETING_NOTE])
+    database(bench.store).write([], [NOTE + TARGET_RULES_NOTE])
     bench.restart(RULES)
     assert len(compared(bench, monkeypatch)) == 1
     bench.restart(RULES)

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spool.records import IDENTITY, TARGETING_NOTE, SpoolOwner
+from rocketmq_spark.spool.records import IDENTITY, TARGET_RULES_NOTE, SpoolOwner
 from rocketmq_spark.spool.store import Store
 from tests.delay.nodes import OTHER, QUEUES, Node, Topic, World, envelope
 from tests.helpers import raising
@@ -245,9 +245,9 @@ def test_messages_assigned_to_their_own_cluster_move_with_queue(world: World, mi
         world.topic.put(envelope(f"m{i}", 100))
     world.node("a")
     turns(world, "a", 8)
-    world.nodes["a"].store.add([], {TARGETING_NOTE: b"rules"})
+    world.nodes["a"].store.add([], {TARGET_RULES_NOTE: b"rules"})
     node, other = assigned(world, world.topic), world.node("b")
-    assert all(TARGETING_NOTE not in name for name in node.store.notes())
+    assert all(TARGET_RULES_NOTE not in name for name in node.store.notes())
     if mine:
         for _ in range(3):
             node.turn(ONE)

@@ -195,14 +195,14 @@ def test_truncated_checkpoint_keeps_progress_before_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("newest_ms", "offset", "stored_ms", "another"),
+    ("newest_store_ms", "offset", "stored_ms", "another"),
     [(7, 19, 8, True), (7, 19, 7, False), (7, 20, 8, False), (0, 19, 8, False)],
 )
 def test_younger_message_at_read_offset_shows_recreated_topic(
-    newest_ms: int, offset: int, stored_ms: int, another: bool
+    newest_store_ms: int, offset: int, stored_ms: int, another: bool
 ) -> None:
     message = replace(MESSAGE, queue_offset=offset, store_timestamp=stored_ms)
-    assert QueueCheckpoint(3, 20, Progress(5, 20, 9), newest_ms).shows_recreation(message) is another
+    assert QueueCheckpoint(3, 20, Progress(5, 20, 9), newest_store_ms).shows_recreation(message) is another
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=9), st.data())
@@ -232,11 +232,11 @@ def test_what_is_written_down_comes_back(seen: QueueCheckpoint) -> None:
     )
 
 
-@pytest.mark.parametrize("newest_ms", [[], [7]], ids=["5Q", "6Q"])
-def test_only_oldest_offset_of_earlier_release_note_is_trusted(newest_ms: list[int]) -> None:
+@pytest.mark.parametrize("newest_store_ms", [[], [7]], ids=["5Q", "6Q"])
+def test_only_oldest_offset_of_earlier_release_note_is_trusted(newest_store_ms: list[int]) -> None:
     """It may have the progress of two nodes, which it got from brokers."""
-    data = struct.pack(f">{5 + len(newest_ms)}Q", 3, 9, 5, 20, 1_700_000_000_000, *newest_ms)
-    assert QueueCheckpoint.decode(data) == QueueCheckpoint(3, 9, Progress(5, 5, 0), *newest_ms)
+    data = struct.pack(f">{5 + len(newest_store_ms)}Q", 3, 9, 5, 20, 1_700_000_000_000, *newest_store_ms)
+    assert QueueCheckpoint.decode(data) == QueueCheckpoint(3, 9, Progress(5, 5, 0), *newest_store_ms)
 
 
 def test_node_resumes_if_its_checkpoint_covers_oldest_offset() -> None:

@@ -159,7 +159,7 @@ def test_body_longer_than_any_envelope_is_cut_before_python(spark: SparkSession)
     most = 5000
     largest = Envelope("t" * 255, 1, "ID", 0, 0, "p" * 32767, b"x" * most).pack()
     rows = spark.createDataFrame([(largest,), (largest * 3,)], "body binary").select(
-        stream_module._truncated("body", most)
+        stream_module._truncated_column("body", most)
     )
     whole, cut = (bytes(row.body) for row in rows.collect())
     assert whole == largest

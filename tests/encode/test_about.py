@@ -25,7 +25,7 @@ def rows(*numbers):
 def test_rows_of_a_tag_come_together_and_say_it(tags, data):
     made = of(tags=tags)
     mine = rows(*data.draw(st.permutations(range(len(tags))).map(lambda p: p[: data.draw(st.integers(1, len(p)))])))
-    parts = made.by_tag(mine)
+    parts = made.rows_by_tag(mine)
     assert sorted(np.concatenate(parts).tolist()) == sorted(mine.tolist())
     said = [made.properties(part).get("TAGS") for part in parts]
     assert len(said) == len(set(said))
@@ -33,13 +33,13 @@ def test_rows_of_a_tag_come_together_and_say_it(tags, data):
         assert {tags[row] or None for row in part.tolist()} == {tag}
         places = [mine.tolist().index(row) for row in part.tolist()]
         assert places == sorted(places)
-    assert made.tags == len({tag for tag in tags if tag})
+    assert made.tag_count == len({tag for tag in tags if tag})
 
 
 def test_many_rows_of_a_tag_keep_their_order():
     """So few as the test above has are sorted in their order by any way of sorting."""
     made = of(tags=["abc"[n % 3] for n in range(1000)])
-    assert [part.tolist() for part in made.by_tag(rows(*range(1000)))] == [[*range(n, 1000, 3)] for n in range(3)]
+    assert [part.tolist() for part in made.rows_by_tag(rows(*range(1000)))] == [[*range(n, 1000, 3)] for n in range(3)]
 
 
 def test_tags_and_keys_of_invalid_utf_8_read_as_in_java():
@@ -65,8 +65,8 @@ def test_messages_of_several_tags_have_none_together():
 
 def test_without_columns_nothing_is_said():
     made = of(body=["x", "y"])
-    assert [part.tolist() for part in made.by_tag(rows(1, 0))] == [[1, 0]]
-    assert (made.tags, made.properties(rows(0, 1))) == (0, {})
+    assert [part.tolist() for part in made.rows_by_tag(rows(1, 0))] == [[1, 0]]
+    assert (made.tag_count, made.properties(rows(0, 1))) == (0, {})
 
 
 @pytest.mark.parametrize(

@@ -27,4 +27,4 @@ def test_nothing_is_no_error():
     bad_rows = BadRows()
     bad_rows.add(np.zeros(3, bool), lambda i: "never")
     bad_rows.raise_if_any()
-    assert bad_rows.found() == []
+    assert bad_rows.reasons_by_row() == []

@@ -259,7 +259,7 @@ def test_the_encoder_writes_them():
     checked = encoder.check(batch, BadRows())
     encoded = encoder.join(checked)
     made = RowHash(KEY)(encoded.joined(), batch, {"body": "body"}, "t")
-    encoder.identify(encoded, checked, lambda items, first: made[first : first + len(items)])
+    encoder.add_content_ids(encoded, checked, lambda items, first: made[first : first + len(items)])
     assert len(bad) == len(encoded) == 3
     (chunk,) = encoded.chunks(1 << 20)
     items = decode_batch(chunk.body)
@@ -285,7 +285,7 @@ def test_row_ids_are_equal_in_batches_joined_one_by_one(order, looked):
         parts.append((first, len(items)))
         return hashed(items, batch.slice(first, len(items)), columns, None)
 
-    encoder.identify(encoded, checked, made)
+    encoder.add_content_ids(encoded, checked, made)
     encoded = encoded if order is None else encoded.take(order)
     items = [item for chunk in encoded.chunks(16_000) for item in decode_batch(chunk.body)]
     ids = [decode_properties(item.properties)["UNIQ_KEY"] for item in items]
@@ -307,11 +307,11 @@ def test_a_short_last_chunk_does_not_hash_the_others_again():
         parts.append((first, len(items)))
         return hashed(items, batch.slice(first, len(items)), columns, "t")
 
-    encoder.identify(encoded, checked, made)
+    encoder.add_content_ids(encoded, checked, made)
     size = len(next(encoded.chunks(1 << 20)).body) // 200
     parts.clear()
     encoded = encoder.join(checked)
-    encoder.identify(encoded, checked, made)
+    encoder.add_content_ids(encoded, checked, made)
     items = [item for chunk in encoded.chunks(90 * size) for item in decode_batch(chunk.body)]
     assert [bytes(item.body) for item in items] == [row["body"] for row in rows]
     assert parts == [(0, 90), (90, 90), (180, 20)]
@@ -328,5 +328,5 @@ def test_stored_rows_are_counted_over_the_batches(stored, batches):
         for number in batch:
             expected.append(not left[number])
             left[number] -= left[number] > 0
-        assert rows.missing(made(batch)).tolist() == expected
-    assert rows.left == left.total()
+        assert rows.missing_mask(made(batch)).tolist() == expected
+    assert rows.unmatched_count == left.total()

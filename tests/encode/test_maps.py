@@ -18,7 +18,7 @@ def strings(column):
     start, rest = pieces.split()
     joined = buffers.joined(pa.array([start] * len(column), pa.binary()), *rest).to_pylist()
     assert pieces.lengths.tolist() == [len(item) for item in joined]
-    return [item.decode() for item in joined], dict(bad_rows.found())
+    return [item.decode() for item in joined], dict(bad_rows.reasons_by_row())
 
 
 def expected(rows):

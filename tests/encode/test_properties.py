@@ -24,7 +24,7 @@ def made(batch, delays=False, **columns):
     joined = buffers.joined(pa.array([start] * len(batch), pa.binary()), *rest).to_pylist()
     assert pieces.lengths.tolist() == [len(item) for item in joined]
     found = [decode_properties(item.decode()) for item in joined]
-    return found, dict(bad_rows.found()), None if delayed is None else delayed.tolist()
+    return found, dict(bad_rows.reasons_by_row()), None if delayed is None else delayed.tolist()
 
 
 def test_every_column_has_its_name():

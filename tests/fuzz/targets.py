@@ -17,7 +17,7 @@ from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of_answers
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.delay.envelope_records import DeliveryRules, effect_of
 from rocketmq_spark.delay.release import DEAD_TOPIC, Progress, QueueCheckpoint, sink_row
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
@@ -208,7 +208,7 @@ TARGETS: dict[str, Target] = {
     "leniently": Target(lambda data: list(messages.decode_leniently(data, max_body_bytes=MAX_FRAME)), _stored(), ()),
     "stamp": Target(messages.first_stamp, _stored(), ()),
     "arrow": Target(lambda data: list(Decoder(QUEUES).batches(_fetched(data), 300)), _stored()),
-    "carefully": Target(lambda data: careful.decode(_fetched(data), QUEUES, BASIC, "user"), _stored()),
+    "carefully": Target(lambda data: careful.decode(_fetched(data), QUEUES, BASIC_COLUMNS, "user"), _stored()),
     "rows of a poll": Target(
         lambda data: batch_of_answers([((QUEUE, 0, [(9, len(data))], data), NO_FILTER)]), _stored()
     ),

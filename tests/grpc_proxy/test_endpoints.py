@@ -43,8 +43,8 @@ def test_failed_endpoint_gets_part_of_time_until_it_answers() -> None:
     """One whose host lost power would take all of a call's time each time it is tried."""
     endpoints, deadline = Endpoints(["a", "b"]), Deadline.after(1000)
     endpoints.record_answer("a")
-    assert endpoints.time_slice("a", deadline, 2) is deadline
+    assert endpoints.call_deadline("a", deadline, 2) is deadline
     endpoints.record_failure("a", 0.0)
-    assert endpoints.time_slice("a", deadline, 2).remaining() < 600
+    assert endpoints.call_deadline("a", deadline, 2).remaining() < 600
     endpoints.record_answer("a")
-    assert endpoints.time_slice("a", deadline, 2) is deadline
+    assert endpoints.call_deadline("a", deadline, 2) is deadline

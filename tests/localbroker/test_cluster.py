@@ -233,8 +233,8 @@ def test_starting_twice(cluster: LocalBroker) -> None:
 
 
 def test_fixed_ports_and_flags() -> None:
-    broker = processes.free_port(processes.BROKER_PORTS)
-    taken = [broker + distance for distance in processes.BROKER_PORTS]
+    broker = processes.free_port(processes.BROKER_PORT_DISTANCES)
+    taken = [broker + distance for distance in processes.BROKER_PORT_DISTANCES]
     ports = {"namesrv": processes.free_port(ports_to_avoid=taken), "broker-a": broker}
     with LocalBroker(ports=ports, queues=3, conf=WITHOUT_TIMERS, heap_mb=160, jvm=["-Dmine=1"]) as mq:
         flags = Path(f"/proc/{mq.pid('broker-a')}/cmdline").read_text().split("\0")

@@ -13,12 +13,12 @@ import pytest
 
 from rocketmq_spark.localbroker import processes
 from rocketmq_spark.localbroker.distribution import CACHE_VARIABLE
-from rocketmq_spark.localbroker.processes import BROKER_PORTS, PortAssignments
+from rocketmq_spark.localbroker.processes import BROKER_PORT_DISTANCES, PortAssignments
 
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    with socket.create_server((processes.HOST, processes.free_port(BROKER_PORTS))) as s:
+    with socket.create_server((processes.HOST, processes.free_port(BROKER_PORT_DISTANCES))) as s:
         yield s
 
 
@@ -32,8 +32,8 @@ def test_a_listener_on_loopback_takes_the_port(listener: socket.socket) -> None:
 
 
 def test_a_broker_needs_its_neighbours(listener: socket.socket) -> None:
-    for distance in BROKER_PORTS:
-        assert not processes.all_free(_port(listener) - distance, BROKER_PORTS)
+    for distance in BROKER_PORT_DISTANCES:
+        assert not processes.are_all_free(_port(listener) - distance, BROKER_PORT_DISTANCES)
 
 
 def test_free_port_avoids_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +50,10 @@ def test_no_port_is_given_out_twice_and_none_of_another_process(
     """Not while the server that had it is dead, either: its ports are free then, and still its own."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(processes, "_blocks", processes._PortBlocks())
-    own = [processes.free_port(BROKER_PORTS) for _ in range(60)]
-    asked = "from rocketmq_spark.localbroker.processes import *\nprint(*[free_port(BROKER_PORTS) for _ in range(60)])"
+    own = [processes.free_port(BROKER_PORT_DISTANCES) for _ in range(60)]
+    asked = "from rocketmq_spark.localbroker.processes import *\nprint(*[free_port(BROKER_PORT_DISTANCES) for _ in range(60)])"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=True)
-    all_of_them = [port + d for port in [*own, *map(int, told.stdout.split())] for d in BROKER_PORTS]
+    all_of_them = [port + d for port in [*own, *map(int, told.stdout.split())] for d in BROKER_PORT_DISTANCES]
     assert len(set(all_of_them)) == len(all_of_them) == 360
 
 
@@ -70,15 +70,15 @@ def test_nobody_accepts_on_a_free_port() -> None:
 
 def test_the_book_keeps_ports(tmp_path: Path) -> None:
     path = tmp_path / "ports.json"
-    port = PortAssignments(path, {}).assign("broker-a", BROKER_PORTS)
-    assert PortAssignments(path, {}).assign("broker-a", BROKER_PORTS) == port
+    port = PortAssignments(path, {}).assign("broker-a", BROKER_PORT_DISTANCES)
+    assert PortAssignments(path, {}).assign("broker-a", BROKER_PORT_DISTANCES) == port
     assert json.loads(path.read_text()) == {"broker-a": port}
 
 
 def test_the_book_gives_another_port_when_the_old_one_is_taken(tmp_path: Path, listener: socket.socket) -> None:
     path = tmp_path / "ports.json"
     path.write_text(json.dumps({"broker-a": _port(listener)}))
-    assert PortAssignments(path, {}).assign("broker-a", BROKER_PORTS) != _port(listener)
+    assert PortAssignments(path, {}).assign("broker-a", BROKER_PORT_DISTANCES) != _port(listener)
 
 
 def test_a_wish_is_kept_even_when_it_cannot_work(tmp_path: Path, listener: socket.socket) -> None:
@@ -90,7 +90,7 @@ def test_a_wish_is_kept_even_when_it_cannot_work(tmp_path: Path, listener: socke
 
 def test_servers_of_one_book_do_not_meet(tmp_path: Path) -> None:
     book = PortAssignments(tmp_path / "ports.json", {})
-    ports = [book.assign(f"broker-{i}", BROKER_PORTS) + d for i in range(20) for d in BROKER_PORTS]
+    ports = [book.assign(f"broker-{i}", BROKER_PORT_DISTANCES) + d for i in range(20) for d in BROKER_PORT_DISTANCES]
     assert len(set(ports)) == len(ports)
 
 

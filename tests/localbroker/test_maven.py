@@ -333,7 +333,7 @@ def test_the_proxy_of_the_environment_is_used(server: Server, tmp_path: Path, mo
 
 
 def test_a_network_that_swallows_packets(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maven, "STALLED_AFTER_S", 0.3)
+    monkeypatch.setattr(maven, "STALL_TIMEOUT_S", 0.3)
     gone = threading.Event()
     server.does = lambda request, number: gone.wait(60) and None
     try:

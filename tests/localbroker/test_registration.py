@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.localbroker.cluster_servers import _TRIGGER_EVERY_S, Registration
+from rocketmq_spark.localbroker.cluster_servers import _TRIGGER_INTERVAL_S, Registration
 from rocketmq_spark.localbroker.processes import Server
 from rocketmq_spark.localbroker.servers import BrokerSpec
 from tests.helpers import awaited
@@ -86,5 +86,5 @@ def test_registrations_are_not_triggered_all_the_time(registration: Registration
     before, begun = server.log().count(told), time.monotonic()
     for _ in range(20):
         registration.shows_or_triggers(stranger, server)
-    most = (time.monotonic() - begun) / _TRIGGER_EVERY_S + 1
+    most = (time.monotonic() - begun) / _TRIGGER_INTERVAL_S + 1
     assert 1 <= server.log().count(told) - before <= most

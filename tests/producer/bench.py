@@ -31,9 +31,9 @@ class Bench:
         self.timers: dict[str, ManualTimer] = {}
         self.producers: list[BaseProducer] = []
 
-    def producer(self, shared_as: str | None = None, **settings: Any) -> BaseProducer:
+    def producer(self, sharing_key: str | None = None, **settings: Any) -> BaseProducer:
         chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
-        producer = BaseProducer(self.sender, ProducerSettings(**chosen), shared_as, self.timer)
+        producer = BaseProducer(self.sender, ProducerSettings(**chosen), sharing_key, self.timer)
         self.producers.append(producer)
         return producer
 

@@ -38,9 +38,9 @@ def test_the_size_must_be_exceeded_not_just_reached() -> None:
     accumulator = Accumulator(BatchLimits(max_bytes=10))
     for name in "ab":
         accumulator.add(key(), entry(5, name), None, 0)
-        assert not accumulator.has_ready(0)
+        assert not accumulator.has_ready_batch(0)
     accumulator.add(key(), entry(5, "c"), None, 0)
-    assert accumulator.has_ready(0)
+    assert accumulator.has_ready_batch(0)
     assert ids(accumulator.take_ready(0)) == [["a", "b", "c"]]
 
 
@@ -48,9 +48,9 @@ def test_and_2_13_a_batch_is_due_at_its_age() -> None:
     accumulator = Accumulator(BatchLimits(max_delay_ms=10))
     accumulator.add(key(), entry(name="a"), None, 100)
     accumulator.add(key(), entry(name="b"), None, 105)
-    assert not accumulator.has_ready(109)
+    assert not accumulator.has_ready_batch(109)
     assert accumulator.take_ready(109) == []
-    assert accumulator.has_ready(110)
+    assert accumulator.has_ready_batch(110)
     assert ids(accumulator.take_ready(110)) == [["a", "b"]]
     assert accumulator.take_ready(10**6) == []
 
@@ -112,7 +112,7 @@ def test_nothing_of_a_batch_stays_behind() -> None:
         for batch in accumulator.take_ready(round_ * 100 + 10):
             accumulator.release(batch)
     assert (accumulator.open_count, accumulator.buffered_bytes) == (0, 0)
-    assert not accumulator.has_ready(10**9)
+    assert not accumulator.has_ready_batch(10**9)
     assert [len(getattr(accumulator, name)) for name in ("_batches_by_age", "closed_batches", "_taken_batches")] == [
         0,
         0,
@@ -262,7 +262,7 @@ class AccumulatorModel(SteppingMachine):
             assert batch.encoded_bytes <= 60
         self.out += batches
         assert self.left == self.sent
-        assert not self.accumulator.has_ready(self.now)
+        assert not self.accumulator.has_ready_batch(self.now)
 
     @step(which=st.integers(0, 9))
     def answer(self, which: int) -> None:

@@ -245,9 +245,9 @@ def test_a_broker_that_is_silent_does_what_it_said_before(served: Bench) -> None
 def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
     from rocketmq_spark.model import SendResult
     from rocketmq_spark.producer.delays import with_recall_handle
-    from rocketmq_spark.producer.encoding import EnvelopedMessage, Prepared
+    from rocketmq_spark.producer.encoding import EnvelopedMessage, PreparedMessage
 
-    prepared = Prepared(M, "ID", "", True, EnvelopedMessage("T", 5))
+    prepared = PreparedMessage(M, "ID", "", True, EnvelopedMessage("T", 5))
     spooled = SendResult(SendStatus.SPOOLED, "ID", None, None)
     assert with_recall_handle(spooled, prepared) is spooled
 

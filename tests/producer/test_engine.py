@@ -20,7 +20,7 @@ from rocketmq_spark.producer.fault_tolerance import RELEASE_4, FaultTable, fault
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.retry import RetryState
-from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
+from rocketmq_spark.producer.send_queue import INITIAL_REQUESTS_PER_BROKER
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.fakes.sender import refused
 from tests.fakes.timer import ManualTimer
@@ -320,16 +320,16 @@ def test_in_flight_bound_follows_brokers_and_acknowledgements(bench: Bench) -> N
     assert engine.has_room(outgoing().size)
     while engine.has_room(outgoing().size):
         engine.submit(outgoing(done=told))
-    assert len(bench.sender.waiting) == 2 * INITIAL_PER_BROKER
+    assert len(bench.sender.waiting) == 2 * INITIAL_REQUESTS_PER_BROKER
     bench.sender.answer()
     while engine.has_room(outgoing().size):
         engine.submit(outgoing(done=told))
-    assert len(bench.sender.waiting) == 2 * (INITIAL_PER_BROKER + 1)
+    assert len(bench.sender.waiting) == 2 * (INITIAL_REQUESTS_PER_BROKER + 1)
     bench.sender.answer(0, refused(Response.SYSTEM_BUSY))
     bench.time.advance(1)
     bench.sender.answer(len(bench.sender.waiting) - 1)
     assert (len(told), told[-1].attempts) == (2, 2)
-    assert engine.send_window.max_concurrent == 2 * ((INITIAL_PER_BROKER + 1) // 2)
+    assert engine.send_window.max_concurrent == 2 * ((INITIAL_REQUESTS_PER_BROKER + 1) // 2)
     assert not engine.has_room(outgoing().size)
 
 

@@ -37,7 +37,7 @@ def test_message_that_is_refused_leaves_no_promise_behind(bench: Bench, monkeypa
     for place, body in (
         ("encoding.batch_item", bytearray(b"x")),
         ("accumulator.Accumulator.add", bytearray(b"x")),
-        ("accumulator.Accumulator.add_plain", b"x"),
+        ("accumulator.Accumulator.add_plain_message", b"x"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(f"rocketmq_spark.producer.{place}", refuse)

@@ -24,7 +24,7 @@ from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.spool.lanes import STEPS_S
+from rocketmq_spark.spool.lanes import RETRY_PAUSES_S
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.compression import compress, decompress
@@ -187,14 +187,14 @@ def test_resend_open_at_process_close_does_not_count_as_a_try(bench: Bench, tmp_
         return round(1000 * bench.time.now)
 
     kept = SpooledSend("T", REQUEST)
-    for number in range(len(STEPS_S) + 1):
+    for number in range(len(RETRY_PAUSES_S) + 1):
         bench.sender = ScriptedSender(bench.time)
         bench.sender.script = [None]
         resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
         spool = SendSpool(Store(tmp_path, "never"), resender, ManualTimer(bench.time), clock)
         if not number:
             spool.keep([kept])
-        bench.time.advance(STEPS_S[0] + 0.001)
+        bench.time.advance(RETRY_PAUSES_S[0] + 0.001)
         assert not bench.sender.script
         spool.close(Deadline.after(0))
         assert (spool.store.totals.depth, spool.store.totals.dead) == (1, 0)
@@ -392,7 +392,7 @@ def test_what_may_not_be_in_one_batch_goes_alone(resender: EngineResender, odd: 
     assert resender.batch_predicate(single(b"a"))(single(b"b"))
     assert not resender.batch_predicate(single(b"a"))(odd)
     assert not resender.batch_predicate(odd)(single(b"a"))
-    with pytest.raises(ValueError, match="does not go with"):
+    with pytest.raises(ValueError, match="does not fit into the batch of"):
         resender.join_sends([single(b"a"), odd])
 
 

@@ -173,7 +173,7 @@ def test_priorities_are_those_of_all_or_of_none() -> None:
     bad_rows = BadRows()
     batch = message_batch([message(priority=3), message(), message(priority=0)], bad_rows)
     assert batch["priority"].to_pylist() == [3, 0, 0]
-    assert bad_rows.found() == [(1, "it has no priority, and others have one: send it with another call")]
+    assert bad_rows.reasons_by_row() == [(1, "it has no priority, and others have one: send it with another call")]
 
 
 def test_an_iterator_is_sent_by_portions(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_they_have_the_properties_of_send(given: list[Message]) -> None:
     from rocketmq_spark.wire.messages import decode_batch
 
     batch = message_batch(given, bad_rows := BadRows())
-    assert bad_rows.found() == []
+    assert bad_rows.reasons_by_row() == []
     encoder = Encoder({name: name for name in batch.schema.names}, 1 << 20, RecordingIds(bytes(8), lambda: 0))
     (chunk,) = encoder(batch).chunks(1 << 20)
     settings = ProducerSettings(group="g")

@@ -114,7 +114,7 @@ def test_closing_gives_up_everything_and_takes_nothing_more(bench: Bench) -> Non
     for each in (first, second):
         found.put(each, 1)
     found.take_ready()
-    found.add_blocking(blocking)
+    found.add_blocking_send(blocking)
     assert not found.wait_until_idle(Deadline.after(0.5))
     assert found.close() == ([first, second], [blocking])
     assert found.record_verdict(first, OK) is None, "its answer is too late"
@@ -122,7 +122,7 @@ def test_closing_gives_up_everything_and_takes_nothing_more(bench: Bench) -> Non
     with pytest.raises(ClosedError):
         found.put(ordered(), 1)
     assert found.has_room(1000, False), "so that nobody waits"
-    found.remove_blocking(blocking)
+    found.remove_blocking_send(blocking)
     assert found.wait_until_idle(Deadline.after(0.0))
 
 

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES, SendWindow
+from rocketmq_spark.producer.send_queue import (
+    INITIAL_REQUESTS_PER_BROKER,
+    MAX_REQUESTS_PER_BROKER,
+    TARGET_BYTES_IN_FLIGHT,
+    SendWindow,
+)
 from rocketmq_spark.producer.settings import ProducerSettings
 
 
@@ -21,17 +26,17 @@ def test_a_fixed_number_per_broker_stays() -> None:
 
 def test_it_grows_with_small_batches_to_a_limit() -> None:
     found = bounds()
-    assert found.max_per_broker == INITIAL_PER_BROKER
+    assert found.max_per_broker == INITIAL_REQUESTS_PER_BROKER
     for _ in range(1000):
         found.record_acknowledged(1000, is_first_attempt=True)
-    assert found.max_per_broker == MAX_PER_BROKER
+    assert found.max_per_broker == MAX_REQUESTS_PER_BROKER
 
 
 def test_send_window_grows_only_to_target_bytes_per_connection() -> None:
     found = bounds()
     for _ in range(100):
         found.record_acknowledged(1 << 20, is_first_attempt=True)
-    assert found.max_per_broker == TARGET_BYTES >> 20
+    assert found.max_per_broker == TARGET_BYTES_IN_FLIGHT >> 20
 
 
 def test_it_halves_when_a_broker_had_to_be_asked_again() -> None:

@@ -50,7 +50,7 @@ def test_block_raising_after_unsent_commit_leaves_it_to_checker(shop: Shop, capl
         half.commit()
     assert [decision for _, decision in shop.ends()] == [COMMIT]
     assert half.state is HalfState.UNKNOWN
-    assert "its commit could not be sent" in caplog.text
+    assert "the commit could not be sent" in caplog.text
     shop.answers = [COMMIT]
     assert shop.question(half.result.msg_id) is COMMIT
 
@@ -80,7 +80,7 @@ def test_what_only_garbage_holds_is_not_held(
     gc.disable()
     try:
         msg_id = left()
-        assert msg_id in transactions._registry._referenced, "the test shows nothing"
+        assert msg_id in transactions._registry._referenced_messages, "the test shows nothing"
         shop.answers = [COMMIT]
         assert shop.question(msg_id) is COMMIT
     finally:
@@ -229,7 +229,7 @@ def test_check_before_the_send_answer_does_not_ask_user_function(
 
 def test_unanswered_half_is_rolled_back_after_many_later_sends(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its broker asks when it is back, and the function would find what was sent instead."""
-    monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(transactions, "MAX_REMEMBERED_FATES", 3)
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
     with pytest.raises(CallTimeout):
         shop.producer.send_half(Message("T", b"x", keys=["7"]))
@@ -242,7 +242,7 @@ def test_unanswered_half_is_rolled_back_after_many_later_sends(shop: Shop, monke
 
 
 def test_remembered_unanswered_half_messages_are_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(transactions, "MAX_REMEMBERED_FATES", 3)
     shop.sender.script = [lambda queue, request: CallTimeout("no answer")] * 5
     for _ in range(5):
         with pytest.raises(CallTimeout):

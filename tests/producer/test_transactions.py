@@ -411,7 +411,7 @@ def test_failed_rollback_is_answered_when_the_broker_checks(shop: Shop, caplog: 
     with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and its rollback may not have arrived"):
         shop.producer.send_half(Message("T", b"x"))
     assert "no such transaction" in caplog.text
-    assert shop.question(next(reversed(transactions._registry._recent))) is ROLLBACK
+    assert shop.question(next(reversed(transactions._registry._recent_fates))) is ROLLBACK
     assert shop.asked == []
 
 
@@ -446,7 +446,7 @@ def test_a_place_that_cannot_be_read_is_an_error(shop: Shop) -> None:
 
 
 def test_remembered_decisions_are_bounded_but_open_halves_stay(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(transactions, "MAX_REMEMBERED_FATES", 3)
     halves = [shop.producer.send_half(Message("T", b"x")) for _ in range(5)]
     msg_ids = [half.result.msg_id for half in halves]
     assert [shop.question(msg_id) for msg_id in msg_ids] == [UNKNOWN] * 5
@@ -459,7 +459,7 @@ def test_remembered_decisions_are_bounded_but_open_halves_stay(shop: Shop, monke
 
 
 def test_a_decision_is_remembered_however_long_it_took(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(transactions, "MAX_REMEMBERED_FATES", 3)
     half = shop.producer.send_half(Message("T", b"x"))
     msg_id = half.result.msg_id
     for _ in range(5):

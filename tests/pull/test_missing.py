@@ -21,16 +21,16 @@ def test_lowest_first_and_cut_to_the_count() -> None:
     missing = PendingOffsets(ranges((5, 20), (0, 3), (7, 7)))
     assert missing.start_pulls(0, 8, 2) == [PendingRange(0, 5, 13), PendingRange(0, 13, 20)]
     assert missing.start_pulls(2, 8, 5) == [PendingRange(1, 0, 3)]
-    assert (missing.has_unrequested, missing.pulls_in_flight, bool(missing)) == (False, 3, True)
+    assert (missing.has_unrequested_offsets, missing.pulls_in_flight, bool(missing)) == (False, 3, True)
     assert missing.finish_pull(0) == PendingRange(0, 5, 13)
     assert missing.finish_pull(0) is None
-    assert missing.first_pending() == (0, 13)
+    assert missing.first_pending_position() == (0, 13)
 
 
 def test_nothing_to_read_is_nothing_missing() -> None:
     missing = PendingOffsets(ranges((7, 7), (9, 3)))
     assert not missing
-    assert missing.first_pending() == (2, 0)
+    assert missing.first_pending_position() == (2, 0)
 
 
 def test_parked_slots_come_back_when_they_are_due() -> None:
@@ -40,10 +40,10 @@ def test_parked_slots_come_back_when_they_are_due() -> None:
         missing.finish_pull(opaque)
     missing.retry_at(late, 5.0)
     missing.retry_at(soon, 3.0)
-    assert (missing.next_retry_at, missing.has_unrequested) == (3.0, False)
-    missing.release_due(4.0)
+    assert (missing.next_retry_at, missing.has_unrequested_offsets) == (3.0, False)
+    missing.release_due_ranges(4.0)
     assert (missing.next_retry_at, missing.start_pulls(3, 10)) == (5.0, [soon])
-    missing.release_due(5.0)
+    missing.release_due_ranges(5.0)
     assert (missing.next_retry_at, missing.start_pulls(4, 10)) == (None, [late])
 
 
@@ -72,7 +72,7 @@ def test_waiting_ranges_return_soonest_first_after_others_go() -> None:
         missing.retry_at(slot, due)
     assert missing.remove(PendingRange(0, 0, 10)) == [PendingRange(0, 0, 10)]
     assert missing.next_retry_at == 3.0
-    missing.release_due(3.0)
+    missing.release_due_ranges(3.0)
     assert (missing.next_retry_at, missing.start_pulls(3, 10)) == (9.0, [PendingRange(0, 20, 30)])
 
 
@@ -100,7 +100,7 @@ class AgainstASet(SteppingMachine):
 
     @step(count=st.integers(1, 20), max_slots=st.integers(1, 4))
     def send(self, count: int, max_slots: int) -> None:
-        if not self.missing.has_unrequested:
+        if not self.missing.has_unrequested_offsets:
             return
         slots = self.missing.start_pulls(self.opaque + 1, count, max_slots)
         assert 1 <= len(slots) <= max_slots
@@ -164,7 +164,7 @@ class AgainstASet(SteppingMachine):
     @step(step=st.floats(0, 5))
     def time_goes_on(self, step: float) -> None:
         self.now += step
-        self.missing.release_due(self.now)
+        self.missing.release_due_ranges(self.now)
         self.due = {place: due for place, due in self.due.items() if due > self.now}
 
     @step()
@@ -197,7 +197,7 @@ class AgainstASet(SteppingMachine):
         )
         assert self.missing.next_retry_at == min(self.due.values(), default=None)
         if self.wanted:
-            assert self.missing.first_pending() == min(self.wanted)
+            assert self.missing.first_pending_position() == min(self.wanted)
 
 
 TestMissing = model_test(

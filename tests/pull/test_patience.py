@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost
-from rocketmq_spark.pull.progress_timeout import BROKER_SILENCE_S, ProgressTimeout
+from rocketmq_spark.pull.progress_timeout import MAX_BROKER_SILENCE_S, ProgressTimeout
 from tests.pull.pull_model import Time
 
 LOST = ConnectionLost("the connection broke while pulling", "h:1")
@@ -35,11 +35,11 @@ def test_patience_ends_and_begins_anew_when_something_was_read() -> None:
 
 def test_a_word_is_not_something_to_read() -> None:
     patient, time = patience(100.0)
-    time.advance(BROKER_SILENCE_S + 1)
+    time.advance(MAX_BROKER_SILENCE_S + 1)
     assert patient.is_silent
     patient.record_answer()
     assert not patient.is_silent
-    assert patient.remaining_s() == 100 - BROKER_SILENCE_S - 1
+    assert patient.remaining_s() == 100 - MAX_BROKER_SILENCE_S - 1
 
 
 @pytest.mark.parametrize(

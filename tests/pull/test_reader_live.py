@@ -215,7 +215,7 @@ class TestFaultyNetwork:
     def test_a_way_that_swallows_everything_is_left(
         self, filled: list[OffsetRange], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(progress_timeout, "BROKER_SILENCE_S", 0.2)
+        monkeypatch.setattr(progress_timeout, "MAX_BROKER_SILENCE_S", 0.2)
         taken: list[str] = []
 
         def way() -> str:

@@ -75,7 +75,7 @@ def test_what_the_plan_knew_comes_first_and_once(make: Callable[..., Replica]) -
 
 def test_a_slave_is_not_what_the_plan_knew(make: Callable[..., Replica]) -> None:
     replica = make("slave", "known:1")
-    assert [address(replica), replica.at_master] == [SLAVE, False]
+    assert [address(replica), replica.is_at_master] == [SLAVE, False]
 
 
 @pytest.mark.parametrize(("read_from", "moves"), [("hint", True), ("master", False), ("slave", False)])
@@ -90,7 +90,7 @@ def test_the_master_has_the_last_word_where_a_slave_is_doubted(make: Callable[..
     replica = make("slave")
     assert address(replica) == SLAVE
     assert replica.follow_hint(None)
-    assert [address(replica), replica.at_master] == [MASTER, True]
+    assert [address(replica), replica.is_at_master] == [MASTER, True]
     assert not replica.follow_hint(None)
 
 
@@ -150,4 +150,4 @@ def test_a_slave_that_acts_as_master_is_none(make: Callable[..., Replica], broke
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"broker-a": {0: SLAVE}}, perm=4, acting=True))
     broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_BUSY))
     replica = make("hint")
-    assert [address(replica), replica.at_master] == [SLAVE, False]
+    assert [address(replica), replica.is_at_master] == [SLAVE, False]

@@ -47,7 +47,7 @@ def test_address_change_keeps_suspicion_but_restarts_grace_time() -> None:
     known.suspect_loss(HERE, 100.0)
     known.next_retry_at(THERE, 100.0)
     known.on_address_changed()
-    assert known.any_suspected
+    assert known.has_suspicions
     assert [known.suspect_loss(HERE, now) for now in (120.0, 134.9, 135.0)] == [False, False, True]
     assert not known.suspect_loss(THERE, 120.0)
 
@@ -67,10 +67,10 @@ def test_waiting_alone_is_not_suspicious() -> None:
     known = trials()
     known.next_retry_at(HERE, 100.0)
     assert known.by_position
-    assert not known.any_suspected
+    assert not known.has_suspicions
     known.suspect_loss(HERE, 100.0)
-    assert known.any_suspected
+    assert known.has_suspicions
     known.clear(HERE)
     known.clear(HERE)
     assert not known.by_position
-    assert not known.any_suspected
+    assert not known.has_suspicions

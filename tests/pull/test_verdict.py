@@ -58,8 +58,8 @@ CASES = [
     (answer(27), RepeatPull(reroute=True)),
     (answer(28), RepeatPull(reroute=True)),
     (answer(1500, "bye"), Reconnect()),
-    (answer(16, "the broker[10.0.0.5] pulling message is forbidden", forbidden=1), RepeatPull()),
-    (answer(16, "the topic[t] pulling message is forbidden", forbidden=3), RepeatPull()),
+    (answer(16, "the broker[10.0.0.5] pulling message is forbidden", forbidden_type=1), RepeatPull()),
+    (answer(16, "the topic[t] pulling message is forbidden", forbidden_type=3), RepeatPull()),
     (answer(16, "the topic[t] pulling message is forbidden"), RepeatPull()),  # a broker before 5.0
     # gone, perhaps
     (answer(17, "topic[t] not exist"), Suspect(Cause.TOPIC_DELETED)),

@@ -169,7 +169,9 @@ def test_queues_that_members_had_by_position_stay_theirs(caplog: pytest.LogCaptu
         caplog.clear()
         assert own(qs("b:0-3")) == own(qs("b:0-3")) == []
         (said,) = caplog.messages
-        assert said.startswith("environment 1, a number alone, had T/a/0. Topic T does not have these queues now")
+        assert said.startswith(
+            "environment 1, a number alone, had T/a/0. Topic T lacks its queues of the environment now"
+        )
     assert names(own(EIGHT)) == "a:0"
 
 

@@ -26,7 +26,7 @@ def pair() -> Iterator[tuple[SocketChannel, socket.socket]]:
 
 def write(channel: SocketChannel, seconds: float) -> None:
     deadline = Deadline.after(seconds)
-    while channel.has_unsent and channel.write(deadline):
+    while channel.has_unsent_bytes and channel.write(deadline):
         pass
 
 
@@ -34,7 +34,7 @@ def test_what_is_not_taken_stays_in_order_and_says_since_when(pair: tuple[Socket
     channel, peer = pair
     channel.add([b"first", LONG, b"last"])
     write(channel, 0.0)
-    assert channel.has_unsent
+    assert channel.has_unsent_bytes
     since = channel.blocked_since
     assert since is not None
     write(channel, 0.0)
@@ -44,7 +44,7 @@ def test_what_is_not_taken_stays_in_order_and_says_since_when(pair: tuple[Socket
         got += peer.recv(1 << 16)
         write(channel, 0.0)
     assert bytes(got) == b"first" + LONG + b"last"
-    assert (channel.has_unsent, channel.blocked_since) == (False, None)
+    assert (channel.has_unsent_bytes, channel.blocked_since) == (False, None)
 
 
 def test_it_waits_for_room_only_while_something_is_blocked(pair: tuple[SocketChannel, socket.socket]) -> None:

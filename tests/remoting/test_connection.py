@@ -481,7 +481,7 @@ def test_ten_thousand_waiters_cost_no_more_each_than_a_few(broker: MockBroker, c
             looks += 1
             return False
 
-    connection.call_each([(ping(), lambda _: None)], Counted(soon(60).at))
+    connection.call_each([(ping(), lambda _: None)], Counted(soon(60).end_s))
     start = time.monotonic()
     for _ in range(1000):
         connection.call(Command(1000), soon())
@@ -520,7 +520,7 @@ def test_who_waits_in_the_midst_of_it_takes_the_others_along(broker: MockBroker,
 def test_answers_a_server_does_not_read_are_bounded_in_memory(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "UNREAD_BYTES", 3 << 20)
+    monkeypatch.setattr(connection_module, "MAX_UNREAD_BYTES", 3 << 20)
     body, handled = bytes(1 << 20), threading.Semaphore(0)
 
     def answer(request: ServerRequest) -> bool:

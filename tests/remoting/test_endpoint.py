@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.tls_files import MAX_PEM_BLOCKS, ReloadedValue
+from rocketmq_spark.base.tls_files import ReloadedValue
 from rocketmq_spark.errors import (
     CallTimeout,
     CertificateRefused,
@@ -481,7 +481,10 @@ def test_files_of_tls_are_read_only_to_a_limit(option: str, tmp_path: Path) -> N
     given = TlsSettings(certs.ca, certs.cert("server"), certs.key("server"))
     for content, problem in (
         (b"-----BEGIN CERTIFICATE-----\n" + b"A" * paths.MAX_FILE_BYTES, f"more than {paths.MAX_FILE_BYTES} bytes"),
-        (b"-----BEGIN CERTIFICATE-----\n" * (MAX_PEM_BLOCKS + 1), f"more than {MAX_PEM_BLOCKS} certificates"),
+        (
+            b"-----BEGIN CERTIFICATE-----\n" * (paths.MAX_PEM_BLOCKS + 1),
+            f"more than {paths.MAX_PEM_BLOCKS} certificates",
+        ),
     ):
         (file := tmp_path / "large.pem").write_bytes(content)
         with pytest.raises(OptionError, match=problem):

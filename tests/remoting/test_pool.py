@@ -215,7 +215,7 @@ def test_addresses_are_mapped(broker: MockBroker) -> None:
     pool = Pool(ConnectOptions(address_map={"10.0.0.1:10911": broker.address}))
     broker.on(PING, ok())
     assert pool.get("10.0.0.1:10911", soon()).call(ping(), soon()).code == 0
-    assert pool.connect_options.reachable("other:1") == "other:1"
+    assert pool.connect_options.reachable_address("other:1") == "other:1"
     pool.close()
 
 
@@ -369,7 +369,7 @@ def test_many_threads_at_the_limit_get_answers_and_no_errors(few: Pool, servers:
 def test_addresses_of_routes_are_not_kept_without_limit(
     broker: MockBroker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("_MAX_SLOTS", 10), ("_MAX_ADVERTISED", 10), ("IDLE_S", -1.0)):
+    for name, value in (("_MAX_SLOTS", 10), ("_MAX_ADVERTISED_ADDRESSES", 10), ("IDLE_S", -1.0)):
         monkeypatch.setattr(pool_module, name, value)
     for number in range(50):
         pool.advertise([f"h{number}:1"], Peer.UNKNOWN)

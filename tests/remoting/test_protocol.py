@@ -19,8 +19,8 @@ from rocketmq_spark.remoting.protocol import (
     RequestReceived,
     ResponseDropped,
     ResponseReceived,
-    peer_after,
-    pushed_limit,
+    max_pushed_frame_bytes,
+    peer_after_answer,
 )
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
@@ -74,8 +74,8 @@ def test_later_bytes_are_no_sign_of_grpc() -> None:
 
 @pytest.mark.parametrize("asked", [Request.GET_BROKER_CLUSTER_INFO, Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER])
 def test_lists_show_a_name_server(asked: Request) -> None:
-    assert peer_after(Peer.UNKNOWN, asked, Command(Response.SUCCESS)) is Peer.NAME_SERVER
-    assert peer_after(Peer.UNKNOWN, asked, Command(Response.REQUEST_CODE_NOT_SUPPORTED)) is Peer.UNKNOWN
+    assert peer_after_answer(Peer.UNKNOWN, asked, Command(Response.SUCCESS)) is Peer.NAME_SERVER
+    assert peer_after_answer(Peer.UNKNOWN, asked, Command(Response.REQUEST_CODE_NOT_SUPPORTED)) is Peer.UNKNOWN
 
 
 @pytest.mark.parametrize("before", Peer)
@@ -84,11 +84,11 @@ def test_a_route_shows_a_name_server_and_its_fields_a_proxy(before: Peer) -> Non
     of_proxy = {"MSG_REGION": "r", "TRACE_ON": "true"}
     no_route = Command(Response.TOPIC_NOT_EXIST)
     known = Peer.PROXY if before is Peer.PROXY else Peer.NAME_SERVER
-    assert peer_after(before, asked, Command(Response.SUCCESS)) is known
-    assert peer_after(before, asked, no_route) is known
-    assert peer_after(before, asked, Command(Response.REQUEST_CODE_NOT_SUPPORTED)) is before
-    assert peer_after(before, PING, Command(Response.SUCCESS)) is before
-    assert peer_after(before, asked, Command(Response.TOPIC_NOT_EXIST, of_proxy)) is Peer.PROXY
+    assert peer_after_answer(before, asked, Command(Response.SUCCESS)) is known
+    assert peer_after_answer(before, asked, no_route) is known
+    assert peer_after_answer(before, asked, Command(Response.REQUEST_CODE_NOT_SUPPORTED)) is before
+    assert peer_after_answer(before, PING, Command(Response.SUCCESS)) is before
+    assert peer_after_answer(before, asked, Command(Response.TOPIC_NOT_EXIST, of_proxy)) is Peer.PROXY
 
 
 def test_each_request_has_its_own_number_and_gets_its_own_answer() -> None:
@@ -501,5 +501,5 @@ def test_a_request_counts_with_its_body_and_its_fields() -> None:
 
 @pytest.mark.parametrize(("message", "limit"), [(4 << 20, 16 << 20), (32 << 20, 33 << 20)])
 def test_the_limit_is_never_less_than_a_message(message: int, limit: int) -> None:
-    assert message < pushed_limit(message) <= limit
-    assert pushed_limit(message) >= PUSHED_BYTES
+    assert message < max_pushed_frame_bytes(message) <= limit
+    assert max_pushed_frame_bytes(message) >= PUSHED_BYTES

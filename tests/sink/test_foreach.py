@@ -22,7 +22,7 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.spark.sink import foreach
-from rocketmq_spark.spark.sink.report import AtBroker, Written
+from rocketmq_spark.spark.sink.report import BrokerCounts, Written
 from tests.fix_spark import finish
 from tests.helpers import stored
 from tests.live.writes import Make, bodies, by_queue, frame
@@ -43,7 +43,7 @@ def test_frame_is_written_without_a_save_mode_and_counts_return(
         )
     assert (done.rows, done.retries) == (1000, 0)
     broker = rocketmq.brokers[0]
-    assert done.brokers == {broker: AtBroker(1000, done.bytes, done.batches)}
+    assert done.brokers == {broker: BrokerCounts(1000, done.bytes, done.batches)}
     assert sorted(map(int, bodies(stored(rocketmq, topic, 1000)))) == list(range(1000))
     assert f"written: 1000 rows in {done.batches} batches" in caplog.text
     assert f"({broker} 1000 rows in {done.batches} batches)" in caplog.text
@@ -81,7 +81,9 @@ def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error(
     frame = spark.range(0, 2, 1, 2).selectExpr("'x' body", f"if(id = 0, '{topic}.x', '{topic}_x') topic")
     write = foreach_batch_writer(name_server=rocketmq.name_server, topic_names="dotsToUnderscores")
     write(frame.where("topic like '%.x'"), 0)
-    with pytest.raises(OptionError, match=r"are both .* tasks of this write have stored rows of both there"):
+    with pytest.raises(
+        OptionError, match=r"are both .* tasks of this write have stored rows of both names in this one topic"
+    ):
         write(frame, 1)
     write(frame.where("topic like '%\\_x'"), 2)
     assert f"an earlier write of this process rows of '{topic}.x': two topics are one there" in caplog.text

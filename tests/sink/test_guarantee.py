@@ -91,8 +91,8 @@ def test_settle_time_below_task_kill_timeout_is_refused(killed: str, settle_s: f
         ({"spark.speculation": "true"}, False, "spark.speculation=false .it is true"),
         ({"spark.stage.maxConsecutiveAttempts": None}, False, "maxConsecutiveAttempts=1 .it is not set"),
         ({"spark.stage.ignoreDecommissionFetchFailure": None}, True, "ignoreDecommissionFetchFailure=false"),
-        ({exactly_once_checks.ADAPTIVE: None}, True, "stateless.enabled=false"),
-        ({exactly_once_checks.ADAPTIVE: None}, False, None),
+        ({exactly_once_checks.ADAPTIVE_SETTING: None}, True, "stateless.enabled=false"),
+        ({exactly_once_checks.ADAPTIVE_SETTING: None}, False, None),
     ],
 )
 def test_spark_settings_unsafe_for_exactly_once_are_refused(
@@ -111,11 +111,11 @@ def test_settings_that_register_saw_are_checked_before_a_batch(monkeypatch: pyte
     for context, settings in (("/earlier", {}), ("/files", exactly_once_conf()), ("/files", {})):
         exactly_once_checks.check_registered()  # what another context had says nothing about this one
         monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda context=context: context)
-        monkeypatch.setenv(context_settings.VARIABLE, context_settings.encoded_settings(settings.get))
+        monkeypatch.setenv(context_settings.SETTINGS_VARIABLE, context_settings.encoded_settings(settings.get))
         monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: "/files")
     with pytest.raises(OptionError, match=r"the Spark context lacks spark.stage.maxConsecutiveAttempts=1") as e:
         exactly_once_checks.check_registered()
-    assert exactly_once_checks.ADAPTIVE not in str(e.value), "a session may still set it"
+    assert exactly_once_checks.ADAPTIVE_SETTING not in str(e.value), "a session may still set it"
 
 
 def test_a_writer_of_a_context_without_the_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,15 +148,15 @@ def test_task_of_another_query_or_batch_than_its_note_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        (exactly_once._QUERY, "query-2", "Spark says that sql.streaming.queryId is query-2"),
-        (exactly_once._BATCH, "8", "Spark says that streaming.sql.batchId is 8"),
+        (exactly_once._QUERY_PROPERTY, "query-2", "Spark says that sql.streaming.queryId is query-2"),
+        (exactly_once._BATCH_PROPERTY, "8", "Spark says that streaming.sql.batchId is 8"),
         ("spark.python.task.killTimeout", "1m", "killTimeout is 1m"),
         ("spark.speculation", "true", "the Spark context of this task lacks spark.speculation=false"),
     ],
 )
 def test_each_task_looks_where_it_runs(monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str) -> None:
     """With the note of another batch its rows would get the ids of that one's, and those that are equal would be left out."""
-    here = {**exactly_once_conf(), exactly_once._QUERY: "query-1", exactly_once._BATCH: "7"}
+    here = {**exactly_once_conf(), exactly_once._QUERY_PROPERTY: "query-1", exactly_once._BATCH_PROPERTY: "7"}
     task = SimpleNamespace(getLocalProperty=here.get)
     monkeypatch.setattr(exactly_once, "TaskContext", SimpleNamespace(get=lambda: task))
     stream = ExactlyOncePlan(BatchName("query-1", 0, 7, b"", "sink"), QueueEnds({}, {}))

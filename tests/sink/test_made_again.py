@@ -56,9 +56,9 @@ def test_a_queue_that_others_filled_beyond_its_noted_end(
     made_again(rocketmq, topic, attributes)
     assert sink.attempt(plan, options, rows).sent == 3
     others(rocketmq, topic)
-    with pytest.raises(UnprovedError, match="the topic was made again"):
+    with pytest.raises(UnprovedError, match="the topic was created again"):
         sink.plan(options)
-    with pytest.raises(UnprovedError, match="the topic was made again"):
+    with pytest.raises(UnprovedError, match="the topic was created again"):
         sink.attempt(plan, options, rows, attempt=1)
 
 
@@ -89,7 +89,7 @@ def test_a_batch_write_whose_task_is_repeated(rocketmq: LocalBroker, make_topic:
     plan = plan_job(options)
     made_again(rocketmq, topic, None)
     others(rocketmq, topic)
-    with pytest.raises(UnprovedError, match="the topic was made again"):
+    with pytest.raises(UnprovedError, match="the topic was created again"):
         sink.attempt(plan, options, frame(body=["a"]), attempt=1)
 
 
@@ -136,7 +136,7 @@ def test_a_producer_that_looks_what_is_stored(rocketmq: LocalBroker, make_topic:
     others(rocketmq, topic, 8)
     now_s[0] += later_s
     assert ids.end(queue).offset == (8 if later_s else 5)
-    with pytest.raises(UnprovedError, match="the topic was made again"):
+    with pytest.raises(UnprovedError, match="the topic was created again"):
         ids.find_stored({queue: offset}, master, {"x"}, Deadline.after(1))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.spark.sink.report import (
-    AtBroker,
+    BrokerCounts,
     TaskCounts,
     Written,
     total,
@@ -21,7 +21,7 @@ def test_a_tally_counts_by_broker():
     tally.count_acknowledged("b", 10, 100)
     tally.count_acknowledged("b", 5, 50, retries=3, failed_brokers=["a", "a"])
     written = tally.written()
-    assert written == Written(15, 150, 2, 3, {"a": AtBroker(failures=2), "b": AtBroker(15, 150, 2)})
+    assert written == Written(15, 150, 2, 3, {"a": BrokerCounts(failures=2), "b": BrokerCounts(15, 150, 2)})
     assert pickle.loads(pickle.dumps(written)) == written
     assert str(written) == (
         "15 rows in 2 batches, 150 bytes, 3 retries (a 0 rows in 0 batches and 2 failed attempts; b 15 rows in 2 batches)"
@@ -29,8 +29,8 @@ def test_a_tally_counts_by_broker():
 
 
 def test_the_sum_leaves_out_tasks_that_did_not_finish():
-    one = Written(1, 2, 3, 4, {"a": AtBroker(1, 2, 3)})
-    assert total([one, None, one]) == Written(2, 4, 6, 8, {"a": AtBroker(2, 4, 6)})
+    one = Written(1, 2, 3, 4, {"a": BrokerCounts(1, 2, 3)})
+    assert total([one, None, one]) == Written(2, 4, 6, 8, {"a": BrokerCounts(2, 4, 6)})
     assert total([None]) == Written()
     assert str(Written(1, 2, 3)) == "1 rows in 3 batches, 2 bytes, 0 retries"
 

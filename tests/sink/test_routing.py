@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError, SelectorError
-from rocketmq_spark.producer.rows.calls import RowsOfCall, RowsOfReader
+from rocketmq_spark.producer.rows.calls import BadRowsOfCall, BadRowsOfReader
 from rocketmq_spark.producer.rows.routing import (
     Router,
     RoutingPlan,
@@ -43,7 +43,7 @@ def router(columns, asked=None, **given):
 def planned(made, batch):
     bad_rows = BadRows()
     plan = made.plan(made.topics(batch, bad_rows, 0), bad_rows)
-    return plan, dict(bad_rows.found())
+    return plan, dict(bad_rows.reasons_by_row())
 
 
 def test_without_a_look_at_rows_there_is_one_share():
@@ -107,7 +107,7 @@ def test_bad_topics_are_faults():
     assert "is forbidden" in bad_rows[4]
 
 
-@pytest.mark.parametrize(("kind", "is_named"), [(BadRows, True), (RowsOfCall, False), (RowsOfReader, False)])
+@pytest.mark.parametrize(("kind", "is_named"), [(BadRows, True), (BadRowsOfCall, False), (BadRowsOfReader, False)])
 def test_an_option_of_the_sink_is_named_to_its_users(kind, is_named):
     bad_rows = kind()
     router({"topic": "t"}).topics(frame(t=["a.b", "c.d"]), bad_rows, 0)

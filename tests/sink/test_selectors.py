@@ -20,7 +20,7 @@ QUEUES = qs("a:0-3 b:0-1 c:7")
 def chosen(selector, batch, which=None):
     bad_rows = BadRows()
     found = selector(TopicRows(batch, "T", which, 100), QUEUES, bad_rows).tolist()
-    return [[*QUEUES, None][i] for i in found], dict(bad_rows.found())
+    return [[*QUEUES, None][i] for i in found], dict(bad_rows.reasons_by_row())
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=30))

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import MessageIllegal, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.routing import queues_of_environment
-from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
+from rocketmq_spark.producer.send_queue import INITIAL_REQUESTS_PER_BROKER
 from rocketmq_spark.session.spools import open_send_spool, open_store, spools_in, worker_spool
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
@@ -158,7 +158,7 @@ def test_permanent_failure_fails_the_task_and_spools_nothing(
 ) -> None:
     """Nor of the batches that have no answer when one is refused: Spark repeats all of them."""
     no = refuse(Response.MESSAGE_ILLEGAL, "no")
-    moody.mood = lambda call: no if len(moody.seen(Request.SEND_BATCH_MESSAGE)) == INITIAL_PER_BROKER else None
+    moody.mood = lambda call: no if len(moody.seen(Request.SEND_BATCH_MESSAGE)) == INITIAL_REQUESTS_PER_BROKER else None
     with pytest.raises(MessageIllegal):
         Writes(moody.address, monkeypatch)(
             frame(body=numbered(300)), topic="t", batchMaxBytes=1_000, sendTimeout="2s",

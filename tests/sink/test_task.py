@@ -20,7 +20,7 @@ from rocketmq_spark.grpc_proxy.tables import MessageType
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.producer.outgoing import Outcome
-from rocketmq_spark.queues.selection import by_hash
+from rocketmq_spark.queues.selection import select_by_hash
 from rocketmq_spark.spark.sink.task import TaskWriter
 from tests.grpc_proxy.scripted import acknowledge, route, serving
 from tests.helpers import stored, total
@@ -285,8 +285,8 @@ def test_delays_of_a_hashed_row_stay_on_its_queue(rocketmq: LocalBroker, topic: 
     rows = frame(body=list("ab"), shardingKey=["k", "k"], delayMs=[100, None])
     writes(rows, topic=topic, queueSelector="hash")
     queues = [MessageQueue(topic, rocketmq.brokers[0], i) for i in range(8)]
-    assert {queue for queue, _ in writes.requests} == {by_hash(queues, "k")}
-    assert set(by_queue(stored(rocketmq, topic, 2))) == {by_hash(queues, "k").queue_id}
+    assert {queue for queue, _ in writes.requests} == {select_by_hash(queues, "k")}
+    assert set(by_queue(stored(rocketmq, topic, 2))) == {select_by_hash(queues, "k").queue_id}
 
 
 def test_flags_keys_tags_and_row_ids_are_stored(rocketmq: LocalBroker, make_topic: Make, writes: Writes) -> None:

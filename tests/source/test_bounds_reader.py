@@ -486,11 +486,11 @@ def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
         for _ in range(4):
             assert again(one).bounds == {}
         assert caplog.text.count("the source waits") == count
-        assert one.retriable_errors.retry_errors.attempts == 4
+        assert one.retriable_errors.retry_errors.attempt_count == 4
         scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         for _ in range(2):
             assert again(one).bounds
-            assert one.retriable_errors.retry_errors.first is None
+            assert one.retriable_errors.retry_errors.first_error is None
 
 
 def test_error_that_comes_again_after_each_poll_is_logged_once(scripted, caplog):

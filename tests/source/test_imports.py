@@ -12,15 +12,15 @@ import sys
 from rocketmq_spark.options import parse
 from rocketmq_spark.spark.source.batch_reader import RocketMQReader
 from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 options = parse({"nameServer": sys.argv[1], "subscribe": sys.argv[2], "startingOffsets": "earliest"})
 """
 BATCH = """
-reader = RocketMQReader(options.for_role("batch source"), BASIC)
+reader = RocketMQReader(options.for_role("batch source"), BASIC_COLUMNS)
 print(sum(len(batch) for partition in reader.partitions() for batch in reader.read(partition)))
 """
 STREAM = """
-reader = RocketMQStreamReader(options.for_role("stream source"), BASIC)
+reader = RocketMQStreamReader(options.for_role("stream source"), BASIC_COLUMNS)
 start = reader.initialOffset()
 end = reader.latestOffset(start, reader.getDefaultReadLimit())
 assert "rocketmq_spark.columnar.decode.decoder" not in sys.modules  # before the first batch that it reads itself

@@ -182,7 +182,7 @@ def test_pyspark_takes_the_rows_and_asks_the_reader_as_before(rocketmq, topic, p
     assert sorted(row["body"].decode() for row in found) == sorted(sent)
     supports(made.run.reader, again)
     assert again.getvalue() == flags.getvalue()
-    assert (flags.getvalue() != b"") == compat.has("SupportsTriggerAvailableNow")
+    assert (flags.getvalue() != b"") == compat.has_class("SupportsTriggerAvailableNow")
     ask = getattr(runner, "report_latest_offset_func", runner.latest_offset_func)
     ask(made.run.reader, report)
     assert json.loads(report.getvalue()[4:])["topics"] == json.loads(end)["topics"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark import options
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source import planning
@@ -68,7 +68,7 @@ class PlannedStream:
 
 def reader(topic: Topic, latest: bool = False, **given: object) -> RocketMQStreamReader:
     parsed = options.parse({"nameServer": "127.0.0.1:1", "subscribe": "t", **given}).for_role("stream source")
-    made = RocketMQStreamReader(parsed, BASIC, supports_prefetch=False)
+    made = RocketMQStreamReader(parsed, BASIC_COLUMNS, supports_prefetch=False)
     made._stream = PlannedStream(topic, latest)
     return made
 

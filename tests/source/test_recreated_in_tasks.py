@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.fetched import FetchedAnswer
@@ -85,7 +85,7 @@ def read(broker, *ranges, newest_ms=PLANNED_MS, **given):
     partition = pickle.loads(pickle.dumps(RangePartition(ranges, (), frozenset(), *known)))
     lost = []
     on_loss = None if "failOnDataLoss" in given else lambda part, cause: lost.append((part.start, part.end, cause))
-    found = partition_reader.read_partition(options, BASIC, partition, is_streaming=True, on_loss=on_loss)
+    found = partition_reader.read_partition(options, BASIC_COLUMNS, partition, is_streaming=True, on_loss=on_loss)
     offsets = [row["queueOffset"] for batch in found for row in batch.to_pylist()]
     return offsets, lost
 

@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.errors import ConnectionLost, DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.reading import SingleMessageReader
@@ -29,7 +29,9 @@ def options(mq, topic, **given):
 
 def read(found, *ranges, addresses=()):
     partition = pickle.loads(pickle.dumps(RangePartition(tuple(ranges), addresses)))
-    return [row for batch in partition_reader.read_partition(found, BASIC, partition) for row in batch.to_pylist()]
+    return [
+        row for batch in partition_reader.read_partition(found, BASIC_COLUMNS, partition) for row in batch.to_pylist()
+    ]
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def test_a_plan_keeps_the_remedy_before_the_advice_to_wait(monkeypatch):
 
 
 def test_no_partition_no_rows(rocketmq, filled):
-    assert list(partition_reader.read_partition(options(rocketmq, filled[0]), BASIC, None)) == []
+    assert list(partition_reader.read_partition(options(rocketmq, filled[0]), BASIC_COLUMNS, None)) == []
 
 
 def test_filtered_read_checks_that_its_first_message_exists(rocketmq, make_topic, monkeypatch):

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 
 from rocketmq_spark import register
 from rocketmq_spark.spark import datasource
-from rocketmq_spark.spark.context_settings import VARIABLE as CONTEXT_SETTINGS
+from rocketmq_spark.spark.context_settings import SETTINGS_VARIABLE as CONTEXT_SETTINGS
 from tests.fix_spark import ROOT
 from tests.reading import feed
 

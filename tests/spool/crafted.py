@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.files import _crc32c, _masked, manifest
+from rocketmq_spark.spool.files import _crc32c, _masked_checksum, manifest
 
 _HEADER = struct.Struct("<IHB")
 _NEW_FILE = b"g"  # in the manifest, followed by the level and the number of the file
@@ -34,5 +34,5 @@ def crafted(path: Path, looked_up: list[tuple[bytes, bytes]], iterated: list[tup
         at = end
     at, begin, end, kind, level = places[-1]
     data[level] = 6
-    struct.pack_into("<I", data, at, _masked(_crc32c(bytes([kind]) + data[begin:end])))
+    struct.pack_into("<I", data, at, _masked_checksum(_crc32c(bytes([kind]) + data[begin:end])))
     file.write_bytes(data)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocketmq_spark.base.process import PythonCall, python_call
 from rocketmq_spark.spool.copying import MAX_KEY_BYTES, MAX_VALUE_BYTES
-from rocketmq_spark.spool.owner_reader import END_MARK, FRAME
+from rocketmq_spark.spool.owner_reader import END_MARK, FRAME_HEADER
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING_PREFIX,
@@ -48,13 +48,13 @@ out = sys.stdout.buffer if sys.stdout is sys.__stdout__ else None
 def put(key: bytes, value: bytes) -> None:
     """Send an entry."""
     assert out is not None
-    out.write(FRAME.pack(len(key), len(value)) + key + value)
+    out.write(FRAME_HEADER.pack(len(key), len(value)) + key + value)
 
 
 def report(text: bytes) -> None:
     """Send the last frame."""
     assert out is not None
-    out.write(FRAME.pack(END_MARK, len(text)) + text)
+    out.write(FRAME_HEADER.pack(END_MARK, len(text)) + text)
     out.flush()
 
 

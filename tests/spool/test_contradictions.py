@@ -65,7 +65,7 @@ def test_a_record_that_is_dead_and_waits_is_dead(tmp_path: Path, sequence: int, 
         assert (len(store), store.totals.dead, store.damage_count) == (2, 1, 1)
         assert database(store).get(lane_key(LANE, sequence)) is None
         assert sent(store, joins) == rest
-        assert (len(store), store.totals.dead, store.holds(LANE)) == (0, 1, False)
+        assert (len(store), store.totals.dead, store.holds_lane(LANE)) == (0, 1, False)
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         assert (store.damage_count, store.revive(NOW_MS)) == (0, 1)
 

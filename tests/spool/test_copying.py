@@ -42,7 +42,7 @@ from rocketmq_spark.spool import copying
 from rocketmq_spark.spool.copying import CopyLimits, CopyResult, EntryChecker, copy_spool, new_folder
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.files import COPY_TO_SERVE, RESERVE_BYTES, check_temporary_folder
-from rocketmq_spark.spool.owner_reader import DERIVED
+from rocketmq_spark.spool.owner_reader import DERIVED_AREAS
 from rocketmq_spark.spool.records import (
     DEAD,
     IDENTITY,
@@ -149,7 +149,7 @@ def test_records_of_killed_process_are_copied_from_its_log(tmp_path: Path) -> No
     filled(tmp_path / "source")
     before = files_of(tmp_path / "source")
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits())
-    assert (copied.waiting, copied.is_damaged) == (300, False)
+    assert (copied.waiting_count, copied.is_damaged) == (300, False)
     assert files_of(tmp_path / "source") == before
 
 
@@ -163,7 +163,7 @@ def test_damaged_spool_is_copied_in_part_without_stale_notes(tmp_path: Path) -> 
     damage(table, 3 * table.stat().st_size // 4, 1)
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits())
     assert copied.is_damaged
-    assert 0 < copied.waiting < 300
+    assert 0 < copied.waiting_count < 300
     with contextlib.closing(Store(tmp_path / "copy", sync="never")) as store:
         assert store.notes() == {LASTING_PREFIX + b"stays": b"1"}
         assert store.totals.depth == len(store.take(NOW_MS, 1000))
@@ -199,7 +199,7 @@ def test_what_this_package_writes_is_taken() -> None:
         NOTE + b"name",
         OWNER[1],
     ]
-    assert (checked.left_out, checked.record_count, checked.dead) == ({}, 3, 1)
+    assert (checked.left_out_by_reason, checked.record_count, checked.dead_count) == ({}, 3, 1)
     assert checked.owner == SpoolOwner(("a:1",), "")
 
 
@@ -252,7 +252,7 @@ def with_longer_target() -> bytes:
 def test_what_is_not_understood_is_left_out_with_the_reason(key: bytes, value: bytes | None, reason: str) -> None:
     checked = EntryChecker()
     assert not checked.entry_to_copy(key, value)
-    assert checked.left_out == {reason: 1}
+    assert checked.left_out_by_reason == {reason: 1}
     assert checked.owner == (UNKNOWN_OWNER if reason == copying.UNREADABLE_OWNER else None)
 
 
@@ -274,7 +274,7 @@ def test_a_key_is_taken_once_and_only_behind_those_before_it() -> None:
     checked = EntryChecker()
     keys = [record_key(RECORD, number) for number in (2, 2, 1, 3)]
     assert [checked.entry_to_copy(key, record(b"x").encode()) is not None for key in keys] == [True, False, False, True]
-    assert checked.left_out == {copying.OUT_OF_ORDER: 2}
+    assert checked.left_out_by_reason == {copying.OUT_OF_ORDER: 2}
 
 
 def test_a_record_has_one_state(tmp_path: Path) -> None:
@@ -285,14 +285,14 @@ def test_a_record_has_one_state(tmp_path: Path) -> None:
     assert checked.entry_to_copy(Due(2, 5).mark_value, STATE) is None
     assert checked.entry_to_copy(PendingKey("t", True, Due(3, 5)).encoded, STATE) is None
     assert checked.entry_to_copy(PendingKey("t", True, Due(3, 6)).encoded, STATE) is not None
-    assert checked.left_out == {copying.SECOND_STATE: 2}
+    assert checked.left_out_by_reason == {copying.SECOND_STATE: 2}
 
 
-@pytest.mark.parametrize("area", DERIVED)
+@pytest.mark.parametrize("area", DERIVED_AREAS)
 def test_what_is_derived_from_records_is_not_taken(area: bytes) -> None:
     checked = EntryChecker()
     assert not checked.entry_to_copy(area + b"anything", b"anything")
-    assert not checked.left_out
+    assert not checked.left_out_by_reason
 
 
 def test_a_reader_may_send_keys_twice_and_in_any_order(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_copy_omits_states_without_record_and_sends_no_dead_one(tmp_path: Path) 
         "end()",
     )
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
-    assert copied == CopyResult(0, 1, {copying.UNREADABLE_RECORD: 1, copying.WITHOUT_RECORD: 2}, False, [])
+    assert copied == CopyResult(0, 1, {copying.UNREADABLE_RECORD: 1, copying.STATE_WITHOUT_RECORD: 2}, False, [])
     assert sent(tmp_path / "copy") == []
     with contextlib.closing(Store(tmp_path / "copy", sync="never")) as store:
         assert (store.damage_count, store.revive(1)) == (0, 1)
@@ -332,7 +332,7 @@ def test_copy_omits_states_without_record_and_sends_no_dead_one(tmp_path: Path) 
 def test_unreadable_owner_leaves_copied_records_without_owner(tmp_path: Path) -> None:
     call = reader("put(OWNER[0], b'[9]')", "put(record_key(RECORD, 1), record(b'x').encode())", "end()")
     copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
-    assert copied.left_out == {copying.UNREADABLE_OWNER: 1}
+    assert copied.left_out_by_reason == {copying.UNREADABLE_OWNER: 1}
     with contextlib.closing(Store(tmp_path / "copy")) as store, pytest.raises(SpoolError, match="an owner that a"):
         store.set_owner(SpoolOwner(("a:1",)))
 
@@ -340,7 +340,7 @@ def test_unreadable_owner_leaves_copied_records_without_owner(tmp_path: Path) ->
 def test_an_entry_that_is_too_long_is_skipped(tmp_path: Path) -> None:
     call = reader(
         "put(b'n' * (MAX_KEY_BYTES + 9), b'x')",
-        "out.write(FRAME.pack(9, MAX_VALUE_BYTES + 5) + record_key(RECORD, 1))",
+        "out.write(FRAME_HEADER.pack(9, MAX_VALUE_BYTES + 5) + record_key(RECORD, 1))",
         "out.write(bytes(MAX_VALUE_BYTES + 5))",
         "put(record_key(RECORD, 2), record(b'2').encode())",
         "end()",
@@ -357,17 +357,17 @@ ENDLESS = "while True: put(%s)"
     [
         (ENDLESS % "b'', b''", (60, 100_000), r"more than 100000 bytes.* Raise --max-bytes"),
         (ENDLESS % "b'n', b'x' * 5000", (60, 100_000), r"more than 100000 bytes"),
-        ("out.write(FRAME.pack(9, 2**32 - 1)); out.flush(); sys.stdin.read()", (60, 10**6), "more than 1000000"),
-        ("while True: out.write(bytes(FRAME.size))", (60, 100_000), r"more than 100000 bytes"),
+        ("out.write(FRAME_HEADER.pack(9, 2**32 - 1)); out.flush(); sys.stdin.read()", (60, 10**6), "more than 1000000"),
+        ("while True: out.write(bytes(FRAME_HEADER.size))", (60, 100_000), r"more than 100000 bytes"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", (0.5, 10**6), r"reading took too long\. Raise --timeout"),
         ("put(b'n', b'x'); out.flush(); os.close(1); signal.pause()", (60, 10**6), r"ended without a report"),
         ("out.write(b'half'); out.flush(); os._exit(0)", (60, 10**6), r"ended without a report"),
         ("os.kill(os.getpid(), signal.SIGKILL)", (60, 10**6), r"ended without a report"),
         ("report(b'x' * 70000)", (60, 10**6), r"ended with a report of 70000 bytes"),
-        ("report(b'[]')", (60, 10**6), r"a report that cannot be read"),
-        ("report(b'{}')", (60, 10**6), r"a report that cannot be read"),
-        ("report(b'[' * 60000)", (60, 10**6), r"a report that cannot be read"),
-        ("end(warnings=5)", (60, 10**6), r"a report that cannot be read"),
+        ("report(b'[]')", (60, 10**6), r"an unreadable report"),
+        ("report(b'{}')", (60, 10**6), r"an unreadable report"),
+        ("report(b'[' * 60000)", (60, 10**6), r"an unreadable report"),
+        ("end(warnings=5)", (60, 10**6), r"an unreadable report"),
         ("end(error='no\\x1b[2J', remedy='Run: rm')", (60, 10**6), r"its reader reports: no\\x1b\[2J\. Run: rm$"),
     ],
 )
@@ -559,7 +559,7 @@ def test_removing_temporary_files_ends_at_the_deadline(
     (stopped := tmp_path / "rm").write_text("#!/bin/sh\nkill -STOP $$\n")
     stopped.chmod(0o755)
     monkeypatch.setattr(os, "defpath", str(tmp_path))
-    monkeypatch.setattr(copying, "_KILL_S", 0.2)
+    monkeypatch.setattr(copying, "_KILL_TIMEOUT_S", 0.2)
     call = reader("open(os.environ['TMPDIR'] + '/file', 'x')", "os.kill(os.getpid(), signal.SIGSTOP)")
     with pytest.raises(SpoolError, match="took too long"):
         copy_spool(tmp_path / "source", tmp_path / "copy", limits(4), call)
@@ -822,7 +822,7 @@ def test_records_have_marks_that_follow_from_what_is_shown(tmp_path: Path) -> No
         before = [work.record for work in store.take(NOW_MS + 10**9, 100)]
         lies = (DELAYED_KIND, b"mine", victim.marks), ("unknown", b"", ((IDENTITY, b"abc"),))
         store.add([(Record(kind, data, 1, marks=marks), 1) for kind, data, marks in lies])
-    assert copy_spool(source, copy, limits(), rules=COPY_RULES).left_out == {}
+    assert copy_spool(source, copy, limits(), rules=COPY_RULES).left_out_by_reason == {}
     with contextlib.closing(Store(copy, sync="never")) as store:
         found = {work.record.payload: work.record.marks for work in store.take(NOW_MS + 10**9, 100)}
     own = effect_of(RULES, QUEUE, 0, b"mine", NOW_MS).record

@@ -21,8 +21,8 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session.spools import (
-    adopt,
-    claim,
+    adopt_records,
+    claim_store,
     open_drainer,
     open_send_spool,
     open_store,
@@ -61,12 +61,12 @@ def everything(store: Store) -> list[int]:
 def test_process_creates_folder_and_next_process_takes_it_over(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     assert spools_in(folder) == []
-    store = claim(folder, make)
+    store = claim_store(folder, make)
     store.add([(record(b"1"), 1)])
     assert spools_in(folder) == [store.path]
     assert spools_in(store.path) == [store.path]
     store.close()
-    again = claim(folder, make)
+    again = claim_store(folder, make)
     assert (again.path, everything(again)) == (store.path, [1])
     again.close()
 
@@ -88,16 +88,16 @@ def test_records_behind_unreadable_record_are_taken_over(tmp_path: Path) -> None
     other.add([(record(b"%d" % n, lane=b"q", at_ms=1), 1) for n in range(3)])
     database(other).write([(record_key(RECORD, 1), b"damaged")])
     other.close()
-    assert adopt(tmp_path, mine, make, NOW_MS) == 2
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 2
     assert everything(mine) == [1, 2]
     mine.close()
 
 
 def test_a_living_process_keeps_its_own(tmp_path: Path) -> None:
-    first = claim(tmp_path, make)
-    second = claim(tmp_path, make)
+    first = claim_store(tmp_path, make)
+    second = claim_store(tmp_path, make)
     assert first.path != second.path
-    assert adopt(tmp_path, second, make, NOW_MS) == 0
+    assert adopt_records(tmp_path, second, make, NOW_MS) == 0
     assert len(spools_in(tmp_path)) == 2
     first.close()
     second.close()
@@ -116,14 +116,14 @@ def test_a_folder_whose_store_is_being_opened_again_is_in_use(
 
     def look(path: Path, *more: Any) -> Any:
         if path == mine.path:
-            others.append(claim(tmp_path, make))
+            others.append(claim_store(tmp_path, make))
             with pytest.raises(SpoolError, match="in use by another process, or by another producer of this one"):
                 make(path)
-            assert adopt(tmp_path, others[-1], make, NOW_MS) == 0
+            assert adopt_records(tmp_path, others[-1], make, NOW_MS) == 0
         return step(path, *more)
 
     monkeypatch.setattr(where, name, look)
-    mine._failed, mine._damaged = True, damaged
+    mine._has_failed, mine._is_damaged = True, damaged
     assert (everything(mine), len(others)) == ([1], 1)
     mine.close()
     make(mine.path).close()
@@ -134,7 +134,7 @@ def test_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: Path) 
     for name in ("worker-1", "worker-2"):
         fill(tmp_path / name, 1200)
     mine = make(tmp_path / "worker-3")
-    assert adopt(tmp_path, mine, make, NOW_MS) == 2400
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 2400
     assert spools_in(tmp_path) == [mine.path]
     found = everything(mine)
     assert sorted(found) == sorted([*range(1200), *range(1200)])
@@ -151,7 +151,7 @@ def test_records_of_one_lane_are_moved_in_pages(tmp_path: Path, monkeypatch: pyt
     mine = make(tmp_path / "worker-2")
     add, pages = mine.add, []
     monkeypatch.setattr(mine, "add", lambda records, *more: (pages.append(len(records)), add(records, *more)))
-    assert adopt(tmp_path, mine, make, NOW_MS) == sum(pages) == 1000
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == sum(pages) == 1000
     assert len(pages) == 4
     assert everything(mine) == list(range(1000))
     mine.close()
@@ -167,7 +167,7 @@ def test_attempts_count_on_when_one_process_after_the_other_dies(tmp_path: Path)
         mine.settle([(work, RetryLater(tries + 1, "no"))], tries + 1)
         mine.close()
         mine = make(tmp_path / f"worker-{tries + 1}")
-        assert adopt(tmp_path, mine, make, NOW_MS) == 1
+        assert adopt_records(tmp_path, mine, make, NOW_MS) == 1
     mine.close()
 
 
@@ -177,9 +177,9 @@ def test_record_taken_over_behind_others_keeps_its_attempts(tmp_path: Path) -> N
     left.settle([(work, RetryLater(2, "no")) for work in left.take(NOW_MS, 1)], 2)
     left.close()
     mine.add([(record(b"0", lane=b"l"), 1)])
-    assert adopt(tmp_path, mine, make, NOW_MS) == 2
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 2
     mine.close()
-    assert adopt(tmp_path, last, make, NOW_MS) == 3
+    assert adopt_records(tmp_path, last, make, NOW_MS) == 3
     tries = {}
     while works := last.take(NOW_MS, 1):
         tries[works[0].record.payload] = works[0].state.tries
@@ -194,7 +194,7 @@ def test_a_spool_with_workers_below_it_is_one_of_them(tmp_path: Path) -> None:
     fill(tmp_path / "worker-1", 7)
     assert spools_in(tmp_path) == [tmp_path, tmp_path / "worker-1"]
     mine = make(tmp_path / "worker-2")
-    assert adopt(tmp_path, mine, make, NOW_MS) == 12
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 12
     assert spools_in(tmp_path) == [tmp_path, mine.path], "what is below it is not removed with it"
     assert sorted(everything(mine)) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6]
     mine.close()
@@ -203,7 +203,7 @@ def test_a_spool_with_workers_below_it_is_one_of_them(tmp_path: Path) -> None:
 def test_what_one_has_no_room_for_stays_and_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(tmp_path / "worker-1", 1000)
     mine = Store(tmp_path / "worker-2", "never", 130_000)
-    assert adopt(tmp_path, mine, make, NOW_MS) == 500
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 500
     assert "the records of the spool in" in caplog.text
     rest = make(tmp_path / "worker-1")
     assert (len(mine), len(rest)) == (500, 500)
@@ -218,7 +218,7 @@ def test_large_records_are_moved_a_few_at_a_time(tmp_path: Path, monkeypatch: py
     mine, added = make(tmp_path / "worker-2"), []
     add = mine.add
     monkeypatch.setattr(mine, "add", lambda records, *more: (added.append(len(records)), add(records, *more)))
-    assert adopt(tmp_path, mine, make, NOW_MS) == 30
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 30
     assert added == [4] * 7 + [2]
     mine.close()
 
@@ -239,7 +239,7 @@ def test_emptied_folder_is_closed_then_removed_under_its_lock(tmp_path: Path, mo
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", renamed)
-    assert adopt(tmp_path, mine, make, NOW_MS) == 3
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 3
     assert (there, locked) == ([True], ["True"])
     assert list(tmp_path.iterdir()) == [mine.path]
     mine.close()
@@ -258,14 +258,14 @@ def test_only_a_folder_that_is_marked_as_emptied_is_removed(tmp_path: Path, capl
         (killed / name).touch()
     mine = make(tmp_path / "worker-2")
     for _ in range(2):
-        assert adopt(tmp_path, mine, make, NOW_MS) == 0
+        assert adopt_records(tmp_path, mine, make, NOW_MS) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["emptied-1", "emptied-3", "worker-2"]
     for name in ("emptied-1", "emptied-3"):
         [_] = [line for line in caplog.messages if line.startswith(f"{tmp_path / name} is left alone: ")]
     live.close()
     for name in ("1", "3"):
         (tmp_path / f"emptied-{name}").rename(tmp_path / f"worker-{name}")
-    assert adopt(tmp_path, mine, make, NOW_MS) == 4
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 4
     mine.close()
 
 
@@ -273,15 +273,15 @@ def test_a_folder_that_is_used_again_loses_a_stale_mark(tmp_path: Path) -> None:
     """After a power cut, the mark may be there and the new name may not. Who may rename the folder could have it removed."""
     fill(tmp_path / "worker-1", 3)
     (tmp_path / "worker-1" / "emptied").touch()
-    mine = claim(tmp_path, make)
+    mine = claim_store(tmp_path, make)
     assert mine.path == tmp_path / "worker-1"
     mine.close()
     mine.path.rename(tmp_path / "emptied-1")
     other = make(tmp_path / "worker-2")
-    assert adopt(tmp_path, other, make, NOW_MS) == 0
+    assert adopt_records(tmp_path, other, make, NOW_MS) == 0
     (tmp_path / "emptied-1").rename(tmp_path / "worker-1")
     (tmp_path / "worker-1" / "emptied").touch()
-    assert adopt(tmp_path, other, make, NOW_MS) == 3
+    assert adopt_records(tmp_path, other, make, NOW_MS) == 3
     other.close()
 
 
@@ -290,7 +290,7 @@ def test_a_mark_that_cannot_be_removed_leaves_the_folder_alone(
 ) -> None:
     fill(tmp_path / "worker-1", 3)
     (tmp_path / "worker-1" / "emptied").mkdir()
-    mine = claim(tmp_path, make)
+    mine = claim_store(tmp_path, make)
     assert mine.path != tmp_path / "worker-1"
     assert f"skipping the spool in {tmp_path / 'worker-1'}" in caplog.text
     assert "worker-1/emptied cannot be removed: " in caplog.text
@@ -307,7 +307,7 @@ def test_the_mark_of_an_emptied_folder_goes_last(tmp_path: Path, monkeypatch: py
         unlink(name, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "unlink", killed)
-    assert adopt(tmp_path, mine, make, NOW_MS) == 3
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 3
     assert len(left) > 3
     assert all("emptied" in names for names in left)
     assert left[-1] == {"emptied"}
@@ -321,7 +321,7 @@ def test_a_folder_in_which_another_process_was_in_between_stays(
     mine = make(tmp_path / "worker-2")
     close = Store.close
     monkeypatch.setattr(Store, "close", lambda self: (close(self), fill(self.path, 2)))
-    assert adopt(tmp_path, mine, make, NOW_MS) == 3
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 3
     monkeypatch.undo()
     rest = make(tmp_path / "worker-1")
     assert len(rest) == 2
@@ -333,7 +333,7 @@ def test_what_was_damaged_is_kept_when_all_else_has_gone(tmp_path: Path) -> None
     fill(tmp_path / "worker-1", 3)
     (tmp_path / "worker-1" / "damaged-1").mkdir()
     mine = make(tmp_path / "worker-2")
-    assert adopt(tmp_path, mine, make, NOW_MS) == 3
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 3
     assert (tmp_path / "worker-1" / "damaged-1").is_dir()
     mine.close()
 
@@ -344,7 +344,7 @@ def test_clock_put_back_delays_no_record_that_is_taken_over(tmp_path: Path) -> N
     left.add([(record(b"1", at_ms=ahead_ms), ahead_ms + 3000), (record(b"2", at_ms=ahead_ms), ahead_ms + hours_ms)])
     left.close()
     mine = make(tmp_path / "worker-2")
-    assert adopt(tmp_path, mine, make, NOW_MS) == 2
+    assert adopt_records(tmp_path, mine, make, NOW_MS) == 2
     assert mine.next_due_ms() == NOW_MS + 3000
     assert [work.due.due_ms for work in mine.take(NOW_MS + hours_ms, 5)] == [NOW_MS + 3000, NOW_MS + hours_ms]
     mine.close()
@@ -364,9 +364,9 @@ def test_queues_of_numbered_environment_are_kept_with_records(tmp_path: Path) ->
     mine = open_store(tmp_path / "worker-2", parsed)
     with pytest.raises(SpoolError, match=r"are for t/a/0, and this process takes t/b/0 for the queues of the same env"):
         open_store(tmp_path / "worker-1", parsed)
-    assert adopt(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 0
+    assert adopt_records(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 0
     known.clear()
-    assert adopt(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 2
+    assert adopt_records(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 2
     assert known == {"t": (MessageQueue("t", "a", 0),)}
     mine.close()
     known.clear()
@@ -423,7 +423,7 @@ def test_adopter_keeps_queue_notes_that_adopted_folder_lacks(tmp_path: Path) -> 
     kept("worker-1", "u").finish()
     kept("worker-2", "t").finish()
     mine = open_store(tmp_path / "worker-2", parsed)
-    assert adopt(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 1
+    assert adopt_records(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 1
     mine.close()
     known.clear()
     open_store(mine.path, parsed).close()
@@ -530,7 +530,7 @@ def test_records_kept_by_number_keep_queues_if_layout_is_given(tmp_path: Path, g
     spool = opened()
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
-    with pytest.raises(SpoolError, match=r"for t/broker-a/0, which their environment had by its number") as caught:
+    with pytest.raises(SpoolError, match=r"for t/broker-a/0, which its number gave their environment") as caught:
         opened(environments='{"1": {"broker-b": [0]}}')
     assert 'such as {"1": {"broker-a": [0]}}' in str(caught.value)
     spool = opened(environments=given)
@@ -573,13 +573,13 @@ def test_a_folder_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
             raise
         return store
 
-    left = claim(tmp_path, mine)
+    left = claim_store(tmp_path, mine)
     left.add([(record(b"1"), 1)])
     database(left).write([(key, b'[2, "", [], "", "", "more"]') for key in OWNER])
     left.close()
     with pytest.raises(SpoolError, match=r"cannot be opened: an owner of .* cannot be read"):
         mine(left.path)
-    store = claim(tmp_path, mine)
+    store = claim_store(tmp_path, mine)
     assert store.path != left.path
-    assert adopt(tmp_path, store, mine, NOW_MS) == 0
+    assert adopt_records(tmp_path, store, mine, NOW_MS) == 0
     store.close()

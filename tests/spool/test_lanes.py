@@ -125,7 +125,7 @@ def test_a_lane_that_was_empty_starts_with_a_whole_run(tmp_path: Path) -> None:
         bench.add(*(record(b"x", lane=b"l") for _ in range(9)), after_s=0)
         bench.time.advance(100)
         assert bench.together == sizes
-        assert not bench.store.holds(b"l")
+        assert not bench.store.holds_lane(b"l")
     bench.add(*(record(b"x", lane=b"l") for _ in range(9)), after_s=0)
     bench.time.advance(100)
     assert bench.together[10:] == [9]

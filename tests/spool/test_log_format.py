@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.spool.files import BLOCK, _crc32c, _masked, find_header_damage
+from rocketmq_spark.spool.files import BLOCK_BYTES, _crc32c, _masked_checksum, find_header_damage
 
 
 def record(payload: bytes, kind: int = 1) -> bytes:
-    crc = _masked(_crc32c(bytes([kind]) + payload))
+    crc = _masked_checksum(_crc32c(bytes([kind]) + payload))
     return crc.to_bytes(4, "little") + len(payload).to_bytes(2, "little") + bytes([kind]) + payload
 
 
@@ -43,8 +43,8 @@ def test_changed_log_header_is_repaired_and_torn_end_is_valid(payloads: list[byt
 @pytest.mark.parametrize("length", [0, 3, 7, 100])
 def test_blank_ends_are_no_damage(length: int) -> None:
     assert find_header_damage(record(b"x") + bytes(length)).problem is None
-    full = record(b"x" * (BLOCK - 7 - 8 - 3)) + record(b"y")
-    assert find_header_damage(full + bytes(BLOCK - len(full)) + record(b"next")).problem is None
+    full = record(b"x" * (BLOCK_BYTES - 7 - 8 - 3)) + record(b"y")
+    assert find_header_damage(full + bytes(BLOCK_BYTES - len(full)) + record(b"next")).problem is None
 
 
 def test_a_type_of_a_newer_rocksdb_is_none_either() -> None:
@@ -53,11 +53,11 @@ def test_a_type_of_a_newer_rocksdb_is_none_either() -> None:
 
 def test_what_fits_no_checksum_is_lost_to_the_end_of_its_block() -> None:
     first, second = record(b"x" * 50), record(b"y" * 50)
-    broken = bytearray(first + second + bytes(BLOCK - 114) + first)
+    broken = bytearray(first + second + bytes(BLOCK_BYTES - 114) + first)
     broken[60], broken[63] = 0x33, 0x77  # of the second's header: its checksum and its type
     found = find_header_damage(bytes(broken))
-    assert (found.original_headers, found.lost_ranges) == ({}, [(57, BLOCK)])
-    assert found.repair(bytes(broken)) == first + bytes(BLOCK - 57) + first
+    assert (found.original_headers, found.lost_ranges) == ({}, [(57, BLOCK_BYTES)])
+    assert found.repair(bytes(broken)) == first + bytes(BLOCK_BYTES - 57) + first
 
 
 @pytest.mark.parametrize("cut", [1, 6, 7, 20])

@@ -26,7 +26,14 @@ from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import _adoptable_spools, adopt, claim, preload, spools_in, worker_spool
+from rocketmq_spark.session.spools import (
+    _adoptable_spools,
+    adopt_records,
+    claim_store,
+    preload,
+    spools_in,
+    worker_spool,
+)
 from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, is_in_use
@@ -156,10 +163,10 @@ def test_a_task_takes_over_nothing_of_another_user(
     (base := tmp_path / "base").mkdir()
     planted = plant(base, monkeypatch)
     before = files_of(planted)
-    mine = claim(base, lambda path: Store(path, any_owner=path.parent == base and path != planted))
+    mine = claim_store(base, lambda path: Store(path, any_owner=path.parent == base and path != planted))
     assert mine.path != planted
     for _ in range(2):
-        assert adopt(base, mine, make, NOW_MS) == 0
+        assert adopt_records(base, mine, make, NOW_MS) == 0
     assert len(mine) == 0
     assert files_of(planted) == before
     [warning] = [line for line in caplog.messages if f"the spool in {planted} is left alone" in line]
@@ -173,7 +180,7 @@ def test_a_folder_that_another_user_empties_is_not_removed(tmp_path: Path, monke
     (emptied := tmp_path / "emptied-1").mkdir()
     mine = make(tmp_path / "worker-2")
     users.give_away(monkeypatch, emptied)
-    adopt(tmp_path, mine, make, NOW_MS)
+    adopt_records(tmp_path, mine, make, NOW_MS)
     assert emptied.exists()
     mine.close()
 
@@ -184,7 +191,7 @@ def test_folder_readable_only_by_another_user_is_skipped(tmp_path: Path, caplog:
     private = fill(base / "worker-1")
     with users.denied(private):
         assert spools_in(base) == [private]
-        with contextlib.closing(claim(base, make)) as mine:
+        with contextlib.closing(claim_store(base, make)) as mine:
             assert mine.path != private
         with pytest.raises(SpoolError, match=r"belongs to uid \d+, and uid \d+ may not read it\. Run as its owner"):
             SpoolReading(private)
@@ -196,7 +203,7 @@ def test_folder_readable_only_by_another_user_is_skipped(tmp_path: Path, caplog:
 def test_a_base_that_only_another_user_may_read_is_named(tmp_path: Path) -> None:
     base = fill(tmp_path / "base" / "worker-1").parent
     with users.denied(base), pytest.raises(SpoolError, match=r"cannot be read by uid \d+.* mkdir -m 1777"):
-        claim(base, make)
+        claim_store(base, make)
 
 
 def test_spool_of_another_user_is_opened_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -845,10 +852,10 @@ def test_links_planted_in_shared_folder_stop_no_other_user(
         users.give_away(monkeypatch, planted, *{planted.parent} - {base})
     with users.denied(private):
         left = fill(base / "worker-1-of-this-user")
-        with contextlib.closing(claim(base, make)) as mine:
+        with contextlib.closing(claim_store(base, make)) as mine:
             assert mine.path == left
             fill(base / "worker-2-of-this-user")
-            assert adopt(base, mine, make, NOW_MS) == 1
+            assert adopt_records(base, mine, make, NOW_MS) == 1
             assert len(mine) == 2
         assert left in spools_in(base)
 
@@ -877,11 +884,11 @@ def test_sink_ignores_spool_folder_writable_by_others(
 ) -> None:
     base = fill(tmp_path / "base")
     base.chmod(bits)
-    with contextlib.closing(claim(base, make)) as mine:
+    with contextlib.closing(claim_store(base, make)) as mine:
         assert mine.path != base
-        assert adopt(base, mine, make, NOW_MS) == 0
+        assert adopt_records(base, mine, make, NOW_MS) == 0
     (warning,) = [line for line in caplog.messages if "left alone" in line]
     assert f"the spool in {base} is left alone: {base}, in which others (mode {bits:04o}) may replace" in warning
     base.chmod(0o700)
-    with contextlib.closing(claim(base, make)) as mine:
+    with contextlib.closing(claim_store(base, make)) as mine:
         assert mine.path == base

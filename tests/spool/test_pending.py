@@ -109,7 +109,7 @@ def test_kill_at_any_write_of_upgrade_loses_and_doubles_nothing(
     earlier: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(pending_module, "PORTION", 2)
+    monkeypatch.setattr(pending_module, "PORTION_KEYS", 2)
     before, write, states = places(earlier), Database.write, []
 
     def killed(db: Database, *args: Any, **kwargs: Any) -> None:

@@ -64,7 +64,7 @@ def drained(path: Path) -> list[int]:
         found += [int(work.record.payload.rstrip(b"x")) for work in works]
         store.settle([(work, Done()) for work in works], 10**13)
     assert len(store) == 0
-    assert not store.holds(b"l")
+    assert not store.holds_lane(b"l")
     store.close()
     return found
 
@@ -99,7 +99,7 @@ def test_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     (log,) = (path for path in tmp_path.glob("*.log") if path.stat().st_size > 1000)
     log.write_bytes(log.read_bytes().rstrip(b"\0")[:-50])
     assert sorted(drained(tmp_path)) == list(range(COUNT - 1))
-    assert "ends within a write: this write and later ones are lost, an unknown number" in caplog.text
+    assert "ends within a write: this write and all later writes are lost, an unknown number" in caplog.text
     assert "damaged" not in caplog.text
 
 
@@ -313,7 +313,7 @@ def test_records_leased_when_damage_is_found_end_normally(
     areas = {"records": [RECORD], "due times": [PENDING], "all": [RECORD, PENDING, ORDER, TOTALS]}[gone]
     keys = [key for area in areas for key, _ in database(store).scan(area, area_end(area))]
     database(store).write([], [*keys, TOTALS])
-    store._failed = store._damaged = True
+    store._has_failed = store._is_damaged = True
     store.add([(record(b"new", lane=lane), 1000)])
     store.settle([(work, verdict) for work in out], 3000)
     assert store.totals.depth >= 0
@@ -326,7 +326,7 @@ def test_records_leased_when_damage_is_found_end_normally(
     ended = [work.record.payload for work in out] if not isinstance(verdict, RetryLater) and gone == "due times" else []
     assert sorted(found) == sorted(set(left) - set(ended))
     assert (store.totals.depth, store.totals.size, store._new_keys, store._leased_sequences) == (0, 0, {}, set())
-    assert not store.holds(lane)
+    assert not store.holds_lane(lane)
     store.close()
 
 
@@ -337,7 +337,7 @@ def test_records_lost_from_leased_batch_cost_no_new_record(tmp_path: Path) -> No
     (head,) = store.take(2000, 1, predicate=lambda first: lambda other: True)
     assert len(head.followers) == 2
     database(store).write([], [TOTALS, *(record_key(RECORD, other.sequence) for other in head.followers)])
-    store._failed = store._damaged = True
+    store._has_failed = store._is_damaged = True
     store.add([(record(b"new", lane=b"l"), 1000)])
     store.settle([(head, Done())], 3000)
     assert [work.record.payload for work in store.take(10_000, 10)] == [b"new"]

@@ -21,7 +21,7 @@ from rocketmq_spark.model import Resent
 from rocketmq_spark.spool import redelivery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.lanes import STEPS_S, Schedule
+from rocketmq_spark.spool.lanes import RETRY_PAUSES_S, Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import MAX_IN_FLIGHT, Redelivery
 from rocketmq_spark.spool.store import Store
@@ -56,7 +56,7 @@ def test_tenth_failure_makes_record_dead_and_keeps_payload(bench: Bench) -> None
 
 
 def test_limit_of_three(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "s", Schedule(STEPS_S[:3]))
+    bench = Bench(tmp_path / "s", Schedule(RETRY_PAUSES_S[:3]))
     bench.works = lambda one: DOWN
     bench.add(record(b"x"))
     bench.time.advance(10_000)
@@ -406,7 +406,7 @@ def test_what_joins_the_head_of_its_lane_goes_with_it(bench: Bench) -> None:
     assert [one for one in bench.payloads if one != b"other"] == [b"%d" % number for number in range(35)]
     assert bench.redelivery.delivered_count == 38
     assert (len(bench.store), bench.store.totals.size) == (0, 0)
-    assert not bench.store.holds(b"l")
+    assert not bench.store.holds_lane(b"l")
 
 
 def test_what_is_being_taken_is_under_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,13 +431,13 @@ def test_what_is_added_while_a_lane_is_under_way_waits_behind_it(bench: Bench) -
     bench.add(record(b"3", lane=b"l"), after_s=0)
     bench.time.advance(0)
     assert bench.together == [3]
-    assert bench.store.holds(b"l")
+    assert bench.store.holds_lane(b"l")
     bench.waiting.pop()(Resent())
     bench.time.advance(0)
     assert bench.together == [3, 1]
     bench.waiting.pop()(Resent())
     bench.time.advance(0)
-    assert not bench.store.holds(b"l")
+    assert not bench.store.holds_lane(b"l")
 
 
 def test_failed_batch_costs_head_a_try_and_sends_it_alone(bench: Bench) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError, SpoolFull
 from rocketmq_spark.spool.database import Damaged, is_database
-from rocketmq_spark.spool.files import BLOCK
+from rocketmq_spark.spool.files import BLOCK_BYTES
 from rocketmq_spark.spool.recovery import salvage
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
@@ -81,8 +81,8 @@ def record_places(data: bytes) -> list[int]:
     """Where the records of a log or a manifest begin."""
     places, at = [], 0
     while at + 7 <= len(data):
-        if BLOCK - at % BLOCK < 7:
-            at += BLOCK - at % BLOCK
+        if BLOCK_BYTES - at % BLOCK_BYTES < 7:
+            at += BLOCK_BYTES - at % BLOCK_BYTES
             continue
         places.append(at)
         at += 7 + int.from_bytes(data[at + 4 : at + 6], "little")

@@ -86,7 +86,7 @@ def test_a_failure_long_after_the_last_one_begins_anew() -> None:
 def test_when_nothing_waits_all_is_forgotten() -> None:
     silences = UnreachableTargets()
     silences.record_failure("a", 0)
-    silences.forget()
+    silences.forget_failures()
     assert not silences
 
 

@@ -188,7 +188,7 @@ def test_interrupted_close_stops_sending_and_releases_folder(fixture: Fixture, m
     with pytest.raises(KeyboardInterrupt):
         fixture.spool.close(Deadline.after(30.0))
     assert fixture.resender.closed
-    assert fixture.spool.redelivery._closed
+    assert fixture.spool.redelivery._is_closed
     fixture.open()
 
 

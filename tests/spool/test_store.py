@@ -57,7 +57,7 @@ def test_what_went_with_a_head_that_is_given_up_waits_on(path: Path) -> None:
     (work,) = store.take(1000, 10, predicate=lambda first: lambda other: True)
     assert [work.record.payload, *(each.record.payload for each in work.followers)] == [b"2", b"3"]
     store.settle([(work, Done())], 1000)
-    assert (len(store), store.totals.dead, store.holds(b"l")) == (0, 1, False)
+    assert (len(store), store.totals.dead, store.holds_lane(b"l")) == (0, 1, False)
     store.close()
 
 
@@ -168,7 +168,7 @@ def test_dead_records_keep_payload_and_are_revived_on_request(path: Path) -> Non
     works = store.take(9, 10)
     assert payloads(works) == [b"second", b"first"]
     store.settle([(work, Done()) for work in works], 9)
-    assert not store.holds(b"l")
+    assert not store.holds_lane(b"l")
     assert (len(store), store.totals.dead, store.totals.all_bytes) == (0, 0, 0)
     store.close()
 
@@ -404,7 +404,7 @@ def test_ctrl_c_in_a_write_gives_no_number_twice(
         found += payloads(works)
         store.settle([(work, Done()) for work in works], 1)
     assert found == ([b"1", b"2", b"3"] if written else [b"1", b"3"])
-    assert (len(store), store.holds(b"l")) == (0, False)
+    assert (len(store), store.holds_lane(b"l")) == (0, False)
     store.close()
 
 
@@ -433,7 +433,7 @@ def test_settlement_written_despite_reported_error_counts_once(
         found += payloads(works)
         store.settle([(work, Done()) for work in works], 7)
     assert found == ([b"2"] if left == 1 else [b"1", b"2"])
-    assert (len(store), store.totals.size, store.holds(b"l")) == (0, 0, False)
+    assert (len(store), store.totals.size, store.holds_lane(b"l")) == (0, 0, False)
     store.close()
 
 

@@ -246,7 +246,7 @@ class StoreMachine(SteppingMachine):
         assert len(self.store) == len(self.model.kept)
         assert self.store.totals.dead == len(self.model.dead)
         held = {lane for _, lane, _ in self.model.kept.values() if lane}
-        assert {lane for lane in LANES if self.store.holds(lane)} == held
+        assert {lane for lane in LANES if self.store.holds_lane(lane)} == held
 
 
 test_g2_a_store_and_its_model_do_the_same = model_test(

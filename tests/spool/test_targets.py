@@ -12,7 +12,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.copying import CopyLimits, copy_spool
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.pending import all_pending
+from rocketmq_spark.spool.pending import all_pending_entries
 from rocketmq_spark.spool.records import (
     IDENTITY,
     PENDING,
@@ -40,7 +40,7 @@ NEW = Record("k", b"a longer payload", 1, "new", marks=MARKS)
 
 
 def places(store: Store) -> list[PendingKey]:
-    return [PendingKey.parse(key) for key, _ in all_pending(database(store))]
+    return [PendingKey.parse(key) for key, _ in all_pending_entries(database(store))]
 
 
 def contents(store: Store) -> int:

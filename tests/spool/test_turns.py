@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 import pytest
 
-from rocketmq_spark.spool.turns import ANSWERS_MS, Admission, InFlightRecord, TargetStates, Window
+from rocketmq_spark.spool.turns import ANSWERING_MS, Admission, InFlightRecord, TargetStates, Window
 
 SLOTS, LARGE = 64, 1 << 62
 
@@ -66,7 +66,7 @@ def test_targets_that_stop_answering_leave_room_for_others() -> None:
 def test_new_and_failing_targets_leave_room_for_one_that_answers(failing: int, new: int) -> None:
     targets = after(failed=names("failing", failing), succeeded=["answers"])
     turns = targets.admission((), 1000, LARGE)
-    turns.choose_failing(lambda ready: ready)
+    turns.choose_failing_targets(lambda ready: ready)
     counts = taken(turns, [*names("failing", failing), *names("new", new)])
     assert set(counts.values()) == {1}
     assert len(counts) == min(failing, 32) + min(new, 24)
@@ -79,7 +79,7 @@ def test_failing_targets_take_turns() -> None:
     targets, tried = after(failed=names("t", 100)), dict.fromkeys(names("t", 100), 0)
     for now_ms in range(2000, 2000 + 3000 * 25, 3000):
         turns = targets.admission((), now_ms, LARGE)
-        turns.choose_failing(lambda ready: ready)
+        turns.choose_failing_targets(lambda ready: ready)
         for target in taken(turns, tried):
             tried[target] += 1
             targets.record_failure(target, now_ms + 1000, is_counted=True)
@@ -95,18 +95,18 @@ def test_failing_targets_without_due_records_have_no_turn(due: list[str]) -> Non
         asked.append(ready)
         return due
 
-    turns.choose_failing(are_due)
+    turns.choose_failing_targets(are_due)
     assert len(asked[0]) == 100
     assert taken(turns, due) == dict.fromkeys(due, 1)
 
 
 def test_a_turn_is_repeated_if_chosen_targets_had_no_record() -> None:
     turns = after(failed=names("t", 100)).admission((), 1000, LARGE)
-    turns.choose_failing(lambda ready: names("t", 100))
+    turns.choose_failing_targets(lambda ready: names("t", 100))
     assert not turns.accepts("t99")
-    assert turns.should_repeat
+    assert turns.should_choose_again
     taken(turns, names("t", 100))
-    assert not turns.should_repeat
+    assert not turns.should_choose_again
 
 
 def test_a_large_record_occupies_several_slots() -> None:
@@ -132,5 +132,5 @@ def test_an_answer_proves_nothing_about_a_target_that_failed() -> None:
 def test_a_target_without_an_answer_for_a_minute_is_new() -> None:
     """Hundreds that became unavailable meanwhile, with many due messages each, would else take all slots."""
     targets = after(succeeded=["a"])
-    assert taken(targets.admission((), ANSWERS_MS - 1, LARGE), ["a"])["a"] == 56
-    assert taken(targets.admission((), ANSWERS_MS, LARGE), ["a"])["a"] == 1
+    assert taken(targets.admission((), ANSWERING_MS - 1, LARGE), ["a"])["a"] == 56
+    assert taken(targets.admission((), ANSWERING_MS, LARGE), ["a"])["a"] == 1

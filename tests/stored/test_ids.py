@@ -12,14 +12,14 @@ import pytest
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.rows import ReferenceDecoder
-from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
 from rocketmq_spark.pull.fetched import FetchedAnswer, FetchedAnswers, Hole
 from rocketmq_spark.pull.outcomes import Cause, OnLoss
 from rocketmq_spark.stored import ends
-from rocketmq_spark.stored.ends import BatchHashes, compared_bytes, id_reader, with_scope
+from rocketmq_spark.stored.ends import BatchHashes, compared_bytes, id_reader, ids_in_scope
 from tests.decode import fetching
 from tests.harness import peak_bytes
 
@@ -38,13 +38,13 @@ def test_ids_of_two_attempts_are_equal_and_others_are_dropped() -> None:
     assert not set(first) & set(again)
     strangers = ["7F0000010007ABCDEF0123456789ABCD", first[0][:40], "", None, "F" * 56]
     stored = pa.array([*strangers, *first, *other, *again], pa.string())
-    mine = with_scope(stored, NAME.scope(3))
+    mine = ids_in_scope(stored, NAME.scope(3))
     assert mine.to_pylist() == [*first, *again]
     assert compared_bytes(mine, 10).tolist() == [*ROWS.tolist(), *ROWS.tolist()]
-    of_batch = with_scope(stored.slice(2), NAME.digest())
+    of_batch = ids_in_scope(stored.slice(2), NAME.digest())
     assert len(of_batch) == 9
     assert compared_bytes(of_batch.slice(3), 7)[0].tolist() == [0, 0, 4, *ROWS[0].tolist()]
-    assert compared_bytes(with_scope(stored, bytes(10)), 10).shape == (0, 12)
+    assert compared_bytes(ids_in_scope(stored, bytes(10)), 10).shape == (0, 12)
 
 
 @pytest.mark.parametrize(("limit", "told_apart"), [(18, 5), (17, 5), (17, 4), (17, 1)])
@@ -115,7 +115,9 @@ def test_bodies_are_not_decompressed_for_their_ids() -> None:
     fetched = FetchedAnswers(
         np.frombuffer(bytearray(data * 8), np.uint8), [FetchedAnswer(0, 0, 8, 8, 0, 8 * len(data))]
     )
-    careful = ReferenceDecoder(fetching.QUEUES, tuple(c for c in BASIC if c.name in ("msgId", "sysFlag")), "none")
+    careful = ReferenceDecoder(
+        fetching.QUEUES, tuple(c for c in BASIC_COLUMNS if c.name in ("msgId", "sysFlag")), "none"
+    )
     found: list[pa.RecordBatch] = []
     assert peak_bytes(lambda: found.extend(careful.batches(fetched, None))) < 4 << 20
     assert found[0].column(0).to_pylist() == ["a"] * 8

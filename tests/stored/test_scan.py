@@ -84,7 +84,7 @@ class Brokers:
 
         self.states[name] = answer
 
-    def indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
+    def broker_indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
         return self.late
 
     def bounds(self, queues: Any, deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
@@ -384,9 +384,9 @@ def made_again_later(scripted: Brokers) -> None:
     [
         (
             made_again,
-            "before offset 2 was stored at .*01.001Z, and now there is one stored at .*06.001Z: the topic was made again",
+            "before offset 2 was stored at .*01.001Z, and now there is one stored at .*06.001Z: the topic was created again",
         ),
-        (made_again_later, "the topic was made again, or its broker lost what it had"),
+        (made_again_later, "the topic was created again, or its broker lost messages"),
         (shorter, "it ends at offset 1 now, and ended at 2 before"),
         (another_master, "the master of broker a is slave:1, and was a:1"),
         (expired, "retention deleted offsets 2 to 3"),
@@ -470,7 +470,7 @@ def test_a_broker_that_does_not_say_its_ends_is_asked_again(scripted: Brokers) -
 def test_ends_as_json() -> None:
     ends = Brokers().noted()
     assert QueueEnds.from_json(ends.to_json()) == ends
-    assert ends.of_topics(["u"]) == QueueEnds({}, {})
+    assert ends.ends_of_topics(["u"]) == QueueEnds({}, {})
     earlier = {key: value for key, value in ends.to_json().items() if key != "stored"}
     assert QueueEnds.from_json(earlier) == replace(ends, stored_ms={})
 
@@ -478,7 +478,7 @@ def test_ends_as_json() -> None:
 def test_added_ends_say_nothing_about_queues_noted_before() -> None:
     """The last message of a queue may be of the batch by now."""
     scripted = Brokers()
-    ends = replace(scripted.noted().of_queues([A]), stored_ms={})
+    ends = replace(scripted.noted().ends_of_queues([A]), stored_ms={})
     scripted.queues[A] += ["a2"]
     assert ends.with_further_queues(scripted.noted()) == QueueEnds({A: 2, B: 1}, scripted.masters, {B: 1_000})
 

@@ -51,7 +51,7 @@ class Brokers:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
+    def broker_indexes_after_replication(self, name: str, deadline: Deadline) -> bool:
         return False
 
     def log_states(self, names: Iterable[str], deadline: Deadline) -> dict[str, LogState]:
@@ -192,7 +192,10 @@ def test_send_begun_before_a_new_note_belongs_to_the_old_topic(scripted: Brokers
     assert scripted.among(began.offset) == set(), "the same topic"
     scripted.made_ms, scripted.ends[A0] = scripted.made_ms + 5_000, 8
     noted_again()
-    with pytest.raises(UnprovedError, match=r"before offset 5 was stored at .*, and now there is one .* made again"):
+    with pytest.raises(
+        UnprovedError,
+        match=r"before offset 5 was stored at .*, and now there is one .* created again",
+    ):
         scripted.among(began.offset)
 
 

@@ -111,7 +111,7 @@ def test_topic_stats_of_many_queues_are_read_without_json(monkeypatch):
     key = '{"brokerName":"broker-a","queueId":%d,"topic":"T"}'
     value = '{"lastUpdateTimestamp":1795159949122,"maxOffset":3,"minOffset":0}'
     body = '{"offsetTable":{%s},"topicPutTps":0.0}' % ",".join(f"{key % i}:{value}" for i in range(5000))  # noqa: UP031
-    monkeypatch.setattr(bodies, "_by_queue", raising(AssertionError("json")))
+    monkeypatch.setattr(bodies, "_entries_by_queue", raising(AssertionError("json")))
     assert len(bodies.topic_stats("T", body.encode())) == 5000
 
 

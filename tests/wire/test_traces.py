@@ -64,9 +64,9 @@ def test_kinds_and_regions_are_those_of_the_properties() -> None:
     } == {MessageKind.DELAY}
     assert MessageKind.of({"KEYS": "DELAY"}) is MessageKind.NORMAL
     stored = {"UNIQ_KEY": "ID1", "TAGS": "paid", "KEYS": "k1 k2", "MSG_REGION": "east"}
-    assert TracedMessage.of("orders", stored) == FULL
-    assert TracedMessage.of("orders", stored, "west").region == "west"
-    assert TracedMessage.of("orders", {"UNIQ_KEY": "ID1"}) == PLAIN
+    assert TracedMessage.from_properties("orders", stored) == FULL
+    assert TracedMessage.from_properties("orders", stored, "west").region == "west"
+    assert TracedMessage.from_properties("orders", {"UNIQ_KEY": "ID1"}) == PLAIN
 
 
 records = st.builds(

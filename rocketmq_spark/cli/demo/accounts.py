@@ -1,9 +1,9 @@
 """The counts that check the result of the demo.
 
-The result is right if the orders written, the orders read, and the orders in the totals read back are the same number, and so
-are the amounts written and read back. They can be equal exactly: an order belongs to one window and one region; append mode emits
-the total of a window once, when the watermark has passed the window's end; and a last order dated far ahead moves the watermark
-past the end of every window with orders. The window of that last order stays open, so no total includes it.
+The result is right if the orders written, the orders read, and the orders in the totals read back are the same number, and so are
+the amounts written and read back. The numbers can be equal exactly, because an order belongs to one window and one region;
+append mode emits the total of a window once, when the watermark has passed the window's end; and a last order dated far ahead
+moves the watermark past the end of every window with orders. The window of that last order stays open, so no total includes it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rocketmq_spark.options.names import camel_case
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Counts of orders and totals at each step of the demo. Amounts are in cents. ``totals_repeated`` totals are stored more
-    than once; with ``exactly_once``, it must be 0. In the other numbers, each total counts once.
+    """Counts of orders and totals at each step of the demo. Amounts are in cents. ``totals_repeated`` totals are stored more than
+    once; with ``exactly_once``, it must be 0. All other fields count each total once.
     """
 
     orders_written: int

@@ -15,7 +15,7 @@ class Batches:
     newest_finished: int
 
     @property
-    def in_flight(self) -> bool:
+    def is_in_flight(self) -> bool:
         return self.newest_begun > self.newest_finished
 
 
@@ -39,20 +39,20 @@ class BatchTotals:
 
     def __init__(self) -> None:
         # The newest finished batch when no batch was in flight, and how many totals were stored then.
-        self._last_settled: tuple[int, int] | None = None
+        self._last_idle_batch_and_total_count: tuple[int, int] | None = None
 
     def stored(self, batches_before: Batches, total_count: int, batches_after: Batches) -> int | None:
         """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
         ``total_count`` is the number of totals in the topic, counted after ``batches_before`` was listed and before
         ``batches_after`` was listed.
         """
-        if batches_before == batches_after and not batches_after.in_flight:
-            self._last_settled = batches_after.newest_finished, total_count
+        if batches_before == batches_after and not batches_after.is_in_flight:
+            self._last_idle_batch_and_total_count = batches_after.newest_finished, total_count
         if (
-            not batches_after.in_flight
-            or self._last_settled is None
-            or self._last_settled[0] != batches_after.newest_finished
+            not batches_after.is_in_flight
+            or self._last_idle_batch_and_total_count is None
+            or self._last_idle_batch_and_total_count[0] != batches_after.newest_finished
         ):
             return None
-        stored_count = total_count - self._last_settled[1]
-        return stored_count if stored_count >= 0 else None  # a broker omitted a queue
+        stored_count = total_count - self._last_idle_batch_and_total_count[1]
+        return stored_count if stored_count >= 0 else None  # a count below 0 means that a broker omitted a queue

@@ -60,12 +60,13 @@ def demo(
         raise click.UsageError(
             "--proxy-endpoint requires --transport grpc and --name-server, and these two together require --proxy-endpoint"
         )
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # before the import of PySpark, when this package checks it
+    # This line must precede the import of PySpark, because this package then checks the variable.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     import pyspark  # noqa: F401 - fails here, not in the driver's process, if PySpark is missing
 
     from rocketmq_spark.localbroker.java import find_java
 
-    find_java()  # raises an error without Java, before anything is printed
+    find_java()  # called before anything is printed, because it raises an error without Java
     began_s = time.monotonic()
     _say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
     from rocketmq_spark.cli.demo.environment import demo_environment, interruptible
@@ -102,7 +103,8 @@ def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: flo
     with (
         SparkDriver(environment) as driver,
         OrderWriter(environment.name_server, environment.orders, rate, seconds) as writer,
-        view(output, seconds, rate) as demo_view,  # innermost: the picture ends first, even if closing takes long
+        # The innermost block: the picture ends before the other blocks close.
+        view(output, seconds, rate) as demo_view,
     ):
         return DemoRun(driver, DemoWatch(environment, driver), writer, demo_view, seconds).run(
             exactly_once=environment.exactly_once
@@ -165,6 +167,8 @@ def _delete_commands(environment: DemoEnvironment) -> list[str]:
 
 
 def _command(environment: DemoEnvironment, command: str) -> str:
-    """A command for the cluster of the run. The demo's own broker needs no address: ``broker start`` starts it."""
+    """Return a command for the cluster of the run. Commands for the demo's own broker need no address, because ``broker start``
+    starts this broker.
+    """
     server_option = "" if environment.starts_broker else f" --name-server {shlex.quote(environment.name_server)}"
     return f"rocketmq-spark {command}{server_option}"

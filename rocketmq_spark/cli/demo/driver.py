@@ -1,8 +1,8 @@
 """The processes of Spark's driver, as the demo sees them: their reports, and their end by SIGKILL.
 
-Python, the JVM and Spark's Python workers form a session. They end with the demo, also if it is killed while they are stopped:
-then a watcher kills them (``process_session``). Driver and watcher hold the lock of the run's folder, so the folder is in use
-until they have ended.
+Python, the JVM and Spark's Python workers form a session. These processes end with the demo. If the demo is killed while the
+processes are stopped, a watcher kills them (``process_session``). Driver and watcher hold the lock of the run's folder, so the
+folder is in use until they have ended.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rocketmq_spark.cli.demo import process_session
 from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
 from rocketmq_spark.errors import RocketMQError
 
-_END_WITHIN_S, _POLL_S = 30.0, 0.05
-_STOP_WITHIN_S = 5.0
+_END_TIMEOUT_S, _POLL_S = 30.0, 0.05
+_STOP_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 16
 
 
@@ -51,7 +51,7 @@ class SparkDriver:
     def __enter__(self) -> SparkDriver:
         self._watcher = subprocess.Popen(
             **python_call("-I", "-S", process_session.__file__), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, pass_fds=self._locks, start_new_session=True,
+            stderr=subprocess.DEVNULL, pass_fds=self._lock_descriptors, start_new_session=True,
         )  # fmt: skip
         self.start()
         return self
@@ -78,7 +78,7 @@ class SparkDriver:
         ) as log:
             # The driver gets its own session, so that only the demo gets Ctrl-C, and ``kill`` finds all processes of the driver.
             self._process = subprocess.Popen(
-                **call_arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_fd, *self._locks],
+                **call_arguments, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[write_fd, *self._lock_descriptors],
                 start_new_session=True,
             )  # fmt: skip
         os.close(write_fd)
@@ -86,7 +86,7 @@ class SparkDriver:
         self._send(self._environment.to_json())
 
     @property
-    def _locks(self) -> list[int]:
+    def _lock_descriptors(self) -> list[int]:
         return [] if self._environment.lock is None else [self._environment.lock]
 
     def _name_session(self, session: int) -> None:
@@ -105,13 +105,13 @@ class SparkDriver:
     def _send(self, line: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the driver has ended; ``reports`` raises
+        with contextlib.suppress(BrokenPipeError):  # if the driver has ended, ``reports`` raises an error
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def reports(self) -> Iterator[Mapping[str, object]]:
         """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
-        # Checked before the read, so that the read gets everything that an ended driver has written.
+        # This check comes before the read, so that the read gets everything that an ended driver has written.
         has_ended = self._exit_code() is not None
         while received_bytes := self._read():
             self._unread_bytes += received_bytes
@@ -133,9 +133,9 @@ class SparkDriver:
             return b""
 
     def stop(self) -> bool:
-        """Stop all processes of the driver with SIGSTOP. Returns False if there are none, or if one of them still runs."""
+        """Stop all processes of the driver with SIGSTOP. Returns False if there is no process, or if a process still runs."""
         assert self._process is not None
-        return process_session.stop(self._process.pid, _STOP_WITHIN_S)
+        return process_session.stop(self._process.pid, _STOP_TIMEOUT_S)
 
     def resume(self) -> None:
         """Let the processes continue after ``stop``."""
@@ -143,7 +143,7 @@ class SparkDriver:
         process_session.resume(self._process.pid)
 
     def kill(self) -> None:
-        """Kill all processes of the driver with SIGKILL. Returns when none of them lives."""
+        """Kill all processes of the driver with SIGKILL. Returns when no process lives."""
         if self._process is None:
             return
         process_session.kill(self._process.pid)
@@ -157,13 +157,13 @@ class SparkDriver:
 
     def wait(self) -> None:
         """Wait until the driver has ended, for half a minute at most."""
-        deadline = Deadline.after(_END_WITHIN_S)
+        deadline = Deadline.after(_END_TIMEOUT_S)
         while self._exit_code() is None and not deadline.expired:
             deadline.pause(_POLL_S)
 
     def _exit_code(self) -> int | None:
-        """The exit code; None while the process lives. Only ``kill`` reaps the process. Until then, no other process can have its
-        process id, which is also the id of its session.
+        """The exit code; None while the process lives. Only ``kill`` reaps the process. Until the process is reaped, no other
+        process can have its process id, which is also the id of its session.
         """
         assert self._process is not None
         if sys.platform == "darwin":  # without ``os.waitid``

@@ -28,14 +28,14 @@ QUEUES = 4
 # The line that the driver reads when all orders are written.
 FINISH = b"finish"
 # The longest time from the first Ctrl-C to the end of the process.
-_STOP_WITHIN_S = 10
+_STOP_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
 class DemoEnvironment:
     """A cluster, the two topics on it, and the folder of this run. ``broker_data`` is None if the demo did not start the cluster.
 
-    ``proxy`` is the Proxy through which totals are written, over gRPC. If it is None, totals are written to the broker. Only the
+    ``proxy`` is the Proxy through which totals are written, over gRPC; None if totals are written to the broker. Only the
     process of the demo has ``lock``, the descriptor of the folder's lock, and ``servers``, which this process started.
     """
 
@@ -54,7 +54,7 @@ class DemoEnvironment:
 
     @property
     def exactly_once(self) -> bool:
-        """Whether totals are written exactly once. Over gRPC, they are written at least once."""
+        """Whether totals are written exactly once. Over gRPC, totals are written at least once."""
         return self.proxy is None
 
     @property
@@ -70,7 +70,7 @@ class DemoEnvironment:
         return self.folder / "checkpoint"
 
     def to_json(self) -> bytes:
-        """One line, for the process that runs the query."""
+        """Return the environment as a line of JSON, for the process that runs the query."""
         return json.dumps(asdict(replace(self, lock=None, servers=None)), default=str).encode() + b"\n"
 
     @classmethod
@@ -93,7 +93,7 @@ class DemoEnvironment:
                 )
 
     def create_topics(self) -> None:
-        """Create both topics. Nothing deletes them."""
+        """Create the topics of the orders and of the totals. Nothing deletes these topics."""
         with BaseAdmin(self.name_server) as admin:
             for topic in (self.orders, self.totals):
                 admin.create_topic(topic, QUEUES)
@@ -104,7 +104,7 @@ class DemoEnvironment:
             local_broker.kill(name)
 
     def _own_servers(self) -> Iterator[tuple[LocalBroker, str]]:
-        """Yield each server that the demo has started: its cluster, and its name."""
+        """Yield the cluster and the name of each server that the demo has started."""
         if self.servers is not None:
             for name in [NAME_SERVER, *self.servers.brokers, *([PROXY] if self.proxy is not None else [])]:
                 yield self.servers, name
@@ -211,7 +211,7 @@ def interruptible() -> Iterator[None]:
         if is_stopping:
             end_process()
         is_stopping = True
-        signal.alarm(_STOP_WITHIN_S)
+        signal.alarm(_STOP_TIMEOUT_S)
         _write_to_stderr("Stopping ...")
         raise KeyboardInterrupt
 

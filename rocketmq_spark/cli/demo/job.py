@@ -1,12 +1,12 @@
-"""The demo's streaming query, and the process that runs it: Spark's driver, which the demo kills and starts again.
+"""The demo's streaming query and Spark's driver, which runs the query. The demo kills the driver and starts it again.
 
-The query reads orders as JSON and writes totals per window and region as JSON. It is plain Spark except for the two
+The query reads orders as JSON and writes totals per window and region as JSON. The query is plain Spark except for the two
 ``format("rocketmq")``. ``examples/orders_pipeline.py`` has the same functions as a job; a test compares them.
 
-``python -m rocketmq_spark.cli.demo.job FD`` is the process. It reads two lines from its standard input: the
-``DemoEnvironment`` as JSON, and ``finish`` when all orders are written. It ends when its input ends. It writes lines of JSON to
-the descriptor FD: ``progress`` of each batch, ``failed`` if the query fails, and at the end ``totals``, the sums over the totals
-that it has read back.
+The command of the driver is ``python -m rocketmq_spark.cli.demo.job FD``. The driver reads two lines from standard input: the
+``DemoEnvironment`` as JSON, and ``finish`` when all orders are written. The driver ends when its input ends. It writes lines of
+JSON to the descriptor FD: ``progress`` of each batch, ``failed`` if the query fails, and at the end ``totals``, the sums over
+the totals that it has read back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WINDOW = "5 seconds"
 WATERMARK = "5 seconds"
 _REPORT_INTERVAL_S = 0.25
 
-# Without the C2 compiler, with which the driver of such a short run would take twice the CPU time.
+# The JVM runs without the C2 compiler, because in such a short run this compiler would double the CPU time.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SPARK_CONF = {
     **exactly_once_conf(),
@@ -138,7 +138,7 @@ def _start(spark: SparkSession, environment: DemoEnvironment) -> StreamingQuery:
     totals = region_totals(read_orders(spark, environment.name_server, environment.orders), WINDOW, WATERMARK)
     writer = write_totals(totals, environment.name_server, environment.totals, str(environment.checkpoint))
     if environment.exactly_once:
-        # The shortest settling time that is allowed: the repeated batch waits for it.
+        # This is the shortest settling time that is allowed. A short time helps, because the repeated batch waits for it to pass.
         writer = writer.option("deliveryGuarantee", "exactly-once").option("exactlyOnceSettle", "4s")
     else:
         writer = writer.option("transport", "grpc").option("proxyEndpoint", environment.proxy)
@@ -160,8 +160,8 @@ class _Reports:
         # Spark keeps every progress of the query (numRecentProgressUpdates), in order.
         for progress in self._query.recentProgress[self._reported_count :]:
             self._reported_count += 1
-            late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
-            self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
+            late_count = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+            self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late_count})
 
 
 def _totals(spark: SparkSession, environment: DemoEnvironment) -> dict[str, int]:

@@ -11,7 +11,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, due_counts
 from rocketmq_spark.session.producers import Producer
 
-# The number of orders that ``end_windows`` sends. They are in no total.
+# The number of orders that ``end_windows`` sends. No total includes these orders.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
 # Timeout of unacknowledged orders if the run has failed.
@@ -32,7 +32,7 @@ class OrderWriter:
         self._stop_latch = Latch()
         self._executor = ThreadPoolExecutor(1, "demo producer")
         self._write_future: Future[None] | None = None
-        # Written by the executor's thread, read by the demo's.
+        # The executor's thread writes these fields, and the demo's thread reads them.
         self.sent_count = 0
         self.cents = 0
 
@@ -45,7 +45,7 @@ class OrderWriter:
     ) -> None:
         self._stop_latch.set()
         if kind is not None:
-            # This also ends the thread, which may be waiting for a broker that does not answer.
+            # Closing the producer also ends the thread, which may be waiting for a broker that does not answer.
             self._producer.close(_FAILED_CLOSE_S)
         self._executor.shutdown()
         self._producer.close()
@@ -62,7 +62,9 @@ class OrderWriter:
         return True
 
     def end_windows(self) -> None:
-        """Send an order with a time in the future. It moves the watermark past every window with orders, and is in no total."""
+        """Send an order with a time in the future, which moves the watermark past every window with orders. No total includes
+        this order.
+        """
         order = self._orders.next()
         self._producer.send(replace(order, time_s=order.time_s + _DAY_S, region="closing").message(self._topic))
 

@@ -1,4 +1,4 @@
-"""The processes of a session: a process that was started with ``start_new_session``, and all that it and its children started.
+"""The processes of a session: a process that was started with ``start_new_session``, and all its descendants.
 
 The process group is not enough, because Spark's Python daemon puts its workers into a separate group. Nothing that Spark starts
 leaves the session.
@@ -21,22 +21,22 @@ from pathlib import Path
 
 _PAUSE_S = 0.002
 _PROC = Path("/proc")
-_STOPPED, _ENDED = frozenset("Tt"), frozenset("ZX")
+_STOPPED_STATES, _ENDED_STATES = frozenset("Tt"), frozenset("ZX")
 
 
 def members(session: int) -> dict[int, frozenset[str]]:
     """Return the living processes of a session, each with the states of its threads: letters as those of ``ps``."""
-    states_of = {pid: _states(pid) for pid in _pids() if _session(pid) == session}
-    return {pid: states for pid, states in states_of.items() if states - _ENDED}
+    states_by_pid = {pid: _states(pid) for pid in _pids() if _session(pid) == session}
+    return {pid: states for pid, states in states_by_pid.items() if states - _ENDED_STATES}
 
 
 def stop(session: int, within_s: float) -> bool:
-    """Stop all processes with SIGSTOP. Returns False if there are none, or if one of their threads still runs."""
+    """Stop all processes with SIGSTOP. Returns False if there is no process, or if a thread of a process still runs."""
     end_s = time.monotonic() + within_s
     stopped_pids: set[int] = set()
     while time.monotonic() < end_s:
         living_processes = members(session)
-        running_pids = [pid for pid, states in living_processes.items() if states - _ENDED - _STOPPED]
+        running_pids = [pid for pid, states in living_processes.items() if states - _ENDED_STATES - _STOPPED_STATES]
         # Just before a process stopped, it may have started another process that the listing missed. So list the processes once
         # more.
         if not running_pids and stopped_pids == living_processes.keys():
@@ -55,7 +55,7 @@ def resume(session: int) -> None:
 
 
 def kill(session: int) -> None:
-    """Kill all processes with SIGKILL, and return when none of them lives."""
+    """Kill all processes with SIGKILL, and return when no process lives."""
     while living_processes := members(session):
         for pid in living_processes:
             _signal(pid, signal.SIGKILL)

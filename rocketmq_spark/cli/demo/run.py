@@ -15,12 +15,12 @@ from rocketmq_spark.cli.demo.watch import DemoState, DemoWatch
 from rocketmq_spark.errors import RocketMQError
 
 # The driver may be killed after this part of the writing time.
-_KILL_AFTER = 0.4
+_KILL_FRACTION = 0.4
 _REFRESH_S = 0.5
 # The pause between two checks whether to kill the driver now.
 _KILL_CHECK_S = 0.01
 # If the last order is read and no number changes for this time, the driver is killed between two batches.
-_IDLE_S = 5.0
+_IDLE_BEFORE_KILL_S = 5.0
 # If no number changes for this time, which includes Spark's start, the run fails.
 _NO_PROGRESS_S = 180.0
 
@@ -38,8 +38,8 @@ class DemoRun:
     """Writes orders while the query reads them, kills Spark's driver and starts it again, ends the open windows with a last
     order, and lets the driver read all totals back.
 
-    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds this may be the batch
-    that reads the last order.
+    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds, the interrupted batch
+    may be the batch that reads the last order.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DemoRun:
         self._view = view
         self._seconds = seconds
         self._batch_totals = BatchTotals()
-        self._batches = Batches(-1, -1)  # as last listed
+        self._batches = Batches(-1, -1)  # the batches in the last listing of the checkpoint
         self._kill: Kill | None = None
         self._has_recovered = False
         # Values of ``time.monotonic()``.
@@ -93,7 +93,7 @@ class DemoRun:
                 return
             if time.monotonic() - self._shown_s >= self._view.interval_s:
                 self._show()
-            if self._kill is None and state.elapsed_s > self._seconds * _KILL_AFTER:
+            if self._kill is None and state.elapsed_s > self._seconds * _KILL_FRACTION:
                 self._kill_in_a_batch()
             else:
                 time.sleep(_REFRESH_S)
@@ -125,8 +125,8 @@ class DemoRun:
             )
 
     def _kill_in_a_batch(self) -> None:
-        """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the driver
-        are stopped. Otherwise Spark might finish the batch meanwhile, or a worker might send more of its totals.
+        """Wait until the driver should be killed, but at most until the next refresh. The decision is made while all processes
+        of the driver are stopped. Otherwise Spark might finish the batch meanwhile, or a worker might send more of its totals.
         """
         end_s = time.monotonic() + _REFRESH_S
         while time.monotonic() < end_s:
@@ -137,8 +137,8 @@ class DemoRun:
                 self._driver.resume()
             time.sleep(_KILL_CHECK_S)
         has_read_all = self._watch.state.read > self._writer.sent_count
-        if has_read_all and time.monotonic() - self._changed_s > _IDLE_S:
-            if self._driver.stop() and not self._watch.batches().in_flight:
+        if has_read_all and time.monotonic() - self._changed_s > _IDLE_BEFORE_KILL_S:
+            if self._driver.stop() and not self._watch.batches().is_in_flight:
                 self._end_driver(Kill(None, 0))
             else:
                 self._driver.resume()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.cli.demo.watch import DemoState
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NEWEST_BATCHES = 40
+_MAX_BATCH_BARS = 40
 
 
 class DemoView(Protocol):
@@ -35,16 +35,17 @@ def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
     from rich.live import Live
 
     console = Console()
-    # Without standard output (`>&-`), Python has None there. A terminal may be dumb, or unable to show the picture's characters.
+    # ``sys.stdout`` is None if standard output is closed (`>&-`). A terminal may be dumb, or unable to show the picture's
+    # characters.
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     if output.is_for_programs or not is_terminal or console.is_dumb_terminal or not console.encoding.startswith("utf"):
-        yield _Lines(output)
+        yield _LineView(output)
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield _Picture(live, seconds, rate)
+        yield _PictureView(live, seconds, rate)
 
 
-class _Lines:
+class _LineView:
     """One line every five seconds if something has changed, and one for each event."""
 
     interval_s = 5.0
@@ -69,7 +70,7 @@ class _Lines:
         self._last_text = text
 
 
-class _Picture:
+class _PictureView:
     """A live picture on a terminal."""
 
     interval_s = 0.5
@@ -118,12 +119,12 @@ def _picture(title: str, state: DemoState) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """The newest batches as bars, and the last batch in numbers. The first batch of a driver takes longer, because it starts
-    Python. So no bar is higher than a bar for four times the median.
+    """Return the newest batches as bars, and the last batch in numbers. A bar is at most as high as a bar for four times the
+    median, because the first batch of a driver takes longer: it starts Python.
     """
     if not times_ms:
         return "batches: none yet"
-    newest_ms = times_ms[1:][-_NEWEST_BATCHES:]
+    newest_ms = times_ms[1:][-_MAX_BATCH_BARS:]
     highest_ms = int(4 * statistics.median(newest_ms)) if newest_ms else 0
     bars = "".join(_BARS[min(t, highest_ms) * len(_BARS) // (highest_ms + 1)] for t in newest_ms)
     return f"batches: {len(times_ms)}, last {times_ms[-1]} ms  {bars}  (longest {max(times_ms)} ms)"

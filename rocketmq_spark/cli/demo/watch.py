@@ -17,7 +17,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.checkpoints import files, offset_log
 
-_LAG_WITHIN_S, _COUNT_WITHIN_S = 1.0, 10.0
+_LAG_TIMEOUT_S, _COUNT_TIMEOUT_S = 1.0, 10.0
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class DemoWatch:
     def stored_totals(self) -> int | None:
         """Number of totals in the topic; None if a broker does not answer."""
         try:
-            return sum(self._ends(self._environment.totals, _COUNT_WITHIN_S).values())
+            return sum(self._ends(self._environment.totals, _COUNT_TIMEOUT_S).values())
         except RocketMQError as e:
             if not e.retriable:
                 raise
@@ -141,7 +141,7 @@ class DemoWatch:
     def _ask_broker(self) -> None:
         self.state.lag = {
             f"{queue.broker_name}/{queue.queue_id}": max(0, end - self._positions.get(queue, 0))
-            for queue, end in self._ends(self._environment.orders, _LAG_WITHIN_S).items()
+            for queue, end in self._ends(self._environment.orders, _LAG_TIMEOUT_S).items()
         }
         for message in self._totals_reader.messages():
             total = json.loads(message.body)

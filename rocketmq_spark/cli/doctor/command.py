@@ -25,9 +25,9 @@ from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.cli import lag, query
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.connection import Target, with_connection_options
 from rocketmq_spark.cli.doctor import findings, servers
-from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
+from rocketmq_spark.cli.doctor.findings import Finding, advice_finding, broken_finding, failed_finding
 from rocketmq_spark.cli.lag_view import unfinished_batch
 from rocketmq_spark.cli.output import Output, width_of, wrap
 from rocketmq_spark.client import topic_readers
@@ -45,7 +45,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
-from rocketmq_spark.spark import conf
+from rocketmq_spark.spark import conf, workers
 from rocketmq_spark.wire import bodies, rpc
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def examine(target: Target, subject: Subject) -> Iterator[Finding]:
     if broker_target is not None:
         yield from check_cluster(broker_target, subject)
     elif subject.group or subject.checkpoint:
-        yield advice(
+        yield advice_finding(
             "readers",
             "a Proxy does not report offsets over gRPC",
             "Name a name server, too, for --group and --checkpoint",
@@ -84,11 +84,11 @@ def examine(target: Target, subject: Subject) -> Iterator[Finding]:
 
 def check_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
     """Check name servers, brokers, and the topics and readers of ``subject``."""
-    target = replace(target, allows_query_options=True)  # such as 'sql', which needs a setting of the brokers
+    target = replace(target, allows_query_options=True)  # for example, 'sql' needs a setting of the brokers
     try:
         options, client = target.options(), target.client()
     except RocketMQError as e:
-        yield failed("options", e, "Look at docs/options.md")
+        yield failed_finding("options", e, "Look at docs/options.md")
         return
     name_servers = list(check_name_servers(client, options))
     yield from (finding for finding, _ in name_servers)
@@ -114,7 +114,7 @@ def check_machine() -> Iterator[Finding]:
     if (pyspark := versions["pyspark"]) is not None and not conf.has_data_sources():
         yield findings.no_data_sources_finding(pyspark)
     program = os.environ.get("PYSPARK_PYTHON") or "python3"
-    yield findings.workers_finding(program, sys.executable, conf.can_import(program))
+    yield findings.workers_finding(program, sys.executable, workers.can_import(program))
 
 
 def _version(package: str) -> str | None:
@@ -205,7 +205,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     if isinstance(error, NotSupported):
         yield servers.not_a_broker_finding(name, error)
         return
-    connected_address = client.rpc_client.pool.connect_options.reachable(address)
+    connected_address = client.rpc_client.pool.connect_options.reachable_address(address)
     yield servers.broker_address_finding(name, address, connected_address, None if was_reached else error, options.tls)
     if error is not None and not was_reached:
         return
@@ -235,7 +235,7 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
     try:
         route = client.routes.get_existing(topic, 0.0)
     except RocketMQError as e:
-        yield failed(f"topic {topic}", e, "Check its name")
+        yield failed_finding(f"topic {topic}", e, "Check its name")
         return
     yield from servers.topic_findings(route, _attributes(client, route))
     answers: dict[str, RocketMQError | None] = {}
@@ -244,7 +244,7 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
     try:
         writable_queues = route.writable_queues()
     except RemoteProtocolError as e:
-        yield failed(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
+        yield failed_finding(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
         writable_queues = []
     if writable_queues:
         answers["sink"] = findings.worst_write_error(client, route, writable_queues)
@@ -269,16 +269,16 @@ def check_readers(target: Target, client: Client, subject: Subject) -> Iterator[
         try:
             yield from _check_group(client, group, subject.topics)
         except OffsetError as e:
-            yield advice(f"group {group}", e.message, e.remedy or new_group_remedy(group, subject.topics))
+            yield advice_finding(f"group {group}", e.message, e.remedy or new_group_remedy(group, subject.topics))
         except GroupNotFound as e:
-            yield failed(f"group {group}", e, new_group_remedy(group, subject.topics))
+            yield failed_finding(f"group {group}", e, new_group_remedy(group, subject.topics))
         except RocketMQError as e:
-            yield failed(f"group {group}", e, "Look at the brokers")
+            yield failed_finding(f"group {group}", e, "Look at the brokers")
     if subject.checkpoint is not None:
         try:
             yield from _check_checkpoint(target, subject.checkpoint, () if subject.exactly_once else subject.topics)
         except RocketMQError as e:
-            yield failed(f"checkpoint {subject.checkpoint}", e, "Look at the folder")
+            yield failed_finding(f"checkpoint {subject.checkpoint}", e, "Look at the folder")
 
 
 def _check_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
@@ -310,10 +310,10 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     owner = owner_of(folder) if is_root else folders.ROOT
     if (exposure_problem := exposure(folder, owner)) is not None:
         # Root cannot start such a query; other users are only warned.
-        yield (broken if is_root else advice)(check, *exposure_problem)
+        yield (broken_finding if is_root else advice_finding)(check, *exposure_problem)
     elif owner != folders.ROOT:
         problem = f"belongs to {folders.user_text(owner)}, so root starts no query to RocketMQ with it"
-        yield advice(check, problem, "Run the query as that user")
+        yield advice_finding(check, problem, "Run the query as that user")
     if (unfinished_read := unfinished_batch_of(open_checkpoint(folder))) is not None:
         silent_brokers = query.silent_brokers_of(
             target.in_checkpoint_scope(unfinished_read.batch.source_identities).client(), unfinished_read
@@ -323,16 +323,16 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
         )
     batch = last_batch(open_checkpoint(folder))
     if batch is None or not batch.sources:
-        yield broken(
+        yield broken_finding(
             check,
             "has no finished batch that read RocketMQ",
             "Wait for the first batch, or name the checkpoint of another query",
         )
         return
     client = target.in_checkpoint_scope(batch.source_identities).client()
-    batch, other_clusters = batch.of_clusters(query.clusters(client))
+    batch, other_clusters = batch.batch_of_clusters(query.clusters(client))
     if other_clusters:
-        yield advice(check, query.other_clusters_note(other_clusters), "Run it again with that name server")
+        yield advice_finding(check, query.other_clusters_note(other_clusters), "Run it again with that name server")
     drifts, _ = compare_with_brokers(client, batch)
     read_topics = {drift.queue.topic for drift in drifts}
     if topics and not read_topics.intersection(topics):
@@ -368,9 +368,9 @@ def check_exactly_once(target: Target, subject: Subject) -> Finding:
                 f"; {batch_notes.batch_status(files.checkpoint_folder(subject.checkpoint), exactly_once.SINK_WRITE)}"
             )
     except RocketMQError as e:
-        return failed(check, e, "See docs/exactly-once.md")
+        return failed_finding(check, e, "See docs/exactly-once.md")
     queues_text = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"
-    return findings.ok(
+    return findings.ok_finding(
         check,
         f"{', '.join(topics)}: {queues_text} say where they end, and what is stored there may be read{batch_note}. This command "
         "cannot see whether the Spark context was started with exactly_once_conf()",
@@ -380,7 +380,7 @@ def check_exactly_once(target: Target, subject: Subject) -> Finding:
 def _lag_finding(client: Client, reader: str, positions: QueuePositions) -> Finding:
     """Compare the lag of a reader with the shortest retention of its brokers."""
     if positions.errors:
-        return failed(reader, positions.errors[0], "Look at the broker")
+        return failed_finding(reader, positions.errors[0], "Look at the broker")
     retention_hours: list[int | None] = []
     for name in {row.queue.broker_name for row in positions.rows}:
         with contextlib.suppress(
@@ -409,7 +409,7 @@ _INDENT = 8
     help="gRPC endpoint of a Proxy; separate several by ';'. If no name server is given, brokers are not checked.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 also if there is only advice.")
-@connected
+@with_connection_options
 @click.pass_obj
 @click.pass_context
 def doctor(

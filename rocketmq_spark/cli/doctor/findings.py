@@ -52,23 +52,23 @@ class Finding(NamedTuple):
     remedy: str | None = None
 
 
-def ok(check: str, text: str) -> Finding:
+def ok_finding(check: str, text: str) -> Finding:
     return Finding(check, Level.OK, text)
 
 
-def advice(check: str, text: str, remedy: str) -> Finding:
+def advice_finding(check: str, text: str, remedy: str) -> Finding:
     return Finding(check, Level.ADVICE, text, remedy)
 
 
-def broken(check: str, text: str, remedy: str) -> Finding:
+def broken_finding(check: str, text: str, remedy: str) -> Finding:
     return Finding(check, Level.BROKEN, text, remedy)
 
 
-def failed(check: str, error: RocketMQError, remedy: str, prefix: str = "") -> Finding:
+def failed_finding(check: str, error: RocketMQError, remedy: str, prefix: str = "") -> Finding:
     """Return a broken finding for an error, with the error's remedy if it has one, otherwise ``remedy``."""
     reason = error.message if not error.remark else f"{error.message}: {error.remark}"
     where_text = f" (at {error.addr})" if error.addr else ""
-    return broken(check, " ".join(f"{prefix}{reason}{where_text}".split()), error.remedy or remedy)
+    return broken_finding(check, " ".join(f"{prefix}{reason}{where_text}".split()), error.remedy or remedy)
 
 
 def exit_code(findings: list[Finding], strict: bool) -> int:
@@ -78,16 +78,18 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
 
 
 # The oldest supported version of each package in the extra ``spark``, and the first version that is too new.
-_BOUNDS = {name: (low, high) for name, low, high in map(extras.version_bounds, extras.REQUIREMENTS[extras.SPARK])}
-OLDEST_VERSIONS = {name: low for name, (low, _) in _BOUNDS.items()}
-FIRST_TOO_NEW_VERSIONS = {name: high for name, (_, high) in _BOUNDS.items() if high}
+_VERSION_BOUNDS = {
+    name: (low, high) for name, low, high in map(extras.version_bounds, extras.REQUIREMENTS[extras.SPARK])
+}
+OLDEST_VERSIONS = {name: low for name, (low, _) in _VERSION_BOUNDS.items()}
+FIRST_TOO_NEW_VERSIONS = {name: high for name, (_, high) in _VERSION_BOUNDS.items() if high}
 
 
 def java_finding(java_or_error: tuple[str, int] | RocketMQError) -> Finding:
     """Report the path and version of Java, or why there is none."""
     if isinstance(java_or_error, RocketMQError):
-        return broken("java", java_or_error.message, java_or_error.remedy or "Install a Java runtime")
-    return ok("java", f"Java {java_or_error[1]}, {java_or_error[0]}")
+        return broken_finding("java", java_or_error.message, java_or_error.remedy or "Install a Java runtime")
+    return ok_finding("java", f"Java {java_or_error[1]}, {java_or_error[0]}")
 
 
 def python_finding(version: str, versions: Mapping[str, str | None]) -> Finding:
@@ -110,18 +112,21 @@ def python_finding(version: str, versions: Mapping[str, str | None]) -> Finding:
     if missing_packages or too_old_packages:
         needed_packages = (*missing_packages, *too_old_packages)
         requirements = " ".join(f"'{name}>={'.'.join(map(str, OLDEST_VERSIONS[name]))}'" for name in needed_packages)
-        return broken("python", f"Python {version}, {packages_text}; missing or too old: {', '.join(needed_packages)}",
+        return broken_finding("python", f"Python {version}, {packages_text}; missing or too old: {', '.join(needed_packages)}",
                       f"pip install {requirements}")  # fmt: skip
     if too_new_packages:
         name = too_new_packages[0]
-        return advice("python", f"Python {version}, {packages_text}; PySpark does not support {name} {versions[name]} yet",
-                      f"pip install '{name}<{FIRST_TOO_NEW_VERSIONS[name][0]}'")  # fmt: skip
-    return ok("python", f"Python {version}, {packages_text}")
+        return advice_finding(
+            "python",
+            f"Python {version}, {packages_text}; PySpark does not support {name} {versions[name]} yet",
+            f"pip install '{name}<{FIRST_TOO_NEW_VERSIONS[name][0]}'",
+        )
+    return ok_finding("python", f"Python {version}, {packages_text}")
 
 
 def no_data_sources_finding(version: str) -> Finding:
     """Advise what to use if PySpark does not support data sources in Python, such as ``format("rocketmq")``."""
-    return advice(
+    return advice_finding(
         "pyspark",
         f'PySpark {version} lacks pyspark.sql.datasource, so format("rocketmq") does not exist',
         "Read with read_rocketmq(spark, ...), write with foreach_batch_writer or write_rocketmq; to read streams, use a PySpark "
@@ -132,8 +137,8 @@ def no_data_sources_finding(version: str) -> Finding:
 def workers_finding(program: str, executable: str, can_import: bool) -> Finding:
     """Check the Python that Spark's workers run."""
     if can_import:
-        return ok("workers", f"Spark's workers on this machine run {program}, which has this package")
-    return broken(
+        return ok_finding("workers", f"Spark's workers on this machine run {program}, which has this package")
+    return broken_finding(
         "workers",
         f"Spark's workers on this machine run {program}, which cannot import rocketmq_spark and pyarrow",
         f"Activate the virtual environment, or set PYSPARK_PYTHON={executable}",
@@ -141,7 +146,7 @@ def workers_finding(program: str, executable: str, can_import: bool) -> Finding:
 
 
 def _release_numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers: ``4.3.0.dev1`` is (4, 3, 0)."""
+    """Return the leading numbers of a version: (4, 3, 0) for ``4.3.0.dev1``."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
@@ -222,25 +227,25 @@ _TYPE_REMEDIES = {
 def proxy_endpoint_finding(address: str, error: RocketMQError | None, tls: bool) -> Finding:
     """Report whether a Proxy answers. ``error`` is the error of a request for a route. A Proxy may also answer with an error."""
     if error is None or _is_answer_of_proxy(error):
-        return ok(PROXY_CHECK, f"{address} answers over gRPC{', in TLS' if tls else ''}")
+        return ok_finding(PROXY_CHECK, f"{address} answers over gRPC{', in TLS' if tls else ''}")
     if isinstance(error, AccessDenied):
-        return broken(
+        return broken_finding(
             PROXY_CHECK,
             f"{address} does not know this user: {_error_text(error)}",
             "Check options 'accessKey' and 'secretKey'",
         )
     if isinstance(error, CertificateRefused):
-        return failed(PROXY_CHECK, error, "Check option 'tlsCaFile'")
+        return failed_finding(PROXY_CHECK, error, "Check option 'tlsCaFile'")
     if isinstance(error, NotSupported | RemoteProtocolError):
-        return broken(
+        return broken_finding(
             PROXY_CHECK,
             f"{address} is not the gRPC port of a Proxy: {_error_text(error)}",
             "Check option 'proxyEndpoint'",
         )
     if isinstance(error, OptionError):
-        return failed("options", error, "Look at docs/options.md")
+        return failed_finding("options", error, "Look at docs/options.md")
     remedy = error.remedy or "Check whether the Proxy hangs, or a firewall drops its packets"
-    return broken(PROXY_CHECK, f"{address} cannot be used: {_error_text(error)}", remedy)
+    return broken_finding(PROXY_CHECK, f"{address} cannot be used: {_error_text(error)}", remedy)
 
 
 def _is_answer_of_proxy(error: RocketMQError) -> bool:
@@ -257,16 +262,16 @@ def proxy_topic_finding(address: str, name: str, types_or_error: frozenset[str] 
     """Report whether a sink can write to a topic. ``types_or_error`` has the types of messages that the topic takes."""
     check = f"topic {name}"
     if isinstance(types_or_error, RocketMQError):
-        return failed(check, types_or_error, "Check its name: rocketmq-spark topic list, at a name server")
+        return failed_finding(check, types_or_error, "Check its name: rocketmq-spark topic list, at a name server")
     types = ", ".join(sorted(types_or_error)) or "no type that is known here"
     text = f"the Proxy at {address} routes it, and takes {types}"
     if types_or_error & _TYPES_OF_ANY_MESSAGE:
-        return ok(check, text)
+        return ok_finding(check, text)
     remedy = next((_TYPE_REMEDIES[kind] for kind in sorted(types_or_error) if kind in _TYPE_REMEDIES), None)
-    return advice(check, f"{text}: other messages are refused", remedy or "A sink needs a topic of type NORMAL")
+    return advice_finding(check, f"{text}: other messages are refused", remedy or "A sink needs a topic of type NORMAL")
 
 
-# Options that only brokers or only Proxies use, with names as of ``_normalized_name``.
+# Options that only brokers or only Proxies use, in the spelling that ``_normalized_name`` returns.
 _BROKER_OPTIONS = frozenset({"nameserver", "namesrvaddr", "addressmap", "tlscheckhostname", "tlskeypassword"})
 _PROXY_OPTIONS = frozenset({"proxyendpoint", "tlsservername", "transport"})
 
@@ -317,12 +322,12 @@ def check_proxies(target: Target, topics: Sequence[str]) -> Iterator[Finding]:
     try:
         options = table.parse(given_options).for_role("sink")
     except RocketMQError as e:
-        yield failed("options", e, "Look at docs/options.md")
+        yield failed_finding("options", e, "Look at docs/options.md")
         return
     for address in options.proxy_endpoint:
-        # Only this address, so that no other Proxy answers.
+        # The options have only this address, so that no other Proxy answers.
         options_of_address = dataclasses.replace(options, proxy_endpoint=(address,))
-        # This topic need not exist, because any answer shows that a Proxy is there, also the answer that the topic is unknown.
+        # The topic need not exist, because even the answer that the topic is unknown shows that a Proxy is there.
         answer = _message_types(options_of_address, GROUP)
         finding = proxy_endpoint_finding(address, answer if isinstance(answer, RocketMQError) else None, options.tls)
         yield finding

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rocketmq_spark.base.codes import CLEANUP_POLICY, QUEUE_TYPE, Perm
-from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
+from rocketmq_spark.cli.doctor.findings import Finding, advice_finding, broken_finding, failed_finding, ok_finding
 from rocketmq_spark.cli.lag_view import duration, unfinished_batch_text, went_back_count
 from rocketmq_spark.client.topic_attributes import is_compacted
 from rocketmq_spark.consumer.group_health import POP, POP_REMEDY
@@ -32,23 +32,23 @@ from rocketmq_spark.wire import bodies
 # Settings that make reads slow if they are lower than these values (docs/performance.md).
 PULL_MINIMUMS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4_194_304}
 COLD_PULL_MINIMUMS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytesOnMessageInDisk": 4_194_304}
-# Used shares of a disk. Above ``DISK_ADVICE``, RocketMQ deletes messages before their retention ends. Above ``DISK_BROKEN``, it
-# rejects new messages.
-DISK_ADVICE, DISK_BROKEN = 0.85, 0.90
+# Limits for the used part of a disk. Above ``ADVISED_MAX_DISK_USAGE``, RocketMQ deletes messages before their retention
+# ends. Above ``BROKEN_DISK_USAGE``, it rejects new messages.
+ADVISED_MAX_DISK_USAGE, BROKEN_DISK_USAGE = 0.85, 0.90
 # The comparison of clocks is not exact, because a broker reports its uptime in whole seconds.
 CLOCK_TOLERANCE_MS = 5_000
-CHECK_PROXY = "Check that the Proxy and the broker run, and firewalls"
-_UPTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
+CHECK_PROXY_REMEDY = "Check that the Proxy and the broker run, and firewalls"
+_UPTIME_PATTERN = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
 
 
 def name_server_finding(address: str, error: RocketMQError | None, tls: bool) -> Finding:
     check = "name server"
     if error is None:
-        return ok(check, f"{address} answers{', in TLS' if tls else ''}")
+        return ok_finding(check, f"{address} answers{', in TLS' if tls else ''}")
     if isinstance(error, NotSupported):
-        return ok(check, f"{address} is a Proxy, behind which brokers are not seen")
+        return ok_finding(check, f"{address} is a Proxy, behind which brokers are not seen")
     if isinstance(error, AccessDenied):
-        return advice(
+        return advice_finding(
             check, f"{address} does not let this user list brokers", "These checks are skipped: try another user"
         )
     remedy = (
@@ -58,7 +58,7 @@ def name_server_finding(address: str, error: RocketMQError | None, tls: bool) ->
 
 
 def not_a_name_server_finding(address: str) -> Finding:
-    return broken(
+    return broken_finding(
         "name server",
         f"{address} is a broker's port: it answers as one, and knows no routes",
         "Give host and port of the name server, 9876 unless it was changed",
@@ -68,16 +68,16 @@ def not_a_name_server_finding(address: str) -> Finding:
 def brokers_finding(cluster: Mapping[str, BrokerData]) -> Finding:
     """Report the registered brokers, and those without a master."""
     if not cluster:
-        return broken("brokers", "none is registered", "Start one, or look at its namesrvAddr and its log")
+        return broken_finding("brokers", "none is registered", "Start one, or look at its namesrvAddr and its log")
     masterless_brokers = sorted(name for name, data in cluster.items() if not data.master)
     if masterless_brokers:
-        return broken(
+        return broken_finding(
             "brokers",
             f"{', '.join(masterless_brokers)} without a master: nothing can be written there",
             "Start the master",
         )
     slaves = sum(len(data.slaves) for data in cluster.values())
-    return ok("brokers", f"{', '.join(sorted(cluster))}; {slaves} slaves. Brokers that are down are not listed")
+    return ok_finding("brokers", f"{', '.join(sorted(cluster))}; {slaves} slaves. Brokers that are down are not listed")
 
 
 def broker_address_finding(
@@ -89,7 +89,7 @@ def broker_address_finding(
         address if connected_address == address else f"{address}, dialled as {connected_address}",
     )
     if error is None:
-        return ok(check, f"{shown_address} answers")
+        return ok_finding(check, f"{shown_address} answers")
     port = address.rpartition(":")[2]
     return _unreachable_finding(
         check,
@@ -102,16 +102,18 @@ def broker_address_finding(
 
 
 def advertised_address_findings(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> Iterator[Finding]:
-    """Yield findings about an address in the routes of a Proxy. ``errors`` are the errors of requests to it, by broker name."""
+    """Yield findings about an address in the routes of a Proxy. ``errors`` are the errors of requests to this address, by broker
+    name.
+    """
     check = "Proxy"
     if not errors:
-        yield ok(check, f"{address} answers for its brokers")
+        yield ok_finding(check, f"{address} answers for its brokers")
     for broker, error in errors.items():
         if isinstance(error, BrokerError | CallTimeout) and not error.message.startswith(CANNOT_CONNECT):
-            yield failed(check, error, CHECK_PROXY, f"{address} does not reach broker {broker}: ")
+            yield failed_finding(check, error, CHECK_PROXY_REMEDY, f"{address} does not reach broker {broker}: ")
             continue
         text = f"advertises {address}, which cannot be reached from here"
-        yield _unreachable_finding(check, text, error, tls, error.remedy or CHECK_PROXY)
+        yield _unreachable_finding(check, text, error, tls, error.remedy or CHECK_PROXY_REMEDY)
         return  # the error is the same for the other brokers behind this address
 
 
@@ -120,21 +122,23 @@ def unchecked_addresses_finding(error: RocketMQError) -> Finding:
 
     Without a named topic, ``doctor`` requests the route of TBW102, which only brokers with autoCreateTopicEnable=true have.
     """
-    return advice(
+    return advice_finding(
         "Proxy", f"what it advertises is not checked: {error.remark or error.message}", "Name a topic with --topic"
     )
 
 
 def not_a_broker_finding(name: str, error: RocketMQError) -> Finding:
-    """Report that another server than a broker answers at the address of a broker: option 'addressMap' leads there."""
-    return failed(f"broker {name}", error, "Check option 'addressMap'")
+    """Report that a server that is not a broker answers at an address to which option 'addressMap' maps the address of a
+    broker.
+    """
+    return failed_finding(f"broker {name}", error, "Check option 'addressMap'")
 
 
 def _unreachable_finding(check: str, text: str, error: RocketMQError, tls: bool, remedy: str) -> Finding:
     if isinstance(error, CertificateRefused):
-        return failed(check, error, "Check option 'tlsCaFile'")
+        return failed_finding(check, error, "Check option 'tlsCaFile'")
     hint = "; or it does not speak TLS, which option 'tls' asks for" if tls else ""
-    return broken(check, f"{text}: {error.message}{f': {error.remark}' if error.remark else ''}", remedy + hint)
+    return broken_finding(check, f"{text}: {error.message}{f': {error.remark}' if error.remark else ''}", remedy + hint)
 
 
 def settings_findings(name: str, config: Mapping[str, str], uses_sql: bool) -> Iterator[Finding]:
@@ -149,23 +153,29 @@ def settings_findings(name: str, config: Mapping[str, str], uses_sql: bool) -> I
         if too_low_settings:
             max_count, max_bytes = (config.get(key, "?") for key in limits)
             settings_text = ", ".join(f"{key}={value}" for key, value in too_low_settings.items())
-            yield advice(
+            yield advice_finding(
                 check,
                 f"{pull_kind} gives at most {max_count} messages or {max_bytes} bytes",
                 f"In broker.conf {settings_text}: the broker then needs 60 % less CPU for each small message "
                 "(docs/performance.md)",
             )
     if config.get("messageIndexEnable") == "false":
-        yield advice(check, "messages are not indexed: none is found by its key or id", "Set messageIndexEnable=true")
+        yield advice_finding(
+            check, "messages are not indexed: none is found by its key or id", "Set messageIndexEnable=true"
+        )
     if config.get("enablePropertyFilter") == "false":
         text = "SQL filters are switched off"
         remedy = "Set enablePropertyFilter=true, and restart it"
-        yield broken(check, f"{text}, and option 'sql' is given", remedy) if uses_sql else advice(check, text, remedy)
+        yield (
+            broken_finding(check, f"{text}, and option 'sql' is given", remedy)
+            if uses_sql
+            else advice_finding(check, text, remedy)
+        )
 
 
 def unreadable_settings_finding(name: str, error: RocketMQError) -> Finding:
     """Report a broker that does not return its settings: only administrators may request them."""
-    return advice(
+    return advice_finding(
         f"broker {name}",
         f"does not report its settings: {error.remark or error.message}",
         "These checks are skipped: check options 'accessKey' and 'secretKey', or run doctor as an administrator",
@@ -173,8 +183,10 @@ def unreadable_settings_finding(name: str, error: RocketMQError) -> Finding:
 
 
 def unrequested_settings_finding() -> Finding:
-    """Report that the settings of some brokers are not requested, because the network could read the passwords in them."""
-    return advice(
+    """Report that the settings of some brokers are not requested, because others on the network could read the passwords in the
+    answers.
+    """
+    return advice_finding(
         "settings of brokers",
         f"{RETENTION_NOT_KNOWN}, nor are other settings: the answer would contain passwords in clear text",
         "Set option 'tls', or run doctor on the machine of the broker",
@@ -183,16 +195,16 @@ def unrequested_settings_finding() -> Finding:
 
 def unknown_user_finding(name: str, error: AccessDenied) -> Finding:
     """Report a broker that rejects a request which every known user may make."""
-    return broken(f"broker {name}", f"does not know this user: {error.remark or error.message}",
+    return broken_finding(f"broker {name}", f"does not know this user: {error.remark or error.message}",
                   "Check options 'accessKey' and 'secretKey'")  # fmt: skip
 
 
 def unreadable_state_finding(name: str, error: RocketMQError) -> Finding:
     """Report a broker that does not return its state.
 
-    RocketMQ 5.5.0 fails so in the first seconds after its start (docs/upstream.md).
+    A broker of RocketMQ 5.5.0 returns an error instead in the first seconds after its start (docs/upstream.md).
     """
-    return advice(
+    return advice_finding(
         f"broker {name}",
         f"does not report its version, disk and clock: {error.remark or error.message}",
         "These checks are skipped: if the broker has just started, try again in some seconds",
@@ -201,21 +213,21 @@ def unreadable_state_finding(name: str, error: RocketMQError) -> Finding:
 
 def disk_finding(name: str, runtime: Mapping[str, str]) -> Finding | None:
     """Check the fullest disk of a broker; None if the broker does not report disks."""
-    used_shares = [float(runtime[key]) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio") if key in runtime]
-    if not used_shares or max(used_shares) < 0:
+    used_fractions = [float(runtime[key]) for key in ("commitLogDiskRatio", "consumeQueueDiskRatio") if key in runtime]
+    if not used_fractions or max(used_fractions) < 0:
         return None
-    check, usage = f"broker {name}", f"its disk is {max(used_shares):.0%} full"
+    check, usage_text = f"broker {name}", f"its disk is {max(used_fractions):.0%} full"
     remedy = "Free space, or lower fileReservedTime"
-    if max(used_shares) > DISK_BROKEN:
-        return broken(check, f"{usage}: it refuses messages", remedy)
-    if max(used_shares) > DISK_ADVICE:
-        return advice(check, f"{usage}: soon it deletes messages before their time", remedy)
-    return ok(check, usage)
+    if max(used_fractions) > BROKEN_DISK_USAGE:
+        return broken_finding(check, f"{usage_text}: it refuses messages", remedy)
+    if max(used_fractions) > ADVISED_MAX_DISK_USAGE:
+        return advice_finding(check, f"{usage_text}: soon it deletes messages before their time", remedy)
+    return ok_finding(check, usage_text)
 
 
 def clock_finding(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
     """Compare the clock of a broker with ours; None if the broker does not report its uptime."""
-    match = _UPTIME.match(runtime.get("runtime", ""))
+    match = _UPTIME_PATTERN.match(runtime.get("runtime", ""))
     if match is None or "bootTimestamp" not in runtime:
         return None
     days, hours, minutes, seconds = map(int, match.groups())
@@ -223,8 +235,8 @@ def clock_finding(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding
     difference_ms = int(runtime["bootTimestamp"]) + up_ms - now_ms
     check = f"broker {name}"
     if abs(difference_ms) <= CLOCK_TOLERANCE_MS:
-        return ok(check, "its clock and ours agree")
-    return advice(
+        return ok_finding(check, "its clock and ours agree")
+    return advice_finding(
         check,
         f"its clock is {duration(abs(difference_ms))} {'ahead of' if difference_ms > 0 else 'behind'} ours",
         "Set both by NTP: starting times, delays and the ages in lag depend on the broker's clock",
@@ -238,15 +250,15 @@ def version_finding(name: str, runtime: Mapping[str, str]) -> Finding | None:
         return None
     match = re.match(r"V(\d+)_", release)
     if match is not None and int(match[1]) < 5:
-        return advice(
+        return advice_finding(
             f"broker {name}", f"RocketMQ {release}", "Upgrade to 5.x for delays of any length and attributes of topics"
         )
-    return ok(f"broker {name}", f"RocketMQ {release}")
+    return ok_finding(f"broker {name}", f"RocketMQ {release}")
 
 
 _TYPE_ATTRIBUTE = "message.type"
-# A reader is close to losing messages if its lag is more than this share of the retention.
-_RETENTION_SHARE = 0.5
+# A reader is close to losing messages if its lag is more than this fraction of the retention.
+_ADVISED_MAX_LAG_FRACTION = 0.5
 # If a batch has been unfinished for longer than this, its query may have ended.
 LONG_BATCH_MS = 300_000
 _UNAVAILABLE_STATES = (
@@ -261,22 +273,22 @@ def topic_findings(route: TopicRoute, config: Mapping[str, str] | None) -> Itera
     message_type = attributes.get(_TYPE_ATTRIBUTE, "NORMAL") if config is not None else "unknown"
     type_and_attributes = [f"{name}={attributes[name]}" for name in (QUEUE_TYPE, CLEANUP_POLICY) if name in attributes]
     queue_counts = ", ".join(f"{data.read_queues} on {data.broker_name}" for data in route.queues)
-    yield ok(check, f"queues: {queue_counts}; type {', '.join([message_type, *type_and_attributes])}")
+    yield ok_finding(check, f"queues: {queue_counts}; type {', '.join([message_type, *type_and_attributes])}")
     for bit, verb in ((Perm.READ, "read"), (Perm.WRITE, "written")):
         forbidden_brokers = sorted(data.broker_name for data in route.queues if not data.perm & bit)
         if forbidden_brokers:
             text = f"cannot be {verb} on {', '.join(forbidden_brokers)}: its permission there forbids that"
             remedy = "mqadmin updateTopicPerm -p 6 (4 read, 2 write)"
             is_everywhere = len(forbidden_brokers) == len(route.queues)
-            yield broken(check, text, remedy) if is_everywhere else advice(check, text, remedy)
+            yield broken_finding(check, text, remedy) if is_everywhere else advice_finding(check, text, remedy)
     if attributes.get(_TYPE_ATTRIBUTE, "NORMAL") not in ("NORMAL", "UNSPECIFIED", "MIXED"):
-        yield advice(
+        yield advice_finding(
             check,
             f"is of type {message_type}: a Proxy refuses other messages",
             "Create it without message.type for a sink",
         )
     if is_compacted(attributes):
-        yield advice(
+        yield advice_finding(
             check, "keeps the last message of each key only", "Expect gaps in offsets; retention does not apply"
         )
 
@@ -288,24 +300,24 @@ def rights_findings(topic: str, user: str | None, answers: Mapping[str, RocketMQ
     for role, error in answers.items():
         check, verb = f"rights {role}", "read" if role == "source" else "write"
         if error is None:
-            yield ok(check, f"{user_text} may {verb} {topic}")
+            yield ok_finding(check, f"{user_text} may {verb} {topic}")
         elif isinstance(error, AccessDenied):
             where_text = f" (at {error.addr})" if error.addr else ""
             text = f"{user_text} may not {verb} {topic}: {error.remark or error.message}{where_text}"
             remedy = f"Grant {needed_rights[role]}, or give options 'accessKey' and 'secretKey'"
             yield (
-                broken(check, text, remedy)
+                broken_finding(check, text, remedy)
                 if role == "source"
-                else advice(check, text, f"{remedy}; readers do not need it")
+                else advice_finding(check, text, f"{remedy}; readers do not need it")
             )
         else:
-            yield failed(check, error, "Look at the broker's log")
+            yield failed_finding(check, error, "Look at the broker's log")
 
 
 def unknown_members_finding(group: str, error: NotSupported) -> Finding:
     """Report that the server, such as a Proxy, does not return what the members of a group subscribe to."""
     text = f"what its members subscribe to is unknown: {error.message}"
-    return advice(f"group {group}", text, error.remedy or "Name another server")
+    return advice_finding(f"group {group}", text, error.remedy or "Name another server")
 
 
 def subscriptions_finding(group: str, members: Mapping[str, Mapping[str, Filter] | None]) -> Finding:
@@ -314,7 +326,9 @@ def subscriptions_finding(group: str, members: Mapping[str, Mapping[str, Filter]
     silent_members = sorted(name for name, filters in members.items() if filters is None)
     subscriptions_by_member = {name: filters for name, filters in members.items() if filters is not None}
     if not members:
-        return ok(check, "has no member now that brokers know; only a Proxy knows members that consume over gRPC")
+        return ok_finding(
+            check, "has no member now that brokers know; only a Proxy knows members that consume over gRPC"
+        )
     members_by_subscription = {
         _normalized_filters(filters): name for name, filters in reversed(subscriptions_by_member.items())
     }
@@ -323,20 +337,20 @@ def subscriptions_finding(group: str, members: Mapping[str, Mapping[str, Filter]
             f"{name} wants {_subscription_text(subscriptions_by_member[name])}"
             for name in sorted(members_by_subscription.values())
         )
-        return broken(
+        return broken_finding(
             check,
             f"its members have different subscriptions: {examples}",
             "Let all subscribe to the same, or give them groups of their own: otherwise some members miss messages",
         )
     if silent_members:
-        return advice(
+        return advice_finding(
             check,
             f"{len(members)} members, of which {', '.join(silent_members[:3])} did not say what they subscribe to: they hang, "
             "cannot be reached, or their clients do not answer such questions",
             f"Restart those that hang, for their queues are not read; rocketmq-spark group describe {group} has the addresses",
         )
     count = "1 member, which subscribes" if len(members) == 1 else f"{len(members)} members, all of which subscribe"
-    return ok(check, f"{count} to {_subscription_text(next(iter(subscriptions_by_member.values())))}")
+    return ok_finding(check, f"{count} to {_subscription_text(next(iter(subscriptions_by_member.values())))}")
 
 
 def consume_modes_findings(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
@@ -344,7 +358,7 @@ def consume_modes_findings(group: str, modes: Mapping[tuple[str, str], str]) -> 
     popped_topics = sorted(topic_and_broker for topic_and_broker, mode in modes.items() if mode == POP)
     for topic in dict.fromkeys(topic for topic, _ in popped_topics):
         brokers = ", ".join(broker for name, broker in popped_topics if name == topic)
-        yield advice(
+        yield advice_finding(
             f"group {group}",
             f"its consume mode for topic {topic} is POP at {brokers}: if some members pull (such as consumers of this package "
             "over remoting) and others pop, each message is delivered twice",
@@ -376,7 +390,7 @@ def retention_finding(reader: str, rows: Sequence[QueueLag], retention_ms: int |
     """Compare the lag of a reader with the retention of messages, which is None if brokers do not report it."""
     totals = total(rows, now_ms)
     if went_back_queues := went_back_count(rows):
-        return broken(
+        return broken_finding(
             reader,
             f"{went_back_queues} of {len(rows)} queues end before its offsets: their topic was created again, or their broker "
             "lost messages",
@@ -387,30 +401,34 @@ def retention_finding(reader: str, rows: Sequence[QueueLag], retention_ms: int |
     if reader.startswith("checkpoint "):  # members of a group continue at the first message that is kept
         remedy += "; to continue after removed messages, start the query once with failOnDataLoss=warn"
     if totals.lost:
-        return broken(reader, f"{totals.lost} messages were removed before they were read", remedy)
+        return broken_finding(reader, f"{totals.lost} messages were removed before they were read", remedy)
     if totals.lag is None:
-        return advice(reader, "how far it is behind is not known", "Let it commit, or finish a batch, first")
+        return advice_finding(reader, "how far it is behind is not known", "Let it commit, or finish a batch, first")
     counted_text = f" in {len(rows) - totals.unknown_queues} of {len(rows)} queues" if totals.unknown_queues else ""
     oldest_text = f", the oldest for {duration(totals.behind_ms)}" if totals.behind_ms else ""
     behind_text = f"{totals.lag} messages behind{counted_text}{oldest_text}"
-    if retention_ms is not None and totals.behind_ms is not None and totals.behind_ms > _RETENTION_SHARE * retention_ms:
-        return advice(reader, f"{behind_text}, and messages are kept for {duration(retention_ms)}", remedy)
+    if (
+        retention_ms is not None
+        and totals.behind_ms is not None
+        and totals.behind_ms > _ADVISED_MAX_LAG_FRACTION * retention_ms
+    ):
+        return advice_finding(reader, f"{behind_text}, and messages are kept for {duration(retention_ms)}", remedy)
     retention_text = "" if retention_ms is None else f"; messages are kept for {duration(retention_ms)}"
-    return ok(reader, behind_text + retention_text)
+    return ok_finding(reader, behind_text + retention_text)
 
 
 def unfinished_batch_finding(reader: str, state: Mapping[str, Any]) -> Finding:
     """Report the unfinished batch of a query. ``state`` is from ``lag_view.unfinished_batch``. The query may have ended."""
     brokers = ", ".join(state["waitsFor"])
     if not brokers and (state["forMs"] or 0) < LONG_BATCH_MS:
-        return ok(reader, unfinished_batch_text(state))
+        return ok_finding(reader, unfinished_batch_text(state))
     if not brokers:
-        return advice(
+        return advice_finding(
             reader,
             unfinished_batch_text(state),
             "Look at the log of its driver. If it has ended, start it: it repeats the batch",
         )
-    return broken(
+    return broken_finding(
         reader,
         unfinished_batch_text(state),
         f"Start {brokers}: nothing is lost, and the batch goes on. To go on without: rocketmq-spark checkpoint rewind",
@@ -420,7 +438,7 @@ def unfinished_batch_finding(reader: str, state: Mapping[str, Any]) -> Finding:
 def reads_other_topics_finding(reader: str, read_topics: Iterable[str], topics: Iterable[str]) -> Finding:
     """Advise if the query of a checkpoint reads none of the given topics."""
     topic_names = ", ".join(sorted(set(topics)))
-    return advice(
+    return advice_finding(
         reader,
         f"its query reads {', '.join(sorted(read_topics))}, not {topic_names}",
         f"If the query is to read {topic_names}, give its own checkpointLocation; if it writes {topic_names}, this is right",
@@ -433,7 +451,7 @@ def checkpoint_drift_findings(reader: str, queues: Iterable[Drift]) -> Iterator[
     lossy_drifts = [drift for drift in drifts if not drift.state.is_lossless and not drift.state.is_unavailable]
     if lossy_drifts:
         examples = ", ".join(f"{drift.queue} {drift.state.value}" for drift in lossy_drifts[:3])
-        yield broken(
+        yield broken_finding(
             reader,
             f"{len(lossy_drifts)} of {len(drifts)} queues do not match what brokers have: {examples}",
             "See: rocketmq-spark checkpoint diff; with failOnDataLoss=warn the query continues at the first message that is "
@@ -442,10 +460,10 @@ def checkpoint_drift_findings(reader: str, queues: Iterable[Drift]) -> Iterator[
     for state, problem, remedy in _UNAVAILABLE_STATES:
         broker_names = [drift.queue.broker_name for drift in drifts if drift.state is state]
         for name in sorted(set(broker_names)):
-            yield broken(
+            yield broken_finding(
                 reader,
                 f"{name} {problem}, and {broker_names.count(name)} of {len(drifts)} queues wait for it",
                 remedy,
             )
     if all(drift.state.is_lossless for drift in drifts):
-        yield ok(reader, f"matches what brokers have, in all {len(drifts)} queues")
+        yield ok_finding(reader, f"matches what brokers have, in all {len(drifts)} queues")

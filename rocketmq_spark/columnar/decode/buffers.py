@@ -26,7 +26,7 @@ def odd_numbers(count: int) -> pa.Array:
     return _ODD_NUMBERS[0][:count]
 
 
-# Positions in Arrow's binary arrays have 32 bits.
+# The limit of an Arrow binary array, whose offsets are signed 32-bit numbers.
 _MAX_BYTES = (1 << 31) - 1
 
 
@@ -46,7 +46,7 @@ def slices(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
 
 
 def _with_narrow_offsets(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
-    """The same slices, relative to the part of the buffer that contains them."""
+    """The part of the buffer that contains all slices, and the starts and ends of the slices in this part."""
     low, high = int(starts.min()), int(ends.max())
     if high - low > _MAX_BYTES:
         raise DecodeError(
@@ -65,7 +65,7 @@ def true_mask(column: pa.Array) -> Mask:
 _HEX = np.array([ord(a) | ord(b) << 8 for a in "0123456789ABCDEF" for b in "0123456789ABCDEF"], np.uint16)
 
 
-def hexadecimal(rows: Bytes) -> pa.Array:
+def hex_texts(rows: Bytes) -> pa.Array:
     """Upper-case hex text of each row of a 2-d byte array."""
     count, width = rows.shape
     content = np.ascontiguousarray(_HEX[rows])

@@ -4,8 +4,8 @@
 ``arrow`` copies values; this module assembles the columns. ``rows.ReferenceDecoder`` decodes messages in an unusual form, and
 makes the same batch from objects.
 
-Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes. The decompressed size is not
-known before. So rows are decompressed one by one, and a portion ends when it is full.
+Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes. The size of a body is known
+only after its decompression. So bodies are decompressed one by one, and a portion ends when it is full.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from rocketmq_spark.columnar.decode.rows import (
     check_each_answer,
     with_correct_ends,
 )
-from rocketmq_spark.columnar.decode.schema import BASIC, BadMessages, Column, arrow_schema, is_time, undecodable_error
+from rocketmq_spark.columnar.decode.schema import (
+    BASIC_COLUMNS,
+    BadMessages,
+    Column,
+    arrow_schema,
+    is_time,
+    undecodable_error,
+)
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -46,7 +53,9 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 @dataclass(slots=True)
 class DecompressedBodies:
-    """Bodies of the rows from ``begin`` on. A body that cannot be decompressed is None, with the reason by its index."""
+    """The bodies of consecutive rows, of which ``begin`` is the first. A body that cannot be decompressed is None; ``reasons``
+    has the reason by the index of the body.
+    """
 
     begin: int
     bodies: list[bytes | None] = field(default_factory=list)
@@ -77,10 +86,10 @@ def decompressed_bodies(
         yield part
 
 
-def with_errors(
+def arrays_with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
-    """The columns with the errors of bad messages, and with the stored flags of these messages."""
+    """Return the columns after changes for bad messages: their errors are added, and they keep their stored flags."""
     result = []
     for array, column in zip(arrays, columns, strict=True):
         name = column.name.lower() if column.property is None else ""
@@ -100,7 +109,7 @@ class Decoder:
     """Decodes fetched answers into batches of ``columns``. ``range_number`` of an answer is an index of ``queues``."""
 
     queues: Sequence[MessageQueue]
-    columns: tuple[Column, ...] = BASIC
+    columns: tuple[Column, ...] = BASIC_COLUMNS
     include_properties: str = "user"
     topic_filter: Filter = NO_FILTER
     on_holes: OnHoles | None = None
@@ -110,9 +119,9 @@ class Decoder:
 
     def __post_init__(self) -> None:
         names = {column.name.lower() for column in self.columns if column.property is None}
-        by_tag = bool(self.topic_filter) and self.topic_filter.kind == "TAG"
+        filters_by_tag = bool(self.topic_filter) and self.topic_filter.kind == "TAG"
         selection = props.PropertySelection(
-            "tags" in names or by_tag,
+            "tags" in names or filters_by_tag,
             "keys" in names,
             "msgid" in names,
             self.include_properties if "properties" in names else "none",
@@ -126,7 +135,9 @@ class Decoder:
         return batch
 
     def batches(self, fetched: FetchedAnswers, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """Like a call, but in batches of about ``portion_bytes``; the caller must use all of them before it fetches more."""
+        """Yield the messages in batches of about ``portion_bytes``. The caller must use all batches before it fetches more
+        answers.
+        """
         try:
             messages = stored_messages.locate(fetched.buffer, fetched.answers)
         except Malformed as e:
@@ -161,8 +172,8 @@ class Decoder:
     def _usable_count(
         self, messages: StoredMessages, answers: Sequence[FetchedAnswer], is_contiguous: npt.NDArray[np.bool_] | None
     ) -> int:
-        """The number of usable answers: those before the first hole that may still be filled. Without ``on_holes``, which is so
-        if the broker filters, all answers are usable.
+        """The number of usable answers: those before the first hole that may still be filled. If the broker filters, ``on_holes``
+        is None, and all answers are usable.
         """
         if self.on_holes is None or not (holes := stored_messages.holes(messages, is_contiguous)):
             return len(answers)
@@ -189,12 +200,13 @@ class Decoder:
         return FetchedAnswers(fetched.buffer, with_correct_ends(fetched.answers, exceeds_limit, self.correct_ends))
 
     def _decode_error(self, fetched: FetchedAnswers, malformed: Malformed) -> DecodeError:
-        answer = next(answer for answer in fetched.answers if answer.begin <= malformed.at < answer.end)
+        answer = next(answer for answer in fetched.answers if answer.begin <= malformed.position < answer.end)
         return undecodable_error(self.queues[answer.range_number], answer.start, malformed.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
-        processor's cache between Arrow, the socket and the JVM, and its memory is reused for the next one."""
+        processor's cache between Arrow, the socket and the JVM, and the next portion reuses its memory.
+        """
         selection = self.selection
         property_arrays = props.PropertyColumns()
         if selection.selects_any:
@@ -245,7 +257,7 @@ class Decoder:
                 is_kept[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[part_rows] for array in arrays]
             if reasons:
-                columns = with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
+                columns = arrays_with_errors(columns, self.columns, reasons, messages.sys_flags[part_rows])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if is_kept.all() else batch.filter(pa.array(is_kept))
 
@@ -265,7 +277,9 @@ class Decoder:
                 self.bad_messages.add_impossible_times(column.name, queue, offset, len(rows))
 
     def _tag_matches(self, property_arrays: props.PropertyColumns) -> pa.Array | None:
-        """Which rows have a requested tag, because brokers compare only hashes; None if all rows have one."""
+        """Which rows have a requested tag; None if all rows have one. Rows with other tags may arrive, because brokers compare
+        only the hashes of tags.
+        """
         if not self.topic_filter or self.topic_filter.kind != "TAG":
             return None
         has_tag = pc.is_in(
@@ -275,7 +289,9 @@ class Decoder:
 
 
 def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
-    """Splits ``rows`` rows of ``size`` bytes into equal parts; at least one, so that Spark gets a schema."""
+    """Splits this number of rows, which have ``size`` bytes together, into equal parts. There is at least one part, so that Spark
+    gets a schema.
+    """
     part_count = math.ceil(size / portion_bytes) if portion_bytes else 1
     step = max(1, math.ceil(rows / max(1, part_count)))
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
@@ -301,8 +317,8 @@ def _drop_after_end(messages: StoredMessages, correct_ends: CorrectEnds | None) 
     """Drops the messages after the requested end of an answer, because they belong to another pull.
 
     Messages are dropped only if the broker's next offset is also after that end: if a damaged message shifted the index of the
-    queue, the offset inside a message may be after the end although its position is not. If both are after the end,
-    ``correct_ends`` decides.
+    queue, the offset inside a message may be after the end, although the message's offset in the queue is before the end. If both
+    offsets are after the end, ``correct_ends`` decides.
     """
     limits = stored_messages.answer_field(messages.answers, "limit")
     exceeds_limit = stored_messages.answer_field(messages.answers, "next_offset") > limits
@@ -324,17 +340,18 @@ def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
     return buffers.slices(messages.buffer, messages.body_start[rows], messages.body_end[rows])
 
 
-SLACK_BYTES = 64  # after the messages, as in a reader's buffer, because decoders read ahead
+SLACK_BYTES = 64  # bytes after the messages, as in a reader's buffer, because decoders read ahead
 
 
-# Queue, the requested offset, the next offset and the end of the bytes of each consecutive answer, and the stored messages.
+# The queue, the requested offset, the consecutive answers (for each the next offset, and the end of its bytes), and the bytes of
+# the stored messages.
 AnsweredPull = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
 
 
 def batch_of_answers(
     parts: Iterable[tuple[AnsweredPull, Filter]], skip_counts: Mapping[tuple[MessageQueue, Filter], int] | None = None
 ) -> tuple[pa.RecordBatch, bool]:
-    """The messages of answers in the basic columns, and whether these are all messages. Each answer has the filter of its
+    """The messages of answers in the basic columns, and whether all messages are returned. Each answer has the filter of its
     request. If the messages exceed ``PORTION_BYTES``, only the first messages are returned, at least one.
 
     ``skip_counts`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside
@@ -355,7 +372,7 @@ def batch_of_answers(
             batches.append(batch)
             remaining_bytes -= batch.nbytes
     if not batches:
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), True
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC_COLUMNS)), True
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches), True
 
 
@@ -368,7 +385,7 @@ def _groups(
     """
     groups: list[tuple[Filter, list[AnsweredPull], int]] = []
     group_of_filter: dict[Filter, int] = {}
-    group_of_queue: dict[MessageQueue, int] = {}  # the group of its last answer
+    group_of_queue: dict[MessageQueue, int] = {}  # for each queue, the group of the queue's last answer
     for pull, topic_filter in parts:
         queue = pull[0]
         skip_count = skip_counts.pop((queue, topic_filter), 0)

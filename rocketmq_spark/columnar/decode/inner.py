@@ -1,4 +1,5 @@
-"""Inner batches: an inner batch is stored as one message, whose body has many messages. Each of these becomes a row.
+"""Inner batches: an inner batch is stored as one message, whose body contains many messages. Each message in the body becomes a
+row.
 
 A row of an inner batch has the outer message's fixed fields, but its own offset, flag, body and properties, as in
 ``wire/messages``. A compressed batch is decompressed and appended to the fetched bytes. The reference decoder decodes batches in
@@ -30,9 +31,10 @@ from rocketmq_spark.wire.properties import inner_base_and_count
 
 _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
-# Positions of flag, body length and body in a message of a batch; the length of its properties follows the body.
-_FLAG_AT, _LENGTH_AT, _BODY_AT = 12, 16, 20
-_MIN_ITEM_BYTES = _BODY_AT + 2
+# Positions of the flag, the body's length and the body in a message of a batch. The length of the message's properties follows
+# the body.
+_FLAG_POSITION, _LENGTH_POSITION, _BODY_POSITION = 12, 16, 20
+_MIN_ITEM_BYTES = _BODY_POSITION + 2
 # Bytes after the last message, so that a number can be read at every possible position.
 _SLACK_BYTES = 32
 # The reference decoder decompresses larger batches portion by portion.
@@ -76,23 +78,23 @@ def unwrap(messages: StoredMessages) -> StoredMessages | None:
         record=record_of_item,
         item_fields={
             "queueOffset": np.arange(len(record_of_item)) + np.repeat(offsets, counts),
-            "flag": _with_items(messages.fixed_field("flag"), record_of_item, item_rows, items.flags),
+            "flag": _row_values(messages.fixed_field("flag"), record_of_item, item_rows, items.flags),
         },
         sys_flags=sys_flags[record_of_item],
         combined_flags=int(np.bitwise_or.reduce(sys_flags)),
-        body_start=_with_items(messages.body_start, record_of_item, item_rows, items.body_start),
-        body_end=_with_items(messages.body_end, record_of_item, item_rows, items.body_end),
-        properties_start=_with_items(messages.properties_start, record_of_item, item_rows, items.body_end + 2),
-        properties_end=_with_items(messages.properties_end, record_of_item, item_rows, items.properties_end),
+        body_start=_row_values(messages.body_start, record_of_item, item_rows, items.body_start),
+        body_end=_row_values(messages.body_end, record_of_item, item_rows, items.body_end),
+        properties_start=_row_values(messages.properties_start, record_of_item, item_rows, items.body_end + 2),
+        properties_end=_row_values(messages.properties_end, record_of_item, item_rows, items.properties_end),
     )
 
 
-def contiguous_answers(messages: StoredMessages, unwrapped: StoredMessages) -> npt.NDArray[np.bool_]:
+def contiguous_answers(messages: StoredMessages, unwrapped_messages: StoredMessages) -> npt.NDArray[np.bool_]:
     """Which answers have consecutive offsets up to the broker's next offset, so that no offset can be wrong.
 
-    ``unwrapped`` is the result of ``unwrap``.
+    ``unwrapped_messages`` is the result of ``unwrap``.
     """
-    first_offsets, end_offsets = _offset_ranges(messages, unwrapped)
+    first_offsets, end_offsets = _offset_ranges(messages, unwrapped_messages)
     answer_of_row = messages.answer_of_row
     has_same_answer = answer_of_row[1:] == answer_of_row[:-1]
     is_first_of_answer, is_last_of_answer = np.append(True, ~has_same_answer), np.append(~has_same_answer, True)
@@ -106,22 +108,23 @@ def contiguous_answers(messages: StoredMessages, unwrapped: StoredMessages) -> n
     return is_contiguous
 
 
-def _offset_ranges(messages: StoredMessages, unwrapped: StoredMessages) -> tuple[Ints, Ints]:
-    """The first offset of each stored message, and the offset after its last one."""
-    assert unwrapped.record is not None
+def _offset_ranges(messages: StoredMessages, unwrapped_messages: StoredMessages) -> tuple[Ints, Ints]:
+    """For each stored message, the offset of its first row, and the offset after its last row."""
+    assert unwrapped_messages.record is not None
     first_offsets: Ints = messages.fixed_field("queueOffset").astype(np.int64)
-    return first_offsets, first_offsets + np.bincount(unwrapped.record, minlength=len(messages))
+    return first_offsets, first_offsets + np.bincount(unwrapped_messages.record, minlength=len(messages))
 
 
 def has_damaged_batch(
-    messages: StoredMessages, unwrapped: StoredMessages, is_contiguous: npt.NDArray[np.bool_]
+    messages: StoredMessages, unwrapped_messages: StoredMessages, is_contiguous: npt.NDArray[np.bool_]
 ) -> bool:
     """Whether a batch has another number of messages than its broker counted, or impossible offsets. Offsets are impossible if
-    they are outside of the answer's request, or differ from those in the properties of the batch. ``is_contiguous`` is the
-    result of ``contiguous_answers``: in these answers, offsets are right. ``unwrapped`` is the result of ``unwrap``.
+    they are outside of the range that was requested, or differ from the offsets in the properties of the batch. ``is_contiguous``
+    is the result of ``contiguous_answers``: in contiguous answers, offsets are right. ``unwrapped_messages`` is the result of
+    ``unwrap``.
     """
     batch_rows = np.flatnonzero(_inner_batch_mask(messages))
-    first_offsets, end_offsets = (each[batch_rows] for each in _offset_ranges(messages, unwrapped))
+    first_offsets, end_offsets = (each[batch_rows] for each in _offset_ranges(messages, unwrapped_messages))
     answers = messages.answers[messages.answer_of_row[batch_rows]]
     recorded_base_counts = map(inner_base_and_count, property_texts(messages, batch_rows))
     recorded_and_found = zip(recorded_base_counts, first_offsets.tolist(), end_offsets.tolist(), strict=True)
@@ -141,13 +144,15 @@ def has_damaged_batch(
     return any(has_wrong_count) or bool(is_impossible.any())
 
 
-def _with_items(
+def _row_values(
     stored_values: npt.NDArray[Any],
     record_of_item: npt.NDArray[np.intp],
     item_rows: npt.NDArray[np.intp] | None,
     item_values: npt.NDArray[Any],
 ) -> npt.NDArray[Any]:
-    """The values of the stored messages, replaced by ``item_values`` in ``item_rows`` (None: in all rows)."""
+    """The value of each row: the value of its stored message, or in ``item_rows`` (None means all rows) the values
+    ``item_values``.
+    """
     if item_rows is None:
         return item_values
     rows = stored_values[record_of_item]
@@ -156,7 +161,9 @@ def _with_items(
 
 
 def _decompressed_bodies(messages: StoredMessages, batch_rows: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
-    """A buffer with the decompressed bodies of all batches, and their positions; None if a body cannot be decompressed here."""
+    """A buffer with the decompressed bodies of all batches, and their positions; None if a body is damaged, or too large to be
+    decompressed at once.
+    """
     begins, ends = messages.body_start[batch_rows], messages.body_end[batch_rows]
     compressed_indexes = np.flatnonzero(((messages.sys_flags[batch_rows] & _COMPRESSED) != 0) & (ends > begins))
     if not len(compressed_indexes):
@@ -198,15 +205,15 @@ def _find_items(buffer: Bytes, begins: Ints, ends: Ints, broker_counts: Sequence
     item_ends[:-1] = starts[1:]
     last_items = np.cumsum(counts)[non_empty_batches] - 1
     item_ends[last_items] = ends[non_empty_batches]
-    body_start = starts + _BODY_AT
-    body_end = body_start + read_numbers(buffer, starts + _LENGTH_AT, ">i4")
+    body_start = starts + _BODY_POSITION
+    body_end = body_start + read_numbers(buffer, starts + _LENGTH_POSITION, ">i4")
     if (body_end < body_start).any() or (body_end + 2 > item_ends).any():
         return None
     properties_end = body_end + 2 + read_numbers(buffer, body_end, ">u2")
     # The size of a batch's last message is not used: the message ends with the batch, as in the reference decoder.
     if not np.array_equal(properties_end, item_ends):
         return None
-    return _Items(counts, read_numbers(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
+    return _Items(counts, read_numbers(buffer, starts + _FLAG_POSITION, ">i4"), body_start, body_end, properties_end)
 
 
 def _item_starts(
@@ -216,7 +223,8 @@ def _item_starts(
     ``_find_items`` checks the sizes.
 
     This is the only Python step per message. The number of steps is limited by the possible number of messages, so that the loop
-    ends even with sizes of 0 or less, and by ``broker_counts``, because a few kilobytes may become millions of messages.
+    ends even if a size is 0 or negative. It is also limited by ``broker_counts``, because a few kilobytes may become millions of
+    messages.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []

@@ -18,16 +18,16 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode.schema import BASIC, HEADERS, KAFKA, READ_QUEUE_ID, Column
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, HEADERS, KAFKA, READ_QUEUE_ID, Column
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
 # These names have a leading space, so that they differ from all names of users' property columns.
 _SHARDING_KEY = Column(" sharding key", "string", pa.string(), Property.SHARDING_KEY)
 _DELETED = Column(" deleted", "string", pa.string(), DELETED)
-_SOURCE_COLUMNS = {column.name: column for column in (*BASIC, READ_QUEUE_ID)}
-# The columns that a column of Kafka is made of.
-_DECODED_FROM = {
+_SOURCE_COLUMNS = {column.name: column for column in (*BASIC_COLUMNS, READ_QUEUE_ID)}
+# For each column of Kafka, the columns from which it is made.
+_SOURCE_NAMES = {
     "key": ("keys",),
     "value": ("body",),
     "topic": ("topic",),
@@ -41,19 +41,19 @@ _KAFKA_NAMES = {column.name.lower(): column.name for column in (*KAFKA, HEADERS)
 
 
 def columns_to_decode(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns to decode for ``columns``, those of properties included."""
+    """The columns to decode for ``columns``, including the columns of properties."""
     kafka_columns = [column for column in columns if column.property is None]
-    names = dict.fromkeys(part for column in kafka_columns for part in _DECODED_FROM[_KAFKA_NAMES[column.name.lower()]])
-    of_properties = [column for column in columns if column.property is not None]
+    names = dict.fromkeys(part for column in kafka_columns for part in _SOURCE_NAMES[_KAFKA_NAMES[column.name.lower()]])
+    property_columns = [column for column in columns if column.property is not None]
     kafka_names = {column.name.lower() for column in kafka_columns}
     key_columns = [_SHARDING_KEY] if "key" in kafka_names else []
     deleted_columns = [_DELETED] if kafka_names & {"value", "headers"} else []
-    # Without any column, Spark still counts the rows.
+    # At least one column is decoded, because Spark counts the rows even if it needs no column.
     return (
         *(_SOURCE_COLUMNS[name] for name in names or ("queueOffset",)),
         *key_columns,
         *deleted_columns,
-        *of_properties,
+        *property_columns,
     )
 
 
@@ -65,7 +65,7 @@ def kafka_batch(
     ``partition_numbers`` has the partition number of each queue.
     """
     arrays = [
-        _property(batch.column(column.name))
+        _property_values(batch.column(column.name))
         if column.property is not None
         else _kafka_column(batch, column, broker_name, partition_numbers)
         for column in columns
@@ -73,14 +73,14 @@ def kafka_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([pa.field(c.name, c.arrow_type) for c in columns]))
 
 
-def _property(values: pa.Array) -> pa.Array:
+def _property_values(values: pa.Array) -> pa.Array:
     """The values of a property column. A string marked as base64 is decoded if the decoded bytes are UTF-8; otherwise, it stays
     unchanged.
     """
     if not pa.types.is_string(values.type) or not pc.any(pc.starts_with(values, BASE64_MARK)).as_py():
         return values
     texts = values.to_pylist()
-    for row, value in enumerate(_decoded(values).to_pylist()):
+    for row, value in enumerate(_decoded_strings(values).to_pylist()):
         with contextlib.suppress(UnicodeDecodeError):
             texts[row] = None if value is None else value.decode()
     return pa.array(texts, pa.string())
@@ -94,30 +94,30 @@ def _kafka_column(
             return _keys(batch)
         case "partition":
             return _partitions(batch, broker_name, partition_numbers)
-        case "timestampType":  # 0 is Kafka's CreateTime
+        case "timestampType":  # the value 0 means Kafka's CreateTime
             return arrow.integers(np.zeros(len(batch), np.int32), pa.int32())
         case "value":
             return _values(batch)
         case "headers":
             return _headers(batch)
         case name:
-            return batch.column(_DECODED_FROM[name][0])
+            return batch.column(_SOURCE_NAMES[name][0])
 
 
 def _keys(batch: pa.RecordBatch) -> pa.Array:
     keys = batch.column("keys")
     key_texts = batch.column(_SHARDING_KEY.name)
     if key_texts.null_count and keys.null_count < len(keys):
-        joined = pc.binary_join(keys, " ")
-        key_texts = pc.coalesce(key_texts, pc.if_else(pc.equal(joined, ""), None, joined))
-    return _decoded(key_texts)
+        joined_keys = pc.binary_join(keys, " ")
+        key_texts = pc.coalesce(key_texts, pc.if_else(pc.equal(joined_keys, ""), None, joined_keys))
+    return _decoded_strings(key_texts)
 
 
 def _partitions(batch: pa.RecordBatch, broker_name: str, partition_numbers: Mapping[MessageQueue, int]) -> pa.Array:
-    """The partition number of each row's queue. Every topic of the batch is looked up with every queue id. Pairs that are not a
-    queue occur in no row.
+    """The partition number of each row's queue. Every topic of the batch is looked up with every queue id. Some of these pairs
+    are no queue, but such pairs occur in no row.
     """
-    topics = arrow.combined(batch.column("topic")).dictionary_encode()
+    topics = arrow.one_array(batch.column("topic")).dictionary_encode()
     ids = batch.column(READ_QUEUE_ID.name).dictionary_encode()
     queues = [
         MessageQueue(topic, broker_name, queue_id)
@@ -129,7 +129,7 @@ def _partitions(batch: pa.RecordBatch, broker_name: str, partition_numbers: Mapp
 
 
 def _values(batch: pa.RecordBatch) -> pa.Array:
-    is_stand_in = _stand_ins(batch)
+    is_stand_in = _stand_in_mask(batch)
     if is_stand_in is None:
         return batch.column("body")
     values = pc.if_else(is_stand_in, pa.scalar(b"", pa.binary()), batch.column("body"))
@@ -137,9 +137,9 @@ def _values(batch: pa.RecordBatch) -> pa.Array:
     return pc.if_else(is_null, None, values)
 
 
-def _stand_ins(batch: pa.RecordBatch) -> pa.Array | None:
-    """Which messages stand for a row without a body: both property and body are those of ``emptyBodies=mark``. None if there is
-    no such message.
+def _stand_in_mask(batch: pa.RecordBatch) -> pa.Array | None:
+    """Which messages stand for a row without a body: both their property and their body are as ``emptyBodies=mark`` sets them.
+    None if there is no such message.
     """
     marks = batch.column(_DELETED.name)
     if marks.null_count == len(marks):
@@ -154,20 +154,22 @@ def _stand_ins(batch: pa.RecordBatch) -> pa.Array | None:
 def _headers(batch: pa.RecordBatch) -> pa.Array:
     """The entries of each map; null for an empty map, as in Spark's Kafka source."""
     properties = batch.column("properties")
-    is_stand_in = _stand_ins(batch)
+    is_stand_in = _stand_in_mask(batch)
     if is_stand_in is not None:
         rows = properties.to_pylist()
         for row in np.flatnonzero(arrow.to_mask(is_stand_in)).tolist():
             rows[row] = [entry for entry in rows[row] if entry[0] != DELETED]
         properties = pa.array(rows, properties.type)
     bounds = properties.offsets.to_numpy()
-    entries = pa.StructArray.from_arrays([properties.keys, _decoded(properties.items)], ["key", "value"])
+    entries = pa.StructArray.from_arrays([properties.keys, _decoded_strings(properties.items)], ["key", "value"])
     offsets = pa.array(bounds, pa.int32(), mask=np.append(np.diff(bounds) == 0, False))
     return pa.ListArray.from_arrays(offsets, entries)
 
 
-def _decoded(texts: pa.Array) -> pa.Array:
-    """Strings as bytes. Those marked as base64 are decoded; marked strings that are not valid base64 stay as they are."""
+def _decoded_strings(texts: pa.Array) -> pa.Array:
+    """Strings as bytes. Strings that are marked as base64 are decoded; a marked string that is not valid base64 stays
+    as it is.
+    """
     is_marked = pc.fill_null(pc.starts_with(texts, BASE64_MARK), False)
     if not pc.any(is_marked).as_py():
         return texts.cast(pa.binary())
@@ -175,6 +177,6 @@ def _decoded(texts: pa.Array) -> pa.Array:
     for row in np.flatnonzero(arrow.to_mask(is_marked)).tolist():
         try:
             values[row] = base64.b64decode(values[row][len(BASE64_MARK) :], validate=True)
-        except binascii.Error:  # marked, but not base64: written by another client
+        except binascii.Error:  # another client wrote a marked string that is not base64
             continue
     return pa.array(values, pa.binary())

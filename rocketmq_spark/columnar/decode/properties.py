@@ -19,23 +19,25 @@ import pyarrow.compute as pc
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import buffers, property_names
-from rocketmq_spark.columnar.decode.schema import KEYS, PROPERTIES
+from rocketmq_spark.columnar.decode.schema import KEYS_TYPE, PROPERTIES_TYPE
 from rocketmq_spark.wire.properties import decode_properties
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-_PAD = 16
+_PAD_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Names and values of all rows as positions in one blob; row ``i`` has the pairs ``first[i]`` to ``first[i + 1]``."""
+    """Names and values of all rows as positions in one blob. Row ``i`` has the pairs from ``first_pair[i]`` on, before
+    ``first_pair[i + 1]``.
+    """
 
     blob: Bytes
     row_starts: Ints
-    first: Ints
+    first_pair: Ints
     name_start: Ints
     name_length: Ints
     value_start: Ints
@@ -44,10 +46,10 @@ class Pairs:
 
     @property
     def rows(self) -> int:
-        return len(self.first) - 1
+        return len(self.first_pair) - 1
 
     def row_of_pair(self) -> Ints:
-        return np.repeat(np.arange(self.rows), np.diff(self.first))
+        return np.repeat(np.arange(self.rows), np.diff(self.first_pair))
 
 
 def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
@@ -56,13 +58,13 @@ def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 
 def _concatenate(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
-    """The concatenated strings, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
-    # A string may lack its last separator: its copy is one byte longer, for the separator.
+    """The concatenated strings, each with its last separator, and ``_PAD_BYTES`` more bytes for reading ahead."""
+    # If a string lacks its last separator, its copy is one byte longer, for the separator.
     lacks_end = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
     any_lacks_end = bool(lacks_end.any())
     string_ends = ends + lacks_end if any_lacks_end else ends
     last_end = int(string_ends[-1]) if len(string_ends) else 0
-    strings = buffers.slices(buffer, np.append(starts, last_end), np.append(string_ends, last_end + _PAD))
+    strings = buffers.slices(buffer, np.append(starts, last_end), np.append(string_ends, last_end + _PAD_BYTES))
     blob, offsets = arrow.array_and_offsets(strings)
     row_starts = offsets[:-1].astype(np.int64)
     if any_lacks_end:
@@ -116,7 +118,7 @@ def _locate_one_by_one(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
     np.cumsum([len(part) for part in parts], out=bounds[1:])
     first_pairs = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first_pairs[1:])
-    blob = np.frombuffer(b"".join(parts) + bytes(_PAD), np.uint8)
+    blob = np.frombuffer(b"".join(parts) + bytes(_PAD_BYTES), np.uint8)
     ascii_only = int(blob.max()) < 0x80
     row_starts = bounds[2 * first_pairs]
     lengths = np.diff(bounds)
@@ -125,7 +127,7 @@ def _locate_one_by_one(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PropertySelection:
-    """The columns to build. ``properties`` is none, user or all."""
+    """The columns to build. ``properties`` is ``none``, ``user`` or ``all``."""
 
     tags: bool = True
     keys: bool = True
@@ -151,8 +153,10 @@ class PropertyColumns:
 
 def build_columns(pairs: Pairs, selection: PropertySelection) -> PropertyColumns:
     """Build the selected columns."""
-    layout = _common_layout(pairs)
-    column_source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)
+    common_names = _common_names(pairs)
+    column_source: _RowsWithSameNames | _RowsWithMixedNames = (
+        _RowsWithSameNames(pairs, common_names) if common_names is not None else _RowsWithMixedNames(pairs)
+    )
     columns = PropertyColumns()
     if selection.tags:
         columns.tags = column_source.column(Property.TAGS)
@@ -161,18 +165,18 @@ def build_columns(pairs: Pairs, selection: PropertySelection) -> PropertyColumns
     if selection.msg_id:
         columns.msg_id = column_source.column(Property.UNIQ_KEY)
     if selection.properties != "none":
-        columns.properties = column_source.map(all_names=selection.properties == "all")
+        columns.properties = column_source.property_map(all_names=selection.properties == "all")
     columns.property_columns = {name: column_source.column(name) for name in selection.property_columns}
     return columns
 
 
-def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
+def _common_names(pairs: Pairs) -> tuple[str, ...] | None:
     """The names, if every row has the same names in the same order without a repetition; otherwise None."""
     rows = pairs.rows
     if rows == 0 or len(pairs.name_start) % rows:
         return None
     names_per_row = len(pairs.name_start) // rows
-    if not np.array_equal(pairs.first, np.arange(rows + 1) * names_per_row):
+    if not np.array_equal(pairs.first_pair, np.arange(rows + 1) * names_per_row):
         return None
     starts = pairs.name_start.reshape(rows, names_per_row)
     lengths = pairs.name_length.reshape(rows, names_per_row)
@@ -189,7 +193,7 @@ def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
 
 
 def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
-    """Whether ``text`` stands at every position, compared eight bytes at a time."""
+    """Whether the bytes at every start are ``text``, compared eight bytes at a time."""
     words = property_names.words(blob)
     position = 0
     while position < len(text):
@@ -201,8 +205,8 @@ def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
     return True
 
 
-class _Uniform:
-    """Rows that all have the same names in the same order: every property is a regular stride of pairs."""
+class _RowsWithSameNames:
+    """Rows that all have the same names in the same order, so that the pairs of one property are at regular distances."""
 
     def __init__(self, pairs: Pairs, names: tuple[str, ...]) -> None:
         self._pairs = pairs
@@ -217,32 +221,32 @@ class _Uniform:
         values = buffers.slices(self._pairs.blob, self._value_start[:, name_index], self._value_end[:, name_index])
         return arrow.to_strings(values, None, self._pairs.ascii_only)
 
-    def map(self, all_names: bool) -> pa.Array:
+    def property_map(self, all_names: bool) -> pa.Array:
         chosen_indexes = [j for j, name in enumerate(self._names) if all_names or not property_names.is_system(name)]
         rows = self._pairs.rows
         start, end = self._value_start[:, chosen_indexes].ravel(), self._value_end[:, chosen_indexes].ravel()
         values = arrow.to_strings(buffers.slices(self._pairs.blob, start, end), None, self._pairs.ascii_only)
         names = (
-            arrow.tiled(tuple(self._names[j] for j in chosen_indexes), rows)
+            arrow.tiled_column(tuple(self._names[j] for j in chosen_indexes), rows)
             if chosen_indexes
             else pa.nulls(0, pa.string())
         )
-        return _map(np.arange(rows + 1, dtype=np.int32) * len(chosen_indexes), names, values)
+        return _map_column(np.arange(rows + 1, dtype=np.int32) * len(chosen_indexes), names, values)
 
 
-class _Mixed:
+class _RowsWithMixedNames:
     """Rows with differing names: each pair is classified by its name's signature."""
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
-        self._signature = property_names.signatures(pairs.blob, pairs.name_start, pairs.name_length)
-        self._ids = property_names.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signature)
-        self._rows = pairs.row_of_pair()
+        self._signatures = property_names.signatures(pairs.blob, pairs.name_start, pairs.name_length)
+        self._ids = property_names.classify(pairs.blob, pairs.name_start, pairs.name_length, self._signatures)
+        self._row_of_pair = pairs.row_of_pair()
 
     def column(self, name: str) -> pa.Array:
         pairs = self._pairs
-        pairs_with_name = np.flatnonzero(self._named(name))
-        rows = self._rows[pairs_with_name]
+        pairs_with_name = np.flatnonzero(self._name_mask(name))
+        rows = self._row_of_pair[pairs_with_name]
         # Rows without the property get an empty slice at their beginning, so that positions never decrease.
         start = pairs.row_starts[:-1].copy()
         end = start.copy()
@@ -253,35 +257,37 @@ class _Mixed:
         values = buffers.slices(pairs.blob, start, end)
         return arrow.to_strings(values, None if has_property.all() else has_property, pairs.ascii_only)
 
-    def _named(self, name: str) -> npt.NDArray[np.bool_]:
+    def _name_mask(self, name: str) -> npt.NDArray[np.bool_]:
         if name in property_names.IDS:
             return np.asarray(self._ids == property_names.IDS[name])
         name_bytes = name.encode()
         padded_name = np.frombuffer(name_bytes + bytes(8), np.uint8)
         signature = property_names.signatures(padded_name, np.array([0]), np.array([len(name_bytes)]))[0]
-        has_name = self._signature == signature
+        has_name = self._signatures == signature
         if len(name_bytes) > 16:
             for i in np.flatnonzero(has_name).tolist():
                 start = self._pairs.name_start[i]
                 has_name[i] = bytes(self._pairs.blob[start : start + self._pairs.name_length[i]]) == name_bytes
         return np.asarray(has_name)
 
-    def map(self, all_names: bool) -> pa.Array:
+    def property_map(self, all_names: bool) -> pa.Array:
         pairs = self._pairs
         chosen_pairs = np.flatnonzero(self._ids == property_names.USER) if not all_names else np.arange(len(self._ids))
         chosen_pairs = self._without_repeats(chosen_pairs)
         offsets = np.zeros(pairs.rows + 1, np.int32)
-        np.cumsum(np.bincount(self._rows[chosen_pairs], minlength=pairs.rows), out=offsets[1:])
+        np.cumsum(np.bincount(self._row_of_pair[chosen_pairs], minlength=pairs.rows), out=offsets[1:])
         start, length = pairs.name_start[chosen_pairs], pairs.name_length[chosen_pairs]
         names = arrow.to_strings(buffers.slices(pairs.blob, start, start + length), None, pairs.ascii_only)
         values = buffers.slices(pairs.blob, pairs.value_start[chosen_pairs], pairs.value_end[chosen_pairs])
-        return _map(offsets, names, arrow.to_strings(values, None, pairs.ascii_only))
+        return _map_column(offsets, names, arrow.to_strings(values, None, pairs.ascii_only))
 
     def _without_repeats(self, chosen_pairs: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Without the earlier pairs of names that are repeated in a message, as in Java's map."""
-        rows = self._rows[chosen_pairs]
+        """Return ``chosen_pairs`` with only the last pair of each name in a message, as in Java's map."""
+        rows = self._row_of_pair[chosen_pairs]
         with np.errstate(over="ignore"):
-            name_and_row_hashes = self._signature[chosen_pairs] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            name_and_row_hashes = self._signatures[chosen_pairs] + rows.astype(np.uint64) * np.uint64(
+                0x9E3779B97F4A7C15
+            )
         if len(np.unique(name_and_row_hashes)) == len(name_and_row_hashes):
             return chosen_pairs
         last_pairs: dict[tuple[int, bytes], int] = {}
@@ -292,10 +298,14 @@ class _Mixed:
         return np.array(sorted(last_pairs.values()), np.intp)
 
 
-def _map(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Array:
-    entries = pa.StructArray.from_arrays([names, values], fields=[PROPERTIES.key_field, PROPERTIES.item_field])
+def _map_column(offsets: npt.NDArray[Any], names: pa.Array, values: pa.Array) -> pa.Array:
+    entries = pa.StructArray.from_arrays(
+        [names, values], fields=[PROPERTIES_TYPE.key_field, PROPERTIES_TYPE.item_field]
+    )
     count = len(offsets) - 1
-    return pa.Array.from_buffers(PROPERTIES, count, [None, pa.py_buffer(offsets.astype(np.int32))], children=[entries])
+    return pa.Array.from_buffers(
+        PROPERTIES_TYPE, count, [None, pa.py_buffer(offsets.astype(np.int32))], children=[entries]
+    )
 
 
 def _split_keys(column: pa.Array) -> pa.Array:
@@ -310,8 +320,10 @@ def _split_keys(column: pa.Array) -> pa.Array:
         offsets = np.zeros(len(column) + 1, np.int32)
         np.cumsum(is_present, out=offsets[1:])
         bitmap = None if is_present.all() else arrow.validity_bitmap(is_present)
-        return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
+        return pa.Array.from_buffers(
+            KEYS_TYPE, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()]
+        )
     key_lists = pc.split_pattern(column, " ")
-    if pc.min(pc.binary_length(key_lists.values)).as_py():  # otherwise a key is empty
-        return key_lists.cast(KEYS)
-    return pa.array([None if row is None else [key for key in row if key] for row in key_lists.to_pylist()], KEYS)
+    if pc.min(pc.binary_length(key_lists.values)).as_py():  # the shortest key is not empty, so no key is empty
+        return key_lists.cast(KEYS_TYPE)
+    return pa.array([None if row is None else [key for key in row if key] for row in key_lists.to_pylist()], KEYS_TYPE)

@@ -35,7 +35,9 @@ _ARROW_PATTERNS = {
 
 
 def cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """``texts`` as ``kind``: in one call if every text is a plain one, otherwise one by one."""
+    """``texts`` as ``kind``: cast in one call if every text is in the plain form that Arrow accepts, otherwise parsed
+    one by one.
+    """
     if pa.types.is_string(kind):
         return texts
     if pa.types.is_binary(kind):
@@ -49,7 +51,7 @@ def cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.array([None if text is None else parse(text.strip(_BLANKS)) for text in texts.to_pylist()], kind)
 
 
-def _integer(bits: int) -> Callable[[str], int | None]:
+def _integer_parser(bits: int) -> Callable[[str], int | None]:
     def parse(text: str) -> int | None:
         value = int(text) if _INTEGER.fullmatch(text) else None
         return value if value is not None and -(1 << bits) <= value < 1 << bits else None
@@ -57,18 +59,18 @@ def _integer(bits: int) -> Callable[[str], int | None]:
     return parse
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
-def _date(text: str) -> date | None:
+def _parse_date(text: str) -> date | None:
     try:
         return date.fromisoformat(text) if _DATE.fullmatch(text) else None
     except ValueError:
         return None
 
 
-def _time(text: str) -> int | None:
+def _parse_time(text: str) -> int | None:
     """The microseconds of a text: ISO-8601 (UTC without a zone), or epoch milliseconds."""
     if _INTEGER.fullmatch(text):
         ms = int(text)
@@ -86,9 +88,9 @@ def _time(text: str) -> int | None:
 
 _PARSERS: dict[pa.DataType, Callable[[str], Any]] = {
     pa.bool_(): lambda text: _BOOLEANS.get(text.lower()) if text.isascii() else None,
-    pa.int32(): _integer(31),
-    pa.int64(): _integer(63),
-    pa.float64(): _number,
-    pa.date32(): _date,
-    TIMESTAMP: _time,
+    pa.int32(): _integer_parser(31),
+    pa.int64(): _integer_parser(63),
+    pa.float64(): _parse_number,
+    pa.date32(): _parse_date,
+    TIMESTAMP: _parse_time,
 }

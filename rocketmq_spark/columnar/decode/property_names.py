@@ -1,6 +1,6 @@
 """The names of system properties, recognised for many messages at once.
 
-``classify`` recognises a name by its first and last eight bytes and its length. That triple is exact for names of up to
+``classify`` recognises a name by its first and last eight bytes and its length. These three values identify a name of up to
 sixteen bytes; the few longer system names are compared in full.
 """
 
@@ -17,20 +17,22 @@ Words = npt.NDArray[np.uint64]
 
 USER = 0
 TAGS, KEYS, UNIQ_KEY = 1, 2, 3
-_SPECIAL = (codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY)
-_PREFIX = codes.TRANSIENT_PROPERTY_PREFIX
+_SPECIAL_NAMES = (codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY)
+_SYSTEM_PREFIX = codes.TRANSIENT_PROPERTY_PREFIX
 # Names with the prefix are not listed, because the prefix identifies them.
-_OTHER_NAMES = sorted(name for name in codes.RESERVED_PROPERTIES - set(_SPECIAL) if not name.startswith(_PREFIX))
-NAMES: tuple[str, ...] = ("", *_SPECIAL, *_OTHER_NAMES)
+_OTHER_NAMES = sorted(
+    name for name in codes.RESERVED_PROPERTIES - set(_SPECIAL_NAMES) if not name.startswith(_SYSTEM_PREFIX)
+)
+NAMES: tuple[str, ...] = ("", *_SPECIAL_NAMES, *_OTHER_NAMES)
 IDS = {name: i for i, name in enumerate(NAMES) if i}
 
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(8)] + [(1 << 64) - 1], np.uint64)
-_ROTATE = np.uint64(0x9E3779B97F4A7C15)
-_BITS = np.uint64(52)
+_TAIL_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SLOT_SHIFT = np.uint64(52)
 
 
 def is_system(name: str) -> bool:
-    return name in IDS or name.startswith(_PREFIX)
+    return name in IDS or name.startswith(_SYSTEM_PREFIX)
 
 
 def words(content: Bytes) -> Words:
@@ -41,29 +43,29 @@ def words(content: Bytes) -> Words:
 def signatures(content: Bytes, starts: Ints, lengths: Ints) -> Words:
     """A number for each name. Names with another length, or other first or last eight bytes, have other numbers."""
     word_at_position = words(content)
-    first = word_at_position[starts] & _MASKS[np.minimum(lengths, 8)]
-    tail = np.where(lengths > 8, word_at_position[np.maximum(starts + lengths - 8, 0)], np.uint64(0))
+    first_words = word_at_position[starts] & _MASKS[np.minimum(lengths, 8)]
+    last_words = np.where(lengths > 8, word_at_position[np.maximum(starts + lengths - 8, 0)], np.uint64(0))
     with np.errstate(over="ignore"):
-        mixed_words: Words = (first ^ (tail * _ROTATE) ^ (tail >> np.uint64(29))) + lengths.astype(
-            np.uint64
-        ) * np.uint64(0xC2B2AE3D27D4EB4F)
+        mixed_words: Words = (
+            first_words ^ (last_words * _TAIL_MULTIPLIER) ^ (last_words >> np.uint64(29))
+        ) + lengths.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
     return mixed_words
 
 
 def _signature_of(name: str) -> int:
-    raw = np.frombuffer(name.encode() + bytes(8), np.uint8)
-    return int(signatures(raw, np.array([0]), np.array([len(name.encode())]))[0])
+    padded_name = np.frombuffer(name.encode() + bytes(8), np.uint8)
+    return int(signatures(padded_name, np.array([0]), np.array([len(name.encode())]))[0])
 
 
 def _hash_table() -> tuple[np.uint64, npt.NDArray[np.uint8], Words]:
-    """A multiplier without collisions among the system's names, the id in each slot, and each id's signature."""
-    assert len(_PREFIX) == 16, "the prefix is compared as two words"
+    """A multiplier with which no two system names have the same slot, the id in each slot, and the signature of each id."""
+    assert len(_SYSTEM_PREFIX) == 16, "the prefix is compared as two words"
     signature = np.array([0] + [_signature_of(name) for name in NAMES[1:]], np.uint64)
     assert len(set(signature.tolist())) == len(signature), "two system names share length, first and last eight bytes"
     multiplier = 0x9E3779B97F4A7C15
     while True:
         with np.errstate(over="ignore"):
-            slots = ((signature[1:] * np.uint64(multiplier)) >> _BITS).astype(np.intp)
+            slots = ((signature[1:] * np.uint64(multiplier)) >> _SLOT_SHIFT).astype(np.intp)
         if len(set(slots.tolist())) == len(slots):
             ids = np.zeros(1 << 12, np.uint8)
             ids[slots] = np.arange(1, len(NAMES))
@@ -71,21 +73,23 @@ def _hash_table() -> tuple[np.uint64, npt.NDArray[np.uint8], Words]:
         multiplier = (multiplier * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
 
 
-_PREFIX_WORDS = np.frombuffer(_PREFIX.encode(), "<u8")
+_PREFIX_WORDS = np.frombuffer(_SYSTEM_PREFIX.encode(), "<u8")
 _MULTIPLIER, _IDS_BY_SLOT, _SIGNATURES = _hash_table()
-_LONG = np.array([len(name.encode()) > 16 for name in NAMES])
+_IS_LONG_NAME = np.array([len(name.encode()) > 16 for name in NAMES])
 
 
 def classify(content: Bytes, starts: Ints, lengths: Ints, name_signatures: Words) -> npt.NDArray[np.uint8]:
-    """The id of each name: an index into ``NAMES``, 0 for a user's name, ``len(NAMES)`` for a name with the prefix."""
+    """The id of each name: the index of a system name in ``NAMES``, 0 for a user's name, and ``len(NAMES)`` for a name with the
+    prefix.
+    """
     with np.errstate(over="ignore"):
-        candidate_ids = _IDS_BY_SLOT[((name_signatures * _MULTIPLIER) >> _BITS).astype(np.intp)]
+        candidate_ids = _IDS_BY_SLOT[((name_signatures * _MULTIPLIER) >> _SLOT_SHIFT).astype(np.intp)]
     ids = np.where(_SIGNATURES[candidate_ids] == name_signatures, candidate_ids, np.uint8(0))
-    for i in np.flatnonzero(_LONG[ids]).tolist():
+    for i in np.flatnonzero(_IS_LONG_NAME[ids]).tolist():
         if bytes(content[starts[i] : starts[i] + lengths[i]]).decode("utf-8", "replace") != NAMES[ids[i]]:
             ids[i] = 0
     word_at_position = words(content)
-    long_names = np.flatnonzero(lengths >= len(_PREFIX))
+    long_names = np.flatnonzero(lengths >= len(_SYSTEM_PREFIX))
     has_prefix = (word_at_position[starts[long_names]] == _PREFIX_WORDS[0]) & (
         word_at_position[starts[long_names] + 8] == _PREFIX_WORDS[1]
     )

@@ -3,9 +3,9 @@
 ``ColumnBuilder`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts,
 message ids) and properties.
 
-``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It decodes
-messages that are objects already, unusual inner batches, and answers with bad messages. Tests compare the fast path with it.
-The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
+``ReferenceDecoder`` makes the same record batches from objects, and decides which messages belong to an answer. It is used for
+messages that are objects already, for unusual inner batches, and for answers with bad messages. Tests compare the fast path with
+it. The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import buffers, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode.schema import (
-    BASIC,
+    BASIC_COLUMNS,
     EARLIEST_MS,
     LATEST_MS,
-    PROPERTIES,
+    PROPERTIES_TYPE,
     BadMessages,
     Column,
     arrow_schema,
@@ -58,8 +58,8 @@ def timestamps(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Ar
 
 
 def system_flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
-    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep this
-    flag.
+    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, a message with an empty body
+    keeps this flag.
     """
     compressed_flags = codes.SysFlag.COMPRESSED * (messages.body_end > messages.body_start)
     return messages.sys_flags & ~compressed_flags.astype(np.int32)
@@ -99,7 +99,7 @@ def offset_message_ids(messages: StoredMessages) -> pa.Array:
     rows = np.empty((len(messages), 16), np.uint8)
     rows[:, :8] = _as_byte_rows(host)
     rows[:, 8:] = _as_byte_rows(messages.fixed_field("commitLogOffset"))
-    ids = buffers.hexadecimal(rows)
+    ids = buffers.hex_texts(rows)
     ipv6_rows = np.flatnonzero((messages.sys_flags & codes.SysFlag.STOREHOST_V6) != 0)
     if not len(ipv6_rows):
         return ids
@@ -128,7 +128,7 @@ class ColumnBuilder:
         """A text that depends only on the queue, and so is mostly the same in every row."""
         texts = [getattr(queue, field) for queue in self.queues]
         if len(set(texts)) == 1:
-            return arrow.repeated(texts[0], len(self.messages))
+            return arrow.constant_column(texts[0], len(self.messages))
         return pa.array(texts, pa.string()).take(self._queue_index_of_row())
 
     def queue_id(self, kind: pa.DataType) -> pa.Array:
@@ -159,7 +159,7 @@ class ColumnBuilder:
 
     def properties(self) -> pa.Array:
         maps = self.property_columns.properties
-        return maps if maps is not None else arrow.null_column(PROPERTIES, len(self.messages))
+        return maps if maps is not None else arrow.null_column(PROPERTIES_TYPE, len(self.messages))
 
     def offset_message_id(self) -> pa.Array:
         return offset_message_ids(self.messages)
@@ -172,13 +172,14 @@ class ColumnBuilder:
             return ids
         return pc.coalesce(ids, offset_message_ids(self.messages))
 
-    def null(self, kind: pa.DataType) -> pa.Array:
+    def null_column(self, kind: pa.DataType) -> pa.Array:
         return arrow.null_column(kind, len(self.messages))
 
 
 # Gets answers and the offsets that they skip, and returns how many of the answers may be used.
 OnHoles = Callable[[Sequence[FetchedAnswer], Sequence[Hole]], int]
-# Gets answers whose next offset is beyond their limit, and returns them with limits that match the offsets inside of messages.
+# Gets answers whose next offset is beyond their limit, and returns these answers with corrected limits, which match the offsets
+# inside of messages.
 CorrectEnds = Callable[[Sequence[FetchedAnswer]], Sequence[FetchedAnswer]]
 
 
@@ -220,8 +221,8 @@ def usable_answers(fetched: FetchedAnswers, on_holes: OnHoles, correct_ends: Cor
 def with_correct_ends(
     answers: Sequence[FetchedAnswer], exceeds_limit: Sequence[bool], correct_ends: CorrectEnds
 ) -> list[FetchedAnswer]:
-    """The answers. Those for which ``exceeds_limit`` is true have corrected limits."""
-    long_answers = [answer for answer, is_long in zip(answers, exceeds_limit, strict=True) if is_long]
+    """Return the answers. An answer for which ``exceeds_limit`` is true gets a corrected limit."""
+    long_answers = [answer for answer, exceeds in zip(answers, exceeds_limit, strict=True) if exceeds]
     corrected_answers = dict(zip(long_answers, correct_ends(long_answers), strict=True)) if long_answers else {}
     return [corrected_answers.get(answer, answer) for answer in answers]
 
@@ -243,8 +244,8 @@ def messages_in_range(
         if lost_message is not None:
             yield from _placeholder_rows(lost_message, next_offset, min(message.queue_offset, end), is_dense)
             lost_message = None
-        # A pull inside an inner batch returns the whole batch. Offsets before the start are right only in such a batch. Offsets
-        # after the end are right only if the broker's next offset is also after the end.
+        # A pull that starts inside an inner batch returns the whole batch. An offset before the start is right only in an inner
+        # batch. An offset after the end is right only if the broker's next offset is also after the end.
         is_before_start = message.queue_offset < answer.start and message.sys_flag & SysFlag.INNER_BATCH
         if not is_before_start and (answer.next_offset <= answer.limit or message.queue_offset < answer.limit):
             yield message
@@ -254,13 +255,13 @@ def messages_in_range(
 
 
 def _placeholder_rows(message: ReceivedMessage, start: int, end: int, is_dense: bool) -> Iterator[ReceivedMessage]:
-    # At least one row, because no offset may seem to be missing if the neighbours are damaged or shifted, too.
+    # There is at least one row: if the neighbours are damaged or shifted, too, it may look as if no offset were missing.
     for offset in range(start, max(end if is_dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 
 
 Row = tuple[MessageQueue, ReceivedMessage]
-# The size of a message in a batch, without its body and its properties.
+# The approximate size of a row in a batch, without the body and the properties.
 _ITEM_OVERHEAD_BYTES = 256
 
 
@@ -277,7 +278,7 @@ class ReferenceDecoder:
     ) -> None:
         self._queues = queues
         self._columns = tuple(columns)
-        self._include = include_properties
+        self._include_properties = include_properties
         self._topic_filter = topic_filter
         self._tags = set(topic_filter.expression.split(" || ")) if topic_filter and topic_filter.kind == "TAG" else None
         self._bad_messages = bad_messages or BadMessages()
@@ -294,7 +295,7 @@ class ReferenceDecoder:
         size, has_yielded = 0, False
         for row in self._rows(fetched):
             rows.append(row)
-            size += _size(row[1])
+            size += _approximate_bytes(row[1])
             if portion_bytes and size >= portion_bytes:
                 yield self._batch(rows)
                 rows, size, has_yielded = [], 0, True
@@ -308,7 +309,7 @@ class ReferenceDecoder:
             window = OffsetWindow(answer.start, answer.next_offset)
             messages = map(
                 self._without_error_of_unselected_body,
-                self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)),
+                self._decoded_messages(bytes(data), DecodeSettings(queue.broker_name, window=window)),
             )
             for message in messages_in_range(messages, answer, is_dense=not self._topic_filter):
                 if message.decode_error is not None:
@@ -318,8 +319,10 @@ class ReferenceDecoder:
                 if self._tags is None or _is_unreadable(message) or message.properties.get(Property.TAGS) in self._tags:
                     yield queue, message
 
-    def _decoded(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
-        """All messages, one by one. A body that is not selected stays compressed, unless it is that of a batch."""
+    def _decoded_messages(self, data: bytes, settings: DecodeSettings) -> Iterator[ReceivedMessage]:
+        """All messages, one by one. The body of a message stays compressed if column ``body`` is not selected; only inner batches
+        are always decompressed.
+        """
         compressed_settings = settings._replace(max_body_bytes=None)
         for location in find_messages(data):
             *_, inner_batch = location
@@ -347,9 +350,16 @@ class ReferenceDecoder:
         if column.property is not None:
             texts = pa.array([m.properties.get(column.property) for _, m in rows], pa.string())
             return property_columns.cast(texts, column.arrow_type)
-        value_of_message, is_of_queue, include = column.from_message, column.is_of_queue, self._include
+        value_of_message, is_of_queue, include_properties = (
+            column.from_message,
+            column.is_of_queue,
+            self._include_properties,
+        )
         assert value_of_message is not None
-        values = [value_of_message(q, m, include) if is_of_queue or not _is_unreadable(m) else None for q, m in rows]
+        values = [
+            value_of_message(q, m, include_properties) if is_of_queue or not _is_unreadable(m) else None
+            for q, m in rows
+        ]
         if is_time(column):
             for (queue, message), time in zip(rows, values, strict=True):
                 if time is None and not _is_unreadable(message):
@@ -357,16 +367,18 @@ class ReferenceDecoder:
         return pa.array(values, column.arrow_type)
 
 
-def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:
-    """Received messages as rows. The topic of a retried message is the topic that it was sent to, as in the message. A message
-    that cannot be decoded has no body.
+def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC_COLUMNS) -> pa.RecordBatch:
+    """Received messages as rows. The topic of a retried message is the topic to which the message was sent first, as in the
+    ``ReceivedMessage``. A message that cannot be decoded has no body.
     """
     rows = [(m.queue._replace(topic=m.topic or m.queue.topic), m) for m in messages]
     return ReferenceDecoder((), columns, "user")._batch(rows)
 
 
-def _size(message: ReceivedMessage) -> int:
-    """The approximate size of a message as a row, without the other messages of its batch."""
+def _approximate_bytes(message: ReceivedMessage) -> int:
+    """The approximate size of one message as a row; a message of an inner batch counts without the other messages of
+    the batch.
+    """
     if message.decode_error is not None:
         return message.store_size
     if not _is_batch(message):
@@ -375,7 +387,7 @@ def _size(message: ReceivedMessage) -> int:
 
 
 def _is_unreadable(message: ReceivedMessage) -> bool:
-    """Whether more than the body of a message is unreadable. Such a message has no topic."""
+    """Whether more than the body of a message is unreadable. A message with only an unreadable body still has a topic."""
     return message.decode_error is not None and not message.topic
 
 

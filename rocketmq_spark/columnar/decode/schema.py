@@ -1,4 +1,4 @@
-"""The columns of the source, each as one entry of ``BASIC`` or ``FULL``, and option ``badMessage`` for undecodable messages.
+"""The columns of the source, each as one entry of ``BASIC_COLUMNS`` or ``FULL_COLUMNS``, and option ``badMessage``.
 
 An entry has the column's types in Spark and Arrow, a function that makes the column from located messages (``MessageRows``, the
 fast path), and a function that returns the value of one message (the reference decoder).
@@ -31,8 +31,8 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 # The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may have any value. A time
 # outside these years is null: the end of the year 9999 would move watermarks there, and Spark would drop all later rows.
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
-KEYS = pa.list_(pa.string())
-PROPERTIES = pa.map_(pa.string(), pa.string())
+KEYS_TYPE = pa.list_(pa.string())
+PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
 
 
 class MessageRows(Protocol):
@@ -49,7 +49,7 @@ class MessageRows(Protocol):
     def properties(self) -> pa.Array: ...
     def offset_message_id(self) -> pa.Array: ...
     def message_id(self) -> pa.Array: ...
-    def null(self, kind: pa.DataType) -> pa.Array: ...
+    def null_column(self, kind: pa.DataType) -> pa.Array: ...
 
 
 FromRows = Callable[[MessageRows, pa.DataType], pa.Array]
@@ -62,8 +62,8 @@ class Column:
     """A column's name, and its types in Spark's DDL and in Arrow. For a column of a property, ``property`` is the name of the
     property.
 
-    If ``from_rows`` is None, the column is copied portion by portion. A message that cannot be decoded has values only in
-    columns with ``is_of_queue``.
+    If ``from_rows`` is None, the column is copied portion by portion. A message that cannot be decoded has values only in columns
+    for which ``is_of_queue`` is true.
     """
 
     name: str
@@ -84,10 +84,12 @@ def is_time(column: Column) -> bool:
     return column.property is None and column.arrow_type == TIMESTAMP
 
 
-def _column_by_name(name: str, ddl: str, of_property: str | None) -> Column:
-    if of_property is not None:
-        return Column(name, ddl, _PROPERTY_TYPES[ddl], of_property)
-    column = next(c for c in (*BASIC, *FULL, DECODE_ERROR, *KAFKA, HEADERS) if c.name.lower() == name.lower())
+def _column_by_name(name: str, ddl: str, property_name: str | None) -> Column:
+    if property_name is not None:
+        return Column(name, ddl, _PROPERTY_TYPES[ddl], property_name)
+    column = next(
+        c for c in (*BASIC_COLUMNS, *FULL_COLUMNS, DECODE_ERROR, *KAFKA, HEADERS) if c.name.lower() == name.lower()
+    )
     return replace(column, name=name)
 
 
@@ -118,7 +120,7 @@ def _properties(properties: Mapping[str, str], include: str) -> list[tuple[str, 
 
 
 # fmt: off
-BASIC: tuple[Column, ...] = (
+BASIC_COLUMNS: tuple[Column, ...] = (
     _queue_column("topic", "string", pa.string(),
               lambda rows, kind: rows.queue_text("topic"), lambda queue, m, _: queue.topic),
     _queue_column("brokerName", "string", pa.string(),
@@ -131,7 +133,7 @@ BASIC: tuple[Column, ...] = (
     _message_column("body", "binary", pa.binary(), None, lambda queue, m, _: None if m.decode_error else m.body),
     _message_column("tags", "string", pa.string(),
          lambda rows, kind: rows.tags(), lambda queue, m, _: m.properties.get(Property.TAGS)),
-    _message_column("keys", "array<string>", KEYS,
+    _message_column("keys", "array<string>", KEYS_TYPE,
          lambda rows, kind: rows.keys(), lambda queue, m, _: _keys(m.properties.get(Property.KEYS))),
     _message_column("bornTimestamp", "timestamp", TIMESTAMP,
          lambda rows, kind: rows.timestamp("bornTimestamp", kind),
@@ -140,12 +142,12 @@ BASIC: tuple[Column, ...] = (
          lambda rows, kind: rows.timestamp("storeTimestamp", kind),
          lambda queue, m, _: _microseconds(m.store_timestamp)),
     _message_column("msgId", "string", pa.string(), lambda rows, kind: rows.message_id(), lambda queue, m, _: m.msg_id),
-    _message_column("properties", "map<string,string>", PROPERTIES,
+    _message_column("properties", "map<string,string>", PROPERTIES_TYPE,
          lambda rows, kind: rows.properties(), lambda queue, m, include: _properties(m.properties, include)),
 )
 
 # Columns that ``metadata=full`` adds.
-FULL: tuple[Column, ...] = (
+FULL_COLUMNS: tuple[Column, ...] = (
     _message_column("offsetMsgId", "string", pa.string(),
          lambda rows, kind: rows.offset_message_id(), lambda queue, m, _: m.offset_msg_id),
     _message_column("flag", "int", pa.int32(), lambda rows, kind: rows.number("flag", kind), lambda queue, m, _: m.flag),
@@ -164,7 +166,7 @@ FULL: tuple[Column, ...] = (
 
 # The last column of ``metadata=full`` with ``badMessage=null``.
 DECODE_ERROR = _queue_column("decodeError", "string", pa.string(),
-                         lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
+                         lambda rows, kind: rows.null_column(kind), lambda queue, m, _: m.decode_error)
 
 # The queue id from which ``partition`` is made. The name has a leading space, so that it differs from all names of users'
 # columns.
@@ -172,7 +174,7 @@ READ_QUEUE_ID = _queue_column(" read queue id", "int", pa.int32(),
                           lambda rows, kind: rows.queue_id(kind), lambda queue, m, _: queue.queue_id)
 # fmt: on
 
-# The columns of Spark's Kafka source, which ``decode.kafka`` makes of those above.
+# The columns of Spark's Kafka source, which ``decode.kafka`` makes from this source's own columns.
 KAFKA: tuple[Column, ...] = (
     Column("key", "binary", pa.binary()),
     Column("value", "binary", pa.binary()),
@@ -182,8 +184,8 @@ KAFKA: tuple[Column, ...] = (
     Column("timestamp", "timestamp", TIMESTAMP),
     Column("timestampType", "int", pa.int32()),
 )
-_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-HEADERS = Column("headers", "array<struct<key:string,value:binary>>", pa.list_(_HEADER))
+_HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+HEADERS = Column("headers", "array<struct<key:string,value:binary>>", pa.list_(_HEADER_TYPE))
 
 _PROPERTY_TYPES = {
     "string": pa.string(),
@@ -200,14 +202,14 @@ _PROPERTY_TYPES = {
 
 def columns_of(options: Options) -> tuple[Column, ...]:
     """The columns that the options select, in schema order. Raises ``OptionError``."""
-    basic_columns: tuple[Column, ...] = BASIC
+    basic_columns: tuple[Column, ...] = BASIC_COLUMNS
     if options.kafka_columns:
         basic_columns = (*KAFKA, HEADERS) if options.include_headers else KAFKA
-    known_names = {column.name.lower() for column in (*BASIC, *FULL, DECODE_ERROR, *basic_columns)}
-    of_properties = tuple(Column(name, kind, _PROPERTY_TYPES[kind], name) for name, kind in options.property_columns)
+    known_names = {column.name.lower() for column in (*BASIC_COLUMNS, *FULL_COLUMNS, DECODE_ERROR, *basic_columns)}
+    property_columns = tuple(Column(name, kind, _PROPERTY_TYPES[kind], name) for name, kind in options.property_columns)
     problems = [
         f"option 'propertyColumns' names {column.name!r}, which is a column already"
-        for column in of_properties
+        for column in property_columns
         if column.name.lower() in known_names
     ]
     if options.kafka_columns and options.metadata == "full":
@@ -218,17 +220,17 @@ def columns_of(options: Options) -> tuple[Column, ...]:
         problems.append(
             "option 'includeProperties' is 'none', and 'includeHeaders' needs the properties: give one of the two"
         )
-    full_columns = () if options.kafka_columns else FULL
+    full_columns = () if options.kafka_columns else FULL_COLUMNS
     error_columns = (DECODE_ERROR,) if full_columns and options.bad_message == "null" else ()
     if not options.columns:
-        selected = (
-            (*basic_columns, *full_columns, *of_properties, *error_columns)
+        selected_columns = (
+            (*basic_columns, *full_columns, *property_columns, *error_columns)
             if options.metadata == "full"
-            else (*basic_columns, *of_properties)
+            else (*basic_columns, *property_columns)
         )
     else:
         by_name = {
-            column.name.lower(): column for column in (*basic_columns, *full_columns, *of_properties, *error_columns)
+            column.name.lower(): column for column in (*basic_columns, *full_columns, *property_columns, *error_columns)
         }
         problems += [
             f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
@@ -237,10 +239,10 @@ def columns_of(options: Options) -> tuple[Column, ...]:
             if name.lower() not in by_name
         ]
         chosen_names = {name.lower() for name in options.columns}
-        selected = tuple(column for lower, column in by_name.items() if lower in chosen_names)
+        selected_columns = tuple(column for lower, column in by_name.items() if lower in chosen_names)
     if problems:
         raise OptionError.of(problems)
-    return selected
+    return selected_columns
 
 
 def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
@@ -263,7 +265,7 @@ def columns_of_schema(columns: tuple[Column, ...], schema: StructType) -> tuple[
     return tuple(selected)
 
 
-def ddl(columns: tuple[Column, ...] = BASIC) -> str:
+def ddl(columns: tuple[Column, ...] = BASIC_COLUMNS) -> str:
     """The columns as a Spark schema text."""
     return ", ".join(
         f"`{column.name}` {column.ddl}" if column.property else f"{column.name} {column.ddl}" for column in columns
@@ -271,7 +273,7 @@ def ddl(columns: tuple[Column, ...] = BASIC) -> str:
 
 
 @functools.lru_cache(maxsize=32)
-def arrow_schema(columns: tuple[Column, ...] = BASIC) -> pa.Schema:
+def arrow_schema(columns: tuple[Column, ...] = BASIC_COLUMNS) -> pa.Schema:
     """The schema of every record batch of these columns; all fields are nullable, as Spark expects."""
     return pa.schema([pa.field(column.name, column.arrow_type) for column in columns])
 
@@ -284,17 +286,17 @@ _REMEDY = (
 )
 
 
-def undecodable_error(queue: MessageQueue, offset: int, why: str, which: str = "the message at") -> DecodeError:
+def undecodable_error(queue: MessageQueue, offset: int, why: str, message_text: str = "the message at") -> DecodeError:
     """Return the error of ``badMessage=fail``. The remedy has the command that shows the message."""
-    place = json.dumps({queue.topic: {queue.broker_name: {str(queue.queue_id): offset}}}, separators=(",", ":"))
-    remedy = _REMEDY.format(topic=queue.topic, place=place)
-    text = f"{which} offset {offset} cannot be decoded: {why}"
+    start_json = json.dumps({queue.topic: {queue.broker_name: {str(queue.queue_id): offset}}}, separators=(",", ":"))
+    remedy = _REMEDY.format(topic=queue.topic, place=start_json)
+    text = f"{message_text} offset {offset} cannot be decoded: {why}"
     return DecodeError(text, topic=queue.topic, queue=str(queue), remedy=remedy)
 
 
 class BadMessages:
-    """Handles a task's bad messages as option ``badMessage`` says, and counts them. Logs the first bad messages, and finally the
-    number of all.
+    """Handles a task's bad messages as option ``badMessage`` says, and counts them. Logs the first bad messages, and at the end
+    of the task the number of all bad messages.
 
     Also counts times outside the years 1 to 9999. Such times are null, whatever ``badMessage`` says.
     """

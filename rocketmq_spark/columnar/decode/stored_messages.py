@@ -1,8 +1,8 @@
 """Locates messages and their parts in a receive buffer, with numpy over the stored layout and no Python step per message.
 
-The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not match it
-raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts it to a ``DecodeError``.
-Inner batches are located as one message each (``inner`` unwraps them).
+The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not have this layout
+raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts this error to a
+``DecodeError``. Inner batches are located as one message each (``inner`` unwraps them).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 MIN_MESSAGE_BYTES = 91
-# From this number of answers, or parts of answers, it is faster to advance through all of them together.
+# With at least this number of answers, or parts of answers, it is faster to advance in all of them at once than one after the
+# other.
 _MIN_LOCK_STEP_CHAINS = 24
 _CHAIN_MESSAGES = 32
 _MAGIC = re.compile(
@@ -76,11 +77,11 @@ _FIXED_FIELDS = np.dtype(
 
 
 class Malformed(Exception):
-    """The bytes at ``at`` are not a stored message. Callers that know the queue convert this error to a ``DecodeError``."""
+    """The bytes at ``position`` are not a stored message. Callers that know the queue convert this error to a ``DecodeError``."""
 
-    def __init__(self, at: int, why: str) -> None:
-        super().__init__(at, why)
-        self.at = at
+    def __init__(self, position: int, why: str) -> None:
+        super().__init__(position, why)
+        self.position = position
         self.why = why
 
 
@@ -192,8 +193,8 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
 
 def holes(messages: StoredMessages, is_dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
     """The offsets that answers skipped, in queues in which every offset has a message. Holes are found by the number of messages,
-    because the offsets inside them may be wrong. Without holes, this is one comparison. Answers for which ``is_dense`` is true
-    have no holes.
+    because the offsets inside them may be wrong. If there are no holes, one comparison of all answers finds this out. Answers for
+    which ``is_dense`` is true have no holes.
     """
     expected_counts = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
     has_holes = messages.counts != expected_counts if is_dense is None else ~is_dense
@@ -208,8 +209,8 @@ def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
         texts = property_texts(messages, np.flatnonzero(is_of_answer))
         entries = zip(offsets, messages.sys_flags[is_of_answer].tolist(), texts, strict=True)
         ranges = fetched.index_ranges(entries, start, next_offset)
-        # Batches without ``INNER_BASE``: brokers remove messages only from the front, and an offset after the end is
-        # damaged.
+        # No batch has ``INNER_BASE``. A hole can only be at the front, because brokers remove messages only there, and an offset
+        # after the end is damaged.
         ranges = ranges or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
         return []
@@ -243,9 +244,7 @@ def _host_shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
 def _shifted_fields(
     buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], combined_flags: int, head: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """The fixed fields, of which those after a host are right: if IPv6 addresses shift them, they are read at the shifted
-    position.
-    """
+    """The fixed fields at their right positions: a field after an IPv6 host is read at its shifted position."""
     if not combined_flags & _IPV6_FLAGS:
         return head
     limit = len(buffer) - _FIXED_FIELDS.itemsize
@@ -293,33 +292,35 @@ def read_numbers(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
 
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Starts of all messages in the answers, answer by answer, and the number in each answer. Raises ``Malformed``."""
-    chain_begins, chain_ends, first = _chains(buffer, begins, ends)
+    chain_begins, chain_ends, first_chains = _chains(buffer, begins, ends)
     if len(chain_begins) < _MIN_LOCK_STEP_CHAINS:
-        return _one_by_one(buffer, begins, ends)
+        return _boundaries_one_by_one(buffer, begins, ends)
     try:
-        starts, counts = _in_lock_step(buffer, chain_begins, chain_ends)
+        starts, counts = _boundaries_in_lock_step(buffer, chain_begins, chain_ends)
     except Malformed:  # damaged, or a body contains bytes that look like the beginning of a message
-        return _one_by_one(buffer, begins, ends)
-    return starts, np.add.reduceat(counts, first)
+        return _boundaries_one_by_one(buffer, begins, ends)
+    return starts, np.add.reduceat(counts, first_chains)
 
 
 def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-    """The parts of answers (their begins and ends), and the number of each answer's first part. Long answers are cut into parts
-    where a message seems to begin.
+    """The begins and ends of the parts of all answers, and for each answer the number of its first part. Long answers are cut
+    into parts where a message seems to begin.
 
     A cut is right if the messages before it end exactly at the cut.
     """
-    steps = _CHAIN_MESSAGES * np.maximum(read_numbers(buffer, begins, ">i4").astype(np.int64), MIN_MESSAGE_BYTES)
-    if not (ends - begins >= 2 * steps).any():
+    min_part_sizes = _CHAIN_MESSAGES * np.maximum(
+        read_numbers(buffer, begins, ">i4").astype(np.int64), MIN_MESSAGE_BYTES
+    )
+    if not (ends - begins >= 2 * min_part_sizes).any():
         return begins, ends, np.arange(len(begins))
     view, search = buffer.data, _MAGIC.search
     begins_of_parts: list[int] = []
     first = []
-    for begin, end, step in zip(begins.tolist(), ends.tolist(), steps.tolist(), strict=True):
+    for begin, end, min_part_size in zip(begins.tolist(), ends.tolist(), min_part_sizes.tolist(), strict=True):
         first.append(len(begins_of_parts))
         begins_of_parts.append(begin)
         # Search from the last part, so that no byte is read twice, even if messages are large.
-        while match := search(view, begins_of_parts[-1] + step, end):
+        while match := search(view, begins_of_parts[-1] + min_part_size, end):
             begins_of_parts.append(match.start() - 4)
     chain_begins = np.array(begins_of_parts, np.int64)
     chain_ends = np.append(chain_begins[1:], ends[-1])
@@ -327,7 +328,7 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     return chain_begins, chain_ends, np.array(first)
 
 
-def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
+def _boundaries_one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     view = buffer.data
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []
@@ -347,16 +348,16 @@ def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDAr
     return np.array(starts, np.int64), np.array(counts, np.intp)
 
 
-def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
+def _boundaries_in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
     """Finds messages by their sizes. Answers are independent, so each has a cursor, and all cursors advance together."""
     size_at_position = np.ndarray((len(buffer) - 3,), ">i4", buffer, strides=(1,))
-    steps: list[Ints] = []
+    cursors_by_step: list[Ints] = []
     active_answers = np.flatnonzero(begins < ends)
     cursors, stops = begins[active_answers], ends[active_answers]
-    rows_of: list[npt.NDArray[np.intp]] = []
+    rows_by_step: list[npt.NDArray[np.intp]] = []
     while len(active_answers):
-        steps.append(cursors)
-        rows_of.append(active_answers)
+        cursors_by_step.append(cursors)
+        rows_by_step.append(active_answers)
         sizes = size_at_position[cursors]
         if sizes.min() < MIN_MESSAGE_BYTES:
             raise Malformed(int(cursors[sizes.argmin()]), f"a message of {sizes.min()} bytes")
@@ -373,9 +374,9 @@ def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.ND
             active_answers[is_unfinished],
             stops[is_unfinished],
         )
-    if not steps:
+    if not cursors_by_step:
         return np.empty(0, np.int64), np.zeros(len(begins), np.intp)
-    rows = np.concatenate(rows_of)
-    # 16-bit numbers are sorted in linear time.
+    rows = np.concatenate(rows_by_step)
+    # A stable sort of 16-bit numbers takes only linear time.
     order = np.argsort(rows.astype(np.uint16) if len(begins) <= 1 << 16 else rows, kind="stable")
-    return np.concatenate(steps)[order], np.bincount(rows, minlength=len(begins))
+    return np.concatenate(cursors_by_step)[order], np.bincount(rows, minlength=len(begins))

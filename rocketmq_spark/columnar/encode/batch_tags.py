@@ -22,16 +22,16 @@ Rows = npt.NDArray[np.intp]
 
 
 def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Which rows of a batch have no key; ``columns`` as for the encoder. Brokers treat a key of whitespace as no key."""
+    """Which rows of a batch have no key. ``columns`` are those of the encoder. Brokers treat a key of whitespace as no key."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
     has_key = arrow.non_empty_mask(
-        arrow.as_bytes(pc.utf8_trim_whitespace(_as_java_reads(keys_of(batch.column(columns["keys"])))))
+        arrow.as_bytes(pc.utf8_trim_whitespace(_java_texts(keys_of(batch.column(columns["keys"])))))
     )
     return np.zeros(len(batch), bool) if has_key is None else ~has_key
 
 
-def _as_java_reads(texts: pa.Array) -> pa.Array:
+def _java_texts(texts: pa.Array) -> pa.Array:
     """Texts that may not be UTF-8 (Spark does not check ``cast(binary as string)``), as Java reads them."""
     return arrow.to_strings(
         arrow.as_bytes(texts), arrow.valid_mask(texts) if texts.null_count else None, ascii_only=False
@@ -45,22 +45,24 @@ _SEPARATOR = codes.KEY_SEPARATOR.encode()
 
 
 class BatchTagKeys:
-    """Tags and keys of the rows of an Arrow batch; ``columns`` as for the encoder, ``max_bytes`` limits tag and keys."""
+    """Tags and keys of the rows of an Arrow batch. ``columns`` are those of the encoder; ``max_bytes`` limits the bytes of tag
+    and keys together.
+    """
 
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._keys = _Keys(keys_of(batch.column(columns["keys"]))) if "keys" in columns else None
+        self._keys = _BatchKeys(keys_of(batch.column(columns["keys"]))) if "keys" in columns else None
         self._names: list[str] = []
         self._codes: npt.NDArray[np.int32] | None = None
         if "tags" in columns:
-            self._encode(arrow.combined(batch.column(columns["tags"])))
+            self._encode(arrow.one_array(batch.column(columns["tags"])))
 
     @property
-    def tags(self) -> int:
+    def tag_count(self) -> int:
         """The number of different tags."""
         return len(self._names)
 
-    def by_tag(self, rows: Rows) -> list[Rows]:
+    def rows_by_tag(self, rows: Rows) -> list[Rows]:
         """The rows of each tag, in their order. Rows without a tag are one group."""
         if self._codes is None:
             return [rows]
@@ -84,9 +86,9 @@ class BatchTagKeys:
 
     def _encode(self, tags: Any) -> None:
         encoded_tags = pc.dictionary_encode(tags)
-        names = _as_java_reads(encoded_tags.dictionary).to_pylist()
+        names = _java_texts(encoded_tags.dictionary).to_pylist()
         self._codes = pc.fill_null(encoded_tags.indices, -1).to_numpy().astype(np.int32)
-        if "" in names:  # an empty text counts as no value
+        if "" in names:  # an empty tag means no tag
             empty_code = names.index("")
             self._codes[self._codes == empty_code] = -1
             self._codes[self._codes > empty_code] -= 1
@@ -100,29 +102,29 @@ class BatchTagKeys:
         return self._names[row_codes[0]] if row_codes[0] >= 0 and bool((row_codes == row_codes[0]).all()) else ""
 
 
-class _Keys:
-    """The different keys of an Arrow batch."""
+class _BatchKeys:
+    """The keys of the rows of an Arrow batch, with each different text once."""
 
     def __init__(self, keys: pa.Array) -> None:
         encoded_keys = pc.dictionary_encode(keys)
-        self._distinct = encoded_keys.dictionary
+        self._distinct_keys = encoded_keys.dictionary
         is_empty = arrow.lengths(encoded_keys.dictionary) == 0
         self._codes = pc.fill_null(encoded_keys.indices, -1).to_numpy().astype(np.int32)
-        self._codes[np.append(is_empty, False)[self._codes]] = -1  # an empty text counts as no value
+        self._codes[np.append(is_empty, False)[self._codes]] = -1  # an empty text of keys means no key
         self._are_single_words = not len(arrow.rows_with(encoded_keys.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:
         """The different words of the rows' keys, in the order of the Arrow batch; empty if there are too many."""
         row_codes = self._codes[rows]
-        is_used = np.zeros(len(self._distinct), np.bool_)
+        is_used = np.zeros(len(self._distinct_keys), np.bool_)
         is_used[row_codes[row_codes >= 0]] = True
         used_codes = np.flatnonzero(is_used)
         if not len(used_codes) or (self._are_single_words and len(used_codes) > MAX_BATCH_KEYS):
             return ""
-        keys = self._distinct.take(pa.array(used_codes))
+        keys = self._distinct_keys.take(pa.array(used_codes))
         joined_keys = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
         text: str = joined_keys.decode("utf-8", "replace")
-        if not self._are_single_words:  # a word may stand in several keys
+        if not self._are_single_words:  # several texts may contain the same word
             words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
             text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_BATCH_KEYS else ""
         return text if len(text.encode()) < max_bytes else ""

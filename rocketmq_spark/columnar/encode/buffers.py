@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 from rocketmq_spark.columnar.arrow import EMPTY_BYTES, Ints, data_and_offsets, lengths
 
 
-def copied(data: memoryview) -> memoryview:
+def arrow_copy(data: memoryview) -> memoryview:
     """A copy of the bytes in memory of Arrow. Arrow reuses its pages, but each large ``bytes`` would get new pages."""
     buffer = pa.allocate_buffer(len(data))
     np.frombuffer(buffer, np.uint8)[:] = np.frombuffer(data, np.uint8)
     return memoryview(buffer)
 
 
-def fixed_width(rows: npt.NDArray[np.uint8]) -> pa.Array:
+def fixed_width_column(rows: npt.NDArray[np.uint8]) -> pa.Array:
     """Rows of equal width as a binary column, without a copy."""
     count, width = rows.shape
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(width)
@@ -72,7 +72,7 @@ def joined(*parts: pa.Array | bytes) -> pa.Array:
     )
 
 
-def regrouped(parts: pa.Array, bounds: npt.NDArray[np.integer]) -> pa.Array:
+def merged_parts(parts: pa.Array, bounds: npt.NDArray[np.integer]) -> pa.Array:
     """Merges the parts between two consecutive ``bounds`` into one value. The bytes of these parts are adjacent, so only the
     offsets are new.
     """

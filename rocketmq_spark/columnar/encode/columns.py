@@ -1,8 +1,8 @@
 """The permitted columns of rows and their types. All problems are reported at once.
 
-The rules are the same for a DataFrame and for Arrow data: ``check_columns`` gets ``RowColumn`` values, whose kind is a word of
-``KINDS``. ``row_columns`` makes them from an Arrow schema, ``converted_batch`` converts its columns to the types that the
-encoder reads.
+The rules are the same for a DataFrame and for Arrow data: ``check_columns`` gets ``RowColumn`` values, whose kind is one of
+``KINDS``. ``row_columns`` makes these values from an Arrow schema, and ``converted_batch`` converts the columns of an Arrow batch
+to the types that the encoder reads.
 
 ``message_batch`` makes the columns of messages, with a few passes over all messages instead of many steps per message. Pure.
 """
@@ -28,7 +28,7 @@ from rocketmq_spark.options.names import kafka_column_hint
 from rocketmq_spark.options.transport import TransportFeatures
 from rocketmq_spark.wire.properties import message_problem
 
-# Name, permitted kinds, and their text in an error.
+# The text in an error that names the permitted types of each column.
 COLUMNS: dict[str, str] = {
     "body": "string or binary",
     "value": "string or binary",
@@ -45,7 +45,7 @@ COLUMNS: dict[str, str] = {
     "flag": "int",
     "priority": "int",
 }
-_NAMES = {name.lower(): name for name in COLUMNS}
+_NAMES_BY_LOWER = {name.lower(): name for name in COLUMNS}
 TEXT, BYTES, INT, LONG, TIMESTAMP, TEXTS, TEXT_MAP = KINDS = (
     "string",
     "binary",
@@ -71,17 +71,19 @@ _ACCEPTED_KINDS: dict[str, tuple[str, ...]] = {
 
 
 class RowColumn(NamedTuple):
-    """The name and type of a column. ``shown`` is the type for errors. A ``kind`` that is not in ``KINDS`` is never permitted."""
+    """The name and type of a column. ``shown_type`` is the type for errors. A ``kind`` that is not in ``KINDS`` is never
+    permitted.
+    """
 
     name: str
     kind: str
-    shown: str
+    shown_type: str
 
     def fits(self, role: str) -> bool:
         return self.kind in _ACCEPTED_KINDS.get(role, (TEXT,))
 
     def type_problem(self, expected: str) -> str:
-        return f"column {self.name!r} is {self.shown}; expected {expected}"
+        return f"column {self.name!r} is {self.shown_type}; expected {expected}"
 
 
 def check_columns(
@@ -114,7 +116,7 @@ def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> l
 
 
 def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[dict[str, str], list[str]]:
-    known_names = _NAMES.keys() if row_id is None else {*_NAMES, row_id.lower()}
+    known_names = _NAMES_BY_LOWER.keys() if row_id is None else {*_NAMES_BY_LOWER, row_id.lower()}
     unknown_names = [column.name for column in columns if column.name.lower() not in known_names]
     problems = (
         [
@@ -128,12 +130,12 @@ def _columns_by_role(columns: Sequence[RowColumn], row_id: str | None) -> tuple[
     by_role: dict[str, str] = {}
     for column in columns:
         name = column.name.lower()
-        if name not in _NAMES:
+        if name not in _NAMES_BY_LOWER:
             continue
         if name in by_role or (name in ("body", "value") and "body" in by_role):
             problems.append(f"column {column.name!r} is there twice")
         elif not column.fits(name):
-            problems.append(column.type_problem(COLUMNS[_NAMES[name]]))
+            problems.append(column.type_problem(COLUMNS[_NAMES_BY_LOWER[name]]))
         else:
             by_role["body" if name == "value" else name] = column.name
     return by_role, problems
@@ -160,15 +162,15 @@ def _row_id_problems(columns: Sequence[RowColumn], row_id: str, by_role: dict[st
     return []
 
 
-def _selector_problems(by_role: Mapping[str, str], named: set[str], selector: object) -> list[str]:
+def _selector_problems(by_role: Mapping[str, str], given_roles: set[str], selector: object) -> list[str]:
     problems = []
-    if selector == "column" and "queueid" not in named:
+    if selector == "column" and "queueid" not in given_roles:
         problems.append("queueSelector 'column' needs a column 'queueId'")
-    if selector == "hash" and "shardingkey" not in named:
+    if selector == "hash" and "shardingkey" not in given_roles:
         problems.append("queueSelector 'hash' needs a column 'shardingKey'")
-    if selector not in ("column", None) and "queueid" in named:
+    if selector not in ("column", None) and "queueid" in given_roles:
         problems.append(f"column {by_role.get('queueid', 'queueId')!r} has no effect with queueSelector {selector!r}")
-    if "brokername" in named and "queueid" not in named:
+    if "brokername" in given_roles and "queueid" not in given_roles:
         problems.append("column 'brokerName' needs a column 'queueId'")
     return problems
 
@@ -178,8 +180,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    views = pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or views)
+    is_view = pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or is_view)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -201,8 +203,8 @@ _KINDS_OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], .
 )
 
 
-# The kinds of columns whose Arrow type may be ``null``: a column of bodies, so that errors name its rows, and columns in which
-# null means any queue.
+# The kinds of columns whose Arrow type may be ``null``: columns of bodies, because errors then name the rows without a body, and
+# columns in which null means any queue.
 _KINDS_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
 
 
@@ -226,7 +228,7 @@ def _kind(name: str, kind: pa.DataType) -> str:
 def converted_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordBatch:
     """The ``columns`` with a role, converted to the types that the encoder reads."""
     names = list(columns.values())
-    return pa.RecordBatch.from_arrays([_converted(batch.column(name), name) for name in names], names=names)
+    return pa.RecordBatch.from_arrays([_converted_column(batch.column(name), name) for name in names], names=names)
 
 
 def converted_bytes(batch: pa.RecordBatch) -> int:
@@ -249,7 +251,7 @@ def _column_bytes(column: pa.Array) -> int:
 
 
 def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
-    """The length of each text. Null rows have any length up to that of the data."""
+    """The length of each text. For a null row, this may be any length up to that of the data."""
     if not (pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type)):
         sizes: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(values).cast(pa.int64()), 0).to_numpy()
         return sizes
@@ -257,7 +259,7 @@ def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
     return views[values.offset : values.offset + len(values), 0].astype(np.int64)
 
 
-def _converted(column: pa.Array, name: str) -> pa.Array:
+def _converted_column(column: pa.Array, name: str) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_null(kind):
         kind = next(wanted for _, named, wanted in _KINDS_OF_ARROW if named == _kind(name, kind))
@@ -274,12 +276,13 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
         raise MessageRefused(f"column {name!r} is {column.type}, which cannot be read as {target}: {e}") from e
 
 
-_BODIES = (bytes, bytearray, memoryview)
+_BODY_TYPES = (bytes, bytearray, memoryview)
 _SEPARATOR = codes.KEY_SEPARATOR
 _NO_PROPERTIES: dict[str, str] = {}
-# Maximum size of a column, because offsets have 32 bits.
+# The maximum size of a column, whose offsets are signed 32-bit numbers.
 MAX_COLUMN_BYTES = 2**31 - 1
-# The role of a column with Java's hash of each key, if some keys are not texts: a number's hash differs from that of its text.
+# The role of a column with Java's hash of each sharding key. It is used if some keys are not texts, because the hash of a number
+# differs from the hash of its text.
 KEY_HASH = "keyhash"
 
 ShardingKeyOf = Callable[[Message], object]
@@ -288,7 +291,8 @@ ShardingKeyOf = Callable[[Message], object]
 def message_batch(
     messages: Sequence[Message], bad_rows: BadRows, queue: MessageQueue | None = None, key: ShardingKeyOf | None = None
 ) -> pa.RecordBatch:
-    """The columns of ``messages`` by role, without columns that no message needs. Raises an error if a value fits in no column.
+    """The columns of ``messages`` by role, without columns that no message needs. Raises an error if a message has a value of a
+    wrong type.
 
     ``queue`` is the queue of all messages. ``key`` returns the sharding key of a message, or None for any queue.
     """
@@ -305,7 +309,7 @@ def message_batch(
         raise
     if queue is not None:
         arrays["queueid"] = arrow.integers(np.full(len(messages), queue.queue_id, np.int64), pa.int64())
-        arrays["brokername"] = arrow.repeated(queue.broker_name, len(messages))
+        arrays["brokername"] = arrow.constant_column(queue.broker_name, len(messages))
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -356,7 +360,7 @@ def _none_mask(values: Sequence[object]) -> Any:
 def _bodies(bodies: list[Any]) -> pa.Array:
     if not {*map(type, bodies)} <= {bytes}:
         for body in bodies:
-            if not isinstance(body, _BODIES):
+            if not isinstance(body, _BODY_TYPES):
                 raise TypeError(f"the message body is {type(body).__name__}; expected bytes")
         bodies = [bytes(body) for body in bodies]
     return _binary(b"".join(bodies), bodies, pa.binary())
@@ -364,7 +368,7 @@ def _bodies(bodies: list[Any]) -> pa.Array:
 
 def _topics(topics: list[str]) -> pa.Array:
     all_same = topics.count(topics[0]) == len(topics) and isinstance(topics[0], str)
-    return arrow.repeated(topics[0], len(topics)) if all_same else _texts(topics)
+    return arrow.constant_column(topics[0], len(topics)) if all_same else _texts(topics)
 
 
 def _texts(texts: Sequence[str]) -> pa.Array:

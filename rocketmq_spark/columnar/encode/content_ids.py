@@ -23,7 +23,7 @@ from rocketmq_spark.columnar.encode import buffers
 from rocketmq_spark.columnar.encode.ids import HEX
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.wire.identifiers import month_of
+from rocketmq_spark.wire.identifiers import month_bounds
 
 Hashes = npt.NDArray[np.uint8]
 
@@ -33,9 +33,9 @@ SCOPE_BYTES = BATCH_BYTES + PARTITION_BYTES
 COMPARED_DIGITS, ID_DIGITS = 2 * (SCOPE_BYTES + ROW_BYTES), 56
 MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
-_LOW = 1 << 16
+_COUNTER_LIMIT = 1 << 16
 _QUEUE_COLUMNS = ("brokername", "queueid")
-# This column is part of a row's hash only if there is such a column. Rows without it keep the hashes of earlier releases.
+# If a batch has this column, the column is part of each row's hash. Rows of other batches keep the hashes of earlier releases.
 _PARTITION = "partition"
 
 
@@ -65,8 +65,8 @@ class BatchName(NamedTuple):
 class RowHash:
     """Hashes of rows under a key: 12 bytes each, equal only for equal content, and independent of the other rows.
 
-    The hash is the sum of two XXH3 digests of 128 bits: of the item that is sent, with an empty space for its id, and of the
-    row's destination. With a column of row ids, the two digests are of the row id and of the topic.
+    The hash is the sum of two XXH3 digests of 128 bits: of the item that is sent, with zeros in place of its id, and of the row's
+    destination. With a column of row ids, the two digests are of the row id and of the topic.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -100,8 +100,8 @@ class RowHash:
 def _destinations(
     batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, queue_columns: Sequence[str]
 ) -> pa.Array:
-    """The destination of each row, as far as the batch contains it: topic, queue and partition. One value if all rows have the
-    same destination.
+    """The destination of each row, as far as the batch contains it: topic, queue and partition. This is a single value if all
+    rows have the same destination.
     """
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
     for name in queue_columns:
@@ -119,7 +119,7 @@ def _text_of(name: str, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa
 
 
 def _as_text(column: Any) -> pa.Array:
-    array = arrow.combined(column)
+    array = arrow.one_array(column)
     return arrow.as_bytes(array if pa.types.is_string(array.type) else array.cast(pa.string()))
 
 
@@ -143,22 +143,26 @@ class ContentIds:
         target[:, 20:44] = HEX[hash_words].view(np.uint8).reshape(len(target), 24)
         self._advance_time()
         filled_count = 0
-        while filled_count < len(target):  # as long as the counter does not overflow, only four characters differ
-            count = min(len(target) - filled_count, _LOW - self._count)
+        # The ids of one step differ only in the last four characters, because the counter does not overflow within a step.
+        while filled_count < len(target):
+            count = min(len(target) - filled_count, _COUNTER_LIMIT - self._count)
             rows = target[filled_count : filled_count + count]
             rows[:, 44:52] = np.frombuffer(f"{self._time & 0xFFFFFFFF:08X}".encode(), np.uint8)
             rows[:, 52:] = HEX[self._count : self._count + count].view(np.uint8).reshape(count, 4)
             filled_count += count
-            self._time, self._count = self._time + (self._count + count) // _LOW, (self._count + count) % _LOW
+            self._time, self._count = (
+                self._time + (self._count + count) // _COUNTER_LIMIT,
+                (self._count + count) % _COUNTER_LIMIT,
+            )
 
     def _advance_time(self) -> None:
-        """Set the time to that of the clock, and the counter to 0. Both stay if the time is ahead of the clock, because the
-        counter has overflowed.
+        """Set the time of the next ids to that of the clock, and the counter to 0. If the time is already ahead of the clock,
+        because the counter has overflowed, neither changes.
         """
         now_ms = self._now_ms()
         is_other_month = not self._month[0] <= now_ms < self._month[1]
         if is_other_month:
-            self._month = month_of(now_ms)
+            self._month = month_bounds(now_ms)
         month_ms = now_ms - self._month[0]
         if is_other_month or month_ms > self._time:
             self._time, self._count = month_ms, 0
@@ -172,26 +176,29 @@ class StoredRows:
         row_hashes = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
         self._hashes, counts = np.unique(row_hashes, return_counts=True)
         self._unmatched = counts.astype(np.int64)
-        self.exceeded = False  # whether there were more equal rows than stored messages
+        # True after a row with a stored hash was missing, because there were more equal rows than stored messages.
+        self.has_surplus_rows = False
 
     @property
-    def left(self) -> int:
+    def unmatched_count(self) -> int:
         """The number of stored messages that no row has matched."""
         return int(self._unmatched.sum())
 
-    def missing(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Which rows are not stored. Each stored message matches one row. Of equal rows, the first ones are matched."""
+    def missing_mask(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Which rows are not stored. Each stored message matches one row. If several rows are equal, the first of them are
+        matched.
+        """
         rows = np.ascontiguousarray(hashes).view(f"S{ROW_BYTES}").reshape(-1)
         is_missing = np.ones(len(rows), bool)
         if not len(self._hashes):
             return is_missing
-        places = np.minimum(np.searchsorted(self._hashes, rows), len(self._hashes) - 1)
-        found_rows = np.flatnonzero(self._hashes[places] == rows)
-        ordered_rows = found_rows[np.argsort(places[found_rows], kind="stable")]
-        ordered_places = places[ordered_rows]
-        firsts = np.searchsorted(ordered_places, ordered_places, side="left")
-        is_matched = np.arange(len(ordered_places)) - firsts < self._unmatched[ordered_places]
+        hash_indexes = np.minimum(np.searchsorted(self._hashes, rows), len(self._hashes) - 1)
+        found_rows = np.flatnonzero(self._hashes[hash_indexes] == rows)
+        ordered_rows = found_rows[np.argsort(hash_indexes[found_rows], kind="stable")]
+        ordered_indexes = hash_indexes[ordered_rows]
+        first_positions = np.searchsorted(ordered_indexes, ordered_indexes, side="left")
+        is_matched = np.arange(len(ordered_indexes)) - first_positions < self._unmatched[ordered_indexes]
         is_missing[ordered_rows[is_matched]] = False
-        self.exceeded = self.exceeded or not bool(is_matched.all())
-        np.subtract.at(self._unmatched, ordered_places[is_matched], 1)
+        self.has_surplus_rows = self.has_surplus_rows or not bool(is_matched.all())
+        np.subtract.at(self._unmatched, ordered_indexes[is_matched], 1)
         return is_missing

@@ -14,23 +14,24 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows
 from rocketmq_spark.wire.properties import DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
-_MAP = pa.map_(pa.string(), pa.string())
+_MAP_TYPE = pa.map_(pa.string(), pa.string())
 
 
-def with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -> pa.RecordBatch:
+def batch_with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -> pa.RecordBatch:
     """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED`` in rows whose body is null or empty.
 
     ``names`` has the names of the columns for ``body`` and ``properties``. A column for ``properties`` is added if ``batch`` has
-    none. A row without a body is bad if it already has the property, or if option ``messageId`` names the column of the body.
+    none. A row without a body is a bad row if its properties already contain ``DELETED``, or if option ``messageId`` names the
+    column of the body.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
     is_empty = arrow.to_mask(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
-    columns = {each: batch.column(at) for at, each in enumerate(batch.schema.names)}
-    properties = columns.setdefault(names["properties"], arrow.null_column(_MAP, len(batch)))
+    columns = {each: batch.column(index) for index, each in enumerate(batch.schema.names)}
+    properties = columns.setdefault(names["properties"], arrow.null_column(_MAP_TYPE, len(batch)))
     if is_empty.any():
-        entries = _MapEntries.of(properties)
+        entries = _MapEntries.of_column(properties)
         bad_rows.add(
-            is_empty & entries.rows_with(DELETED.encode()),
+            is_empty & entries.rows_with_name(DELETED.encode()),
             f"its {names['body']} is null or empty, and its {names['properties']} have {DELETED!r}, which option "
             "'emptyBodies' sets: rename it",
         )
@@ -41,7 +42,7 @@ def with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: Ba
                 "another column",
             )
         columns[names["body"]] = pc.if_else(pa.array(is_empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
-        columns[names["properties"]] = entries.with_marks(is_empty, arrow.to_mask(body.is_valid()))
+        columns[names["properties"]] = entries.map_with_marks(is_empty, arrow.to_mask(body.is_valid()))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
@@ -55,22 +56,22 @@ class _MapEntries(NamedTuple):
     bounds: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, column: Any) -> _MapEntries:
-        maps = arrow.combined(column)
+    def of_column(cls, column: Any) -> _MapEntries:
+        maps = arrow.one_array(column)
         if maps.null_count:  # a null map may have hidden entries
             maps = pc.if_else(maps.is_valid(), maps, pa.scalar([], maps.type))
         ends = arrow.offsets(maps).astype(np.int64)
         entries = slice(int(ends[0]), int(ends[-1]))
         return cls(arrow.as_bytes(maps.keys[entries]), arrow.as_bytes(maps.items[entries]), ends - ends[0])
 
-    def rows_with(self, name: bytes) -> npt.NDArray[np.bool_]:
+    def rows_with_name(self, name: bytes) -> npt.NDArray[np.bool_]:
         """Which rows have an entry of this name."""
         entries = np.flatnonzero(arrow.to_mask(pc.equal(self.names, pa.scalar(name, pa.binary()))))
         has_entry = np.zeros(len(self.bounds) - 1, np.bool_)
         has_entry[np.searchsorted(self.bounds, entries, side="right") - 1] = True
         return has_entry
 
-    def with_marks(self, is_empty: npt.NDArray[np.bool_], has_body: npt.NDArray[np.bool_]) -> pa.Array:
+    def map_with_marks(self, is_empty: npt.NDArray[np.bool_], has_body: npt.NDArray[np.bool_]) -> pa.Array:
         """The maps. Rows where ``is_empty`` is true have one more entry, which says whether the body is empty or null."""
         count, mark_counts_before = len(self.names), np.concatenate(([0], np.cumsum(is_empty)))
         bounds = self.bounds + mark_counts_before

@@ -2,7 +2,8 @@
 
 A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as Arrow
 columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the positions
-where it may be cut. The encoder first finds all rows that brokers would reject, so that no row of such an Arrow batch is sent.
+where it may be cut. The encoder first finds all rows that brokers would reject: if an Arrow batch has such a row, no row of this
+Arrow batch is sent.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
 
 
 class Growth(NamedTuple):
-    """The maximum growth of an item before it reaches the broker, and the maximum size of a batch there."""
+    """How many bytes may be added to an item before the item reaches the broker, and the maximum size of a batch at
+    the broker.
+    """
 
     item_bytes: int = 0
     max_bytes: int = 0
@@ -41,7 +44,9 @@ _NO_GROWTH = Growth()
 
 
 class Chunk(NamedTuple):
-    """One batch to be sent, and its number of rows. ``body`` has the items, or is the batch of another transport's encoder."""
+    """One batch to be sent, and its number of rows. ``body`` has the items; over gRPC, it is the ``Batch`` of the
+    gRPC encoder.
+    """
 
     body: memoryview | Batch
     rows: int
@@ -51,7 +56,7 @@ class RowTopics(NamedTuple):
     """The topics of an Arrow batch, and if there are several, the topic of each row."""
 
     names: Sequence[str]
-    codes: Ints | None = None
+    topic_codes: Ints | None = None
 
 
 class Encoded:
@@ -67,17 +72,18 @@ class Encoded:
         raise NotImplementedError
 
     def take(self, rows: npt.NDArray[np.intp]) -> Encoded:
-        """Some of the items, in the order of ``rows``."""
+        """The items of ``rows``, in the order of ``rows``."""
         raise NotImplementedError
 
     def slice(self, start: int, end: int) -> Encoded:
         raise NotImplementedError
 
     def chunks(self, max_bytes: int, max_rows: int | None = None, growth: Growth = _NO_GROWTH) -> Iterator[Chunk]:
-        """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger item is a batch alone.
+        """Cut the items into batches of at most ``max_bytes`` and ``max_rows``. An item of more than ``max_bytes`` is the only
+        item of its batch.
 
-        A batch references at most twice its own bytes, so that a batch that waits for its queue does not keep all other rows
-        in memory.
+        A batch keeps at most twice its own bytes in memory: a batch that waits for its queue must not keep all other rows in
+        memory.
         """
         ends = self._ends()
         start, rows = 0, len(ends) - 1
@@ -99,14 +105,14 @@ class Encoded:
         raise NotImplementedError
 
     def _stored_ends(self) -> Ints:
-        """Like ``_ends``, for the items as brokers store them. Brokers limit the size of stored items."""
+        """The ends of the items in the form that brokers store. Brokers limit the size of stored items."""
         return self._ends()
 
     def _body(self, start: int, end: int) -> memoryview | Batch:
         raise NotImplementedError
 
 
-# For fewer rows, joining or taking costs more than the copy that it avoids.
+# For fewer rows, a copy of the joined items is cheaper than a separate join or ``take``.
 _MIN_JOINED_ROWS = 64
 
 
@@ -115,13 +121,15 @@ CompleteItems = Callable[[pa.Array, int], None]
 
 
 class ItemParts:
-    """The parts of an Arrow batch's items, and the ends of the items. All items are joined only if necessary."""
+    """The parts of an Arrow batch's items, and the ends of the items. All items are joined at once only if the caller needs all
+    of them.
+    """
 
     def __init__(self, columns: Sequence[pa.Array | bytes], sizes: Ints) -> None:
         self._columns = columns
         self._items: pa.Array | None = None
         self._complete: CompleteItems | None = None
-        self._is_split = False  # some items have been joined without the others
+        self._is_split = False  # True after some items were joined without the other items
         self.sizes = sizes
         self.ends = np.concatenate(([0], np.cumsum(sizes)))
 
@@ -132,26 +140,29 @@ class ItemParts:
         return self._items
 
     def complete(self, complete_items: CompleteItems) -> None:
-        """Complete the items now if they are joined, otherwise right after their join, while the processor's cache has them."""
+        """Complete the items now if they are already joined. Otherwise complete them right after their join, while they are in
+        the processor's cache.
+        """
         self._complete = complete_items
         if self._items is not None:
             complete_items(self._items, 0)
 
-    def _joined(self, columns: Sequence[pa.Array | bytes], first: int) -> pa.Array:
+    def _joined(self, columns: Sequence[pa.Array | bytes], first_row: int) -> pa.Array:
         items = buffers.joined(*columns)
         if self._complete is not None:
-            self._complete(items, first)
+            self._complete(items, first_row)
         return items
 
     def slice(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
         if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
-            self._is_split = True  # otherwise a short last slice would join all items again
+            # From now on, even a short slice is joined separately: otherwise a short last slice would join all items.
+            self._is_split = True
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.data_and_offsets(self._joined(columns, start))[0]
         data, ends = arrow.data_and_offsets(self.items)
         body = data[int(ends[start]) : int(ends[end])]
-        return body if 2 * len(body) >= len(data) else buffers.copied(body)
+        return body if 2 * len(body) >= len(data) else buffers.arrow_copy(body)
 
     def take(self, rows: npt.NDArray[np.intp]) -> memoryview:
         """Some items, in the order of ``rows``, as one buffer."""
@@ -163,45 +174,51 @@ class ItemParts:
 
 @dataclass(frozen=True, slots=True)
 class EncodedItems(Encoded):
-    """Items in the format of brokers: those of ``rows``, or without ``rows`` those from ``first`` to ``last``."""
+    """Items in the format of brokers: the items of ``rows``, or, if ``rows`` is None, the items from ``first_row`` on, before
+    ``end_row``.
+    """
 
     parts: ItemParts
-    first: int
-    last: int
+    first_row: int
+    end_row: int
     rows: npt.NDArray[np.intp] | None = None
 
     def joined(self) -> pa.Array:
         items = self.parts.items
-        return items.slice(self.first, self.last - self.first) if self.rows is None else items.take(pa.array(self.rows))
+        return (
+            items.slice(self.first_row, self.end_row - self.first_row)
+            if self.rows is None
+            else items.take(pa.array(self.rows))
+        )
 
     def take(self, rows: npt.NDArray[np.intp]) -> EncodedItems:
-        taken_rows = rows + self.first if self.rows is None else self.rows[rows]
+        taken_rows = rows + self.first_row if self.rows is None else self.rows[rows]
         return EncodedItems(self.parts, 0, len(taken_rows), taken_rows)
 
     def slice(self, start: int, end: int) -> EncodedItems:
         if self.rows is not None:
             return EncodedItems(self.parts, 0, end - start, self.rows[start:end])
-        return EncodedItems(self.parts, self.first + start, self.first + end)
+        return EncodedItems(self.parts, self.first_row + start, self.first_row + end)
 
     def _ends(self) -> Ints:
         if self.rows is None:
-            return self.parts.ends[self.first : self.last + 1]
+            return self.parts.ends[self.first_row : self.end_row + 1]
         return np.concatenate(([0], np.cumsum(self.parts.sizes[self.rows])))
 
     def _body(self, start: int, end: int) -> memoryview:
         if self.rows is None:
-            return self.parts.slice(self.first + start, self.first + end)
+            return self.parts.slice(self.first_row + start, self.first_row + end)
         return self.parts.take(self.rows[start:end])
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
-    """The checked parts of every row; ``delayed`` are the rows that must not be sent in a batch."""
+    """The checked parts of every row; ``is_delayed`` are the rows that must not be sent in a batch."""
 
     body: pa.Array
     pieces: PropertyPieces
     flags: Ints | None
-    delayed: Mask | None
+    is_delayed: Mask | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +255,7 @@ class Encoder:
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
-            flags = pc.fill_null(arrow.combined(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
+            flags = pc.fill_null(arrow.one_array(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
             bad_rows.add(flags != flags.astype(np.int32), f"{self.columns['flag']} takes more than 32 bits")
         return CheckedRows(body, pieces, flags, delayed)
 
@@ -246,7 +263,9 @@ class Encoder:
         return TextPieces(len(batch))
 
     def join(self, checked: CheckedRows, topics: RowTopics | None = None) -> Encoded:
-        """The items of a batch without bad rows; content ids are added later (``identify``). Some transports need the topic."""
+        """The items of a batch without bad rows. Content ids are added later (``add_content_ids``). The encoder of a Proxy needs
+        the ``topics``.
+        """
         assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
@@ -257,9 +276,9 @@ class Encoder:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         first_constant, pieces = checked.pieces.split()
-        middle_part = buffers.fixed_width(self._middle(lengths, first_constant))
+        middle_part = buffers.fixed_width_column(self._middle(lengths, first_constant))
         columns = (
-            buffers.fixed_width(head.view(np.uint8).reshape(rows, _HEAD_BYTES)),
+            buffers.fixed_width_column(head.view(np.uint8).reshape(rows, _HEAD_BYTES)),
             checked.body,
             middle_part,
             *pieces,
@@ -281,15 +300,19 @@ class Encoder:
         return middle
 
     def _fill_ids(self, target: npt.NDArray[np.uint8]) -> None:
-        """Write the id of each row, or zeros for a content id, because the hashed content does not include the id."""
+        """Write the id of each row. If ids are computed from content, write zeros instead, because the hashed content does not
+        include the id.
+        """
         if isinstance(self.ids, ContentIds):
             target[:] = 0
         else:
             self.ids.fill(target)
 
-    def identify(self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
-        """Add content ids to the items that ``join`` has made of ``checked``. Call this before the items are used. ``hashes``
-        gets consecutive items and the number of the first one, and returns the hash of each item.
+    def add_content_ids(
+        self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]
+    ) -> None:
+        """Add content ids to the items that ``join`` has made of ``checked``. Call this method before the items are used.
+        ``hashes`` gets consecutive items and the number of the first one, and returns the hash of each item.
         """
         ids, lengths = self.ids, arrow.lengths(checked.body)
         assert isinstance(ids, ContentIds)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from rocketmq_spark.wire.identifiers import month_of
+from rocketmq_spark.wire.identifiers import month_bounds
 
-# For each two bytes, the four characters of their upper-case hex as one word.
+# For each 16-bit number, the four characters of its upper-case hexadecimal text as one 32-bit number.
 HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
-_LOW = 1 << 16
+_COUNTER_LIMIT = 1 << 16
 
 
 class UniqueIds:
@@ -23,38 +23,39 @@ class UniqueIds:
 
     width = 32
 
-    def __init__(self, prefix: bytes, now_ms: Callable[[], int], first: int = 0) -> None:
+    def __init__(self, prefix: bytes, now_ms: Callable[[], int], first_number: int = 0) -> None:
         if len(prefix) != 8:
             raise ValueError("the prefix of message ids has 8 bytes")
         self._prefix = prefix.hex().upper()
         self._now_ms = now_ms
         self._month = (0, 0)
-        self._next = first
+        self._next_number = first_number
 
     def fill(self, target: npt.NDArray[np.uint8]) -> None:
         """Write one id into every row of ``target``, which is 32 bytes wide."""
         filled_count, month_ms = 0, self._month_ms()
-        while filled_count < len(target):  # as long as the upper half of the counter stays, only four characters differ
-            upper, low = divmod(self._next, _LOW)
-            count = min(len(target) - filled_count, _LOW - low)
+        # The ids of one step differ only in the last four characters, because the upper half of the counter stays the same.
+        while filled_count < len(target):
+            upper, low = divmod(self._next_number, _COUNTER_LIMIT)
+            count = min(len(target) - filled_count, _COUNTER_LIMIT - low)
             rows = target[filled_count : filled_count + count]
-            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _LOW:04X}{month_ms:08X}".encode(), np.uint8)
+            rows[:, :28] = np.frombuffer(f"{self._prefix}{upper % _COUNTER_LIMIT:04X}{month_ms:08X}".encode(), np.uint8)
             rows[:, 28:] = HEX[low : low + count].view(np.uint8).reshape(count, 4)
-            self._next += count
+            self._next_number += count
             filled_count += count
 
     def _month_ms(self) -> int:
         now_ms = self._now_ms()
         if not self._month[0] <= now_ms < self._month[1]:
-            self._month = month_of(now_ms)
+            self._month = month_bounds(now_ms)
         return now_ms - self._month[0]
 
 
 class RecordingIds(UniqueIds):
-    """Message ids that the caller can read: ``last`` has the most recent ones."""
+    """Message ids of which the caller can read the last ones: ``last_ids`` has the ids of the last ``fill``."""
 
-    last: npt.NDArray[np.uint8] = np.empty((0, UniqueIds.width), np.uint8)
+    last_ids: npt.NDArray[np.uint8] = np.empty((0, UniqueIds.width), np.uint8)
 
     def fill(self, target: npt.NDArray[np.uint8]) -> None:
         super().fill(target)
-        self.last = target.copy()
+        self.last_ids = target.copy()

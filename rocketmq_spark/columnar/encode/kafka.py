@@ -24,7 +24,7 @@ from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NUL
 logger = logging.getLogger(__name__)
 
 HEADERS = "headers"  # the kind of a column of headers
-# Name, permitted kinds, and their text in an error.
+# For each column, the permitted kinds, and the text in an error that names the permitted types.
 COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "key": ((TEXT, BYTES), "string or binary"),
     "value": ((TEXT, BYTES), "string or binary"),
@@ -88,8 +88,8 @@ def check_columns(
 
 def _id_name(row_id: str) -> str:
     """The name of the id column in the converted batch. It differs from ``row_id`` if another converted column has that name."""
-    taken = {name.lower() for sink_names in _ROLES.values() for name in sink_names.values()}
-    return f"{row_id} (messageId)" if row_id.lower() in taken else row_id
+    taken_names = {name.lower() for sink_names in _ROLES.values() for name in sink_names.values()}
+    return f"{row_id} (messageId)" if row_id.lower() in taken_names else row_id
 
 
 class KafkaRows:
@@ -97,16 +97,16 @@ class KafkaRows:
 
     def __init__(self, row_id: str | None = None) -> None:
         self._row_id = row_id
-        self._reserved = (codes.ROW_ID,) if row_id is not None else ()
+        self._reserved_names = (codes.ROW_ID,) if row_id is not None else ()
         self.left_out = 0
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the columns that ``check_columns`` names."""
-        kafka_arrays = {name.lower(): arrow.combined(batch.column(at)) for at, name in enumerate(batch.schema.names)}
+        kafka_arrays = {name.lower(): arrow.one_array(batch.column(at)) for at, name in enumerate(batch.schema.names)}
         sink_arrays: dict[str, pa.Array] = {"value": kafka_arrays["value"]}
         if "key" in kafka_arrays:
             sink_arrays["key"] = as_property_texts(arrow.as_bytes(kafka_arrays["key"]))
-            sink_arrays["keys"] = _legal_keys(sink_arrays["key"])
+            sink_arrays["keys"] = _texts_as_keys(sink_arrays["key"])
         if "headers" in kafka_arrays:
             sink_arrays["headers"] = self._properties(kafka_arrays["headers"], arrow.as_bytes(kafka_arrays["value"]))
         for name in ("topic", "partition"):
@@ -121,13 +121,14 @@ class KafkaRows:
         counts = np.diff(header_offsets)
         if headers.null_count:
             counts = np.where(arrow.to_mask(headers.is_valid()), counts, 0)
-        entries = headers.flatten()  # without those of null rows
-        names, values = entries.field(0), entries.field(1)  # "KEY" is accepted, too
+        entries = headers.flatten()  # does not contain the hidden headers of null rows
+        # By position, because the fields may also be named "KEY" and "VALUE".
+        names, values = entries.field(0), entries.field(1)
         if entries.null_count:
             is_valid = entries.is_valid()
             names, values = pc.if_else(is_valid, names, None), pc.if_else(is_valid, values, None)
         bounds = np.concatenate(([0], np.cumsum(counts)))
-        is_kept = self._kept(names, values, bounds)
+        is_kept = self._kept_mask(names, values, bounds)
         if is_kept is not None:
             count_before = self.left_out
             self.left_out += int((~is_kept).sum())
@@ -142,12 +143,14 @@ class KafkaRows:
         texts = as_property_texts(values, _headers_like_mark(arrow.as_bytes(names), values, bounds, bodies))
         return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, texts)
 
-    def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
-        """Which headers are stored; None if all are."""
+    def _kept_mask(
+        self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_] | None:
+        """Which headers are stored; None if all headers are stored."""
         encoded_names = arrow.as_bytes(names).dictionary_encode()
         distinct_names = encoded_names.dictionary.to_pylist()
         name_codes = pc.fill_null(encoded_names.indices.cast(pa.int64()), len(distinct_names)).to_numpy()
-        is_legal_name = np.array([*(_legal(name, self._reserved) for name in distinct_names), False])
+        is_legal_name = np.array([*(_is_legal_name(name, self._reserved_names) for name in distinct_names), False])
         is_kept: npt.NDArray[np.bool_] = is_legal_name[name_codes] & arrow.to_mask(values.is_valid())
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         row_and_name_codes = rows * (len(distinct_names) + 1) + name_codes
@@ -165,14 +168,14 @@ def _name(names: pa.Array, header_number: int) -> str | None:
     return None if name is None else str(name, "utf-8", "replace")
 
 
-def _legal(name: bytes, reserved: Sequence[str]) -> bool:
+def _is_legal_name(name: bytes, reserved: Sequence[str]) -> bool:
     """Whether a property may have this name."""
     if not name or has_controls(name) or not arrow.is_utf8(name):
         return False
     return not is_reserved(name.decode()) and name.decode() not in reserved
 
 
-def _legal_keys(texts: pa.Array) -> pa.Array:
+def _texts_as_keys(texts: pa.Array) -> pa.Array:
     """The texts that can be a message's key; null for others."""
     cannot_be_key = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, BASE64_MARK))
     cannot_be_key = pc.or_(cannot_be_key, pc.greater(pc.binary_length(texts), _MAX_KEY_BYTES))
@@ -197,19 +200,19 @@ def _headers_like_mark(
 def as_property_texts(values: pa.Array, base64_rows: Iterable[int] = ()) -> pa.Array:
     """Bytes as texts. Bytes that a property cannot hold become base64, and so do those in ``base64_rows``."""
     needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
-    odd_rows = {
+    encoded_rows = {
         *np.flatnonzero(arrow.to_mask(pc.fill_null(needs_base64, False))).tolist(),
         *rows_with_controls(values).tolist(),
         *map(int, base64_rows),
     }
     try:
         texts = values.cast(pa.string())
-        if not odd_rows and not pc.any(pc.utf8_is_space(texts)).as_py():
+        if not encoded_rows and not pc.any(pc.utf8_is_space(texts)).as_py():
             return texts
-    except pa.ArrowInvalid:  # some are not UTF-8
+    except pa.ArrowInvalid:  # raised if some values are not UTF-8
         pass
     return pa.array(
-        [_property_text(value, row in odd_rows) for row, value in enumerate(values.to_pylist())], pa.string()
+        [_property_text(value, row in encoded_rows) for row, value in enumerate(values.to_pylist())], pa.string()
     )
 
 

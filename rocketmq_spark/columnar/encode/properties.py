@@ -1,8 +1,8 @@
 """Properties of rows, and the rows that cannot be sent (``BadRows``).
 
 ``add_properties`` collects the properties of rows: tags, keys, the user's map, and other columns that RocketMQ stores as
-properties. The result depends on the transport: ``TextPieces`` makes property strings for brokers. ``BadRows`` collects the
-problems of all checks of an Arrow batch and raises them as one error.
+properties. What it makes of these properties depends on the transport: ``TextPieces`` makes property strings for brokers.
+``BadRows`` collects the problems of all checks of an Arrow batch and raises them as one error.
 
 In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this. Then each
 name is a constant that is checked once, and only the values are columns.
@@ -35,10 +35,12 @@ Reason = str | Callable[[int], str]
 
 
 class BadRows:
-    """Bad rows with their reasons; an error shows the first ten. Subclasses define the words for a row and for unsent rows."""
+    """Bad rows with their reasons; an error shows the first ten. Subclasses replace the words that an error uses for a row and
+    for the unsent rows.
+    """
 
-    noun, of_what, counted = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
-    of_sink = True  # whether the user can set options of the sink
+    noun, unsent_text, numbering_text = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
+    is_of_sink = True  # whether an error may advise to set an option of the sink
 
     def __init__(self, first_row: int = 0) -> None:
         self._first_row = first_row
@@ -47,11 +49,11 @@ class BadRows:
 
     def add_remedy(self, remedy: str) -> None:
         """Add an option of the sink that would accept bad rows. The error names this option once, after the reasons."""
-        if self.of_sink:
+        if self.is_of_sink:
             self._remedies[remedy] = None
 
     def add(self, is_bad: npt.NDArray[np.bool_], reason: Reason) -> None:
-        """Add the rows that are true in ``is_bad``. A row keeps its first reason."""
+        """Add the rows that are true in ``is_bad``. A row that was added before keeps its first reason."""
         if is_bad.any():
             self.add_rows(np.flatnonzero(is_bad), reason)
 
@@ -61,25 +63,26 @@ class BadRows:
             if i not in self._reasons:
                 self._reasons[i] = reason if isinstance(reason, str) else reason(i)
 
-    def found(self) -> list[tuple[int, str]]:
+    def reasons_by_row(self) -> list[tuple[int, str]]:
         return sorted(self._reasons.items())
 
     def raise_if_any(self, partition: int | None = None) -> None:
         """Raises ``MessageRefused`` if there was a bad row; rows are counted from the start of the partition."""
         if not self._reasons:
             return
-        faults = self.found()
+        faults = self.reasons_by_row()
         noun = self.noun
-        shown = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:MAX_SHOWN])
+        shown_text = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:MAX_SHOWN])
         more_text = f"; and {len(faults) - MAX_SHOWN} more" if len(faults) > MAX_SHOWN else ""
         partition_text = "" if partition is None else f" of partition {partition}"
         raise MessageRefused(
-            f"{len(faults)} {noun}s{partition_text} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more_text}",
-            remedy=". ".join([self.counted, *self._remedies]),
+            f"{len(faults)} {noun}s{partition_text} cannot be sent, and nothing of {self.unsent_text} was sent: "
+            f"{shown_text}{more_text}",
+            remedy=". ".join([self.numbering_text, *self._remedies]),
         )
 
 
-# Control characters, as in ``encoding.prepare``; in UTF-8, those above 127 have two bytes.
+# Control characters, as in ``encoding.prepare``. In UTF-8, a control character above 127 has two bytes.
 _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
 
 
@@ -99,7 +102,7 @@ def has_controls(data: bytes) -> bool:
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 _SEPARATORS = _NAME_END + _VALUE_END
-# Only rows with up to this many properties are compared, to find out whether all rows share their names.
+# If rows have more properties than this, their names are not compared to find out whether all rows have the same names.
 _MAX_SHARED_NAMES = 16
 
 
@@ -111,7 +114,9 @@ class PropertyPieces(Protocol):
     lengths: Ints
 
     def add_property(self, name: bytes, values: pa.Array, is_filled: Mask | None = None) -> None:
-        """Add a property to each row, or to the ``is_filled`` ones; none of these values is null or empty."""
+        """Add a property to each row, or only to the rows where ``is_filled`` is true. The added values are not null, and not
+        empty.
+        """
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         """Add the properties between two consecutive ``bounds`` to each row."""
@@ -130,7 +135,7 @@ class TextPieces(Pieces):
             self.add_column(pc.if_else(pa.array(is_filled), buffers.joined(start, values, _VALUE_END), EMPTY_BYTES))
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        self.add_column(buffers.regrouped(buffers.joined(names, _NAME_END, values, _VALUE_END), bounds))
+        self.add_column(buffers.merged_parts(buffers.joined(names, _NAME_END, values, _VALUE_END), bounds))
 
 
 def add_map(
@@ -139,7 +144,7 @@ def add_map(
     """Add the entries of each row's map of properties. With ``is_sorted``, the entries of a row are sorted by name. Null values
     are omitted, as in Java.
     """
-    column = arrow.combined(column)
+    column = arrow.one_array(column)
     if column.null_count:  # a null map may have hidden entries
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
     entry_offsets = arrow.offsets(column)
@@ -209,7 +214,7 @@ def _add_entries(
 
 
 def _order_by_name(names: pa.Array, bounds: Ints) -> pa.Array | None:
-    """The order of each row's entries by name; None if they are in order."""
+    """The order in which each row's entries are sorted by name; None if the entries are already sorted."""
     encoded_names = names.dictionary_encode()
     distinct_names = encoded_names.dictionary.to_pylist()
     ranks = np.empty(len(distinct_names), np.int64)
@@ -270,13 +275,13 @@ def add_properties(
         _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
     if "properties" in columns:
         added_names = (ROW_ID,) if MESSAGE_ID in columns else ()
-        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(added_names), is_sorted)
+        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved_names(added_names), is_sorted)
 
 
 def add_delays(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
 ) -> Mask | None:
-    """Add the delay property of each delayed row. Returns which rows these are, or None if there is none."""
+    """Add the delay property of each delayed row. Returns which rows are delayed, or None if no row is delayed."""
     values_by_column = _delay_values(batch, columns)
     if not values_by_column:
         return None
@@ -315,7 +320,7 @@ def any_delay(batch: pa.RecordBatch, columns: Mapping[str, str]) -> bool:
 
 def _numbers(column: Any, name: str) -> Ints:
     """The values as levels or milliseconds; 0 for null."""
-    values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0).to_numpy()
+    values = pc.fill_null(arrow.one_array(column).cast(pa.int64()), 0).to_numpy()
     if name == "deliverat":  # microseconds, rounded up so that no message is early
         values = -(-values // 1000)
     numbers: Ints = values
@@ -329,15 +334,17 @@ def _add_filled(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: B
 
 
 def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    """Add a priority to every row (0 for null), because a priority topic accepts only messages with a priority."""
-    values = pc.fill_null(arrow.combined(column).cast(pa.int64()), 0)
+    """Add a priority to every row, because a priority topic accepts only messages with a priority. Rows without a value get
+    priority 0.
+    """
+    values = pc.fill_null(arrow.one_array(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")
     _add_filled(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
 
 
 def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    ids = arrow.combined(column)
+    ids = arrow.one_array(column)
     values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
     is_filled = arrow.non_empty_mask(values)
     if is_filled is not None:
@@ -351,7 +358,7 @@ def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
     """Reject keys with blanks: brokers, tools and readers split the stored text at blanks, so a key with a blank would become
     several keys.
     """
-    column = arrow.combined(column)
+    column = arrow.one_array(column)
     if not pa.types.is_list(column.type):
         return
     keys = arrow.as_bytes(column.flatten())
@@ -367,13 +374,14 @@ def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
 
 def keys_of(column: Any) -> pa.Array:
     """Keys as RocketMQ stores them: one text with blanks between them."""
-    column = arrow.combined(column)
+    column = arrow.one_array(column)
     if not pa.types.is_list(column.type):
         return arrow.as_bytes(column)
     keys = arrow.as_bytes(column.flatten())
     # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
     if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
-        rows = column.cast(pa.list_(pa.binary())).to_pylist()  # as bytes, because keys need not be UTF-8
+        # The keys are read as bytes, because a key need not be UTF-8.
+        rows = column.cast(pa.list_(pa.binary())).to_pylist()
         return pa.array([None if r is None else _KEY_SEPARATOR.join(k for k in r if k) for r in rows], pa.binary())
     if not column.null_count and len(keys) == len(column) and bool((arrow.lengths(column) == 1).all()):
         return keys
@@ -381,5 +389,5 @@ def keys_of(column: Any) -> pa.Array:
 
 
 @functools.cache
-def _reserved(added_names: tuple[str, ...]) -> pa.Array:
+def _reserved_names(added_names: tuple[str, ...]) -> pa.Array:
     return pa.array(sorted(name.encode() for name in (*codes.RESERVED_PROPERTIES, *added_names)), pa.binary())

@@ -1,10 +1,10 @@
 """Arrow columns to messages of requests to a Proxy, without a Python step per row: the counterpart of ``encoder`` for gRPC.
 
 A message is a field of its request. So a request is a sequence of fields, which may be cut between any two messages. The fields
-of a message may be in any order, so the fields that all rows share are joined into one constant if possible.
+of a message may be in any order. So the fields that are the same in all rows are joined into one constant.
 
-Delayed rows are sent alone, and many of them in envelopes. So an Arrow batch with delayed rows is encoded as items (``Encoder``),
-each of which becomes a message separately.
+A delayed row is sent in a separate request, often inside an envelope. So an Arrow batch with delayed rows is encoded as items
+(``Encoder``), and each item becomes a message separately.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ _PRIORITY_FIELDS = number_field("SystemProperties", "message_type", MessageType.
 _COMMA = b","[0]
 _TYPES_BY_PROPERTY = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
 _NOT_UTF8 = "a property is not UTF-8, and gRPC carries no other text"
-_NULL = pa.nulls(1, pa.binary())[0]
-_REJECTED = "which a Proxy rejects"
-_CONTROL = f"has a control character, {_REJECTED}"
+_NULL_SCALAR = pa.nulls(1, pa.binary())[0]
+_REJECTED_TEXT = "which a Proxy rejects"
+_CONTROL_TEXT = f"has a control character, {_REJECTED_TEXT}"
 
 
 class _ProxyCheck:
-    """Finds texts that are not UTF-8, and values that a Proxy rejects. Protobuf rejects texts that are not UTF-8, and encoding as
-    items would replace characters. ``rows_by_type`` has the rows of each message type other than NORMAL.
+    """Finds texts that are not UTF-8, and values that a Proxy rejects. Protobuf rejects texts that are not UTF-8, and for delayed
+    rows the wrong bytes would be replaced by other characters. ``rows_by_type`` has the rows of each message type other than
+    NORMAL.
     """
 
     def __init__(self, bad_rows: BadRows) -> None:
@@ -72,24 +73,26 @@ class _ProxyCheck:
         if not arrow.is_utf8(name):
             self._bad_rows.add_rows(np.arange(len(values)), _NOT_UTF8)
         if has_controls(name):
-            self._bad_rows.add_rows(np.arange(len(values)), f"the name {name_text!r} {_CONTROL}")
+            self._bad_rows.add_rows(np.arange(len(values)), f"the name {name_text!r} {_CONTROL_TEXT}")
         for row in arrow.non_utf8_rows(values):
             self._bad_rows.add_rows(np.array([row]), f"{name_text} is not UTF-8, and gRPC carries no other text")
-        self._bad_rows.add_rows(rows_with_controls(values), f"{name_text} {_CONTROL}")
+        self._bad_rows.add_rows(rows_with_controls(values), f"{name_text} {_CONTROL_TEXT}")
         if name == _TAGS:
-            self._bad_rows.add_rows(arrow.rows_with(values, b"|"), f"{name_text} has a '|', {_REJECTED}")
+            self._bad_rows.add_rows(arrow.rows_with(values, b"|"), f"{name_text} has a '|', {_REJECTED_TEXT}")
 
     def add_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         for entry in (*arrow.non_utf8_rows(names), *arrow.non_utf8_rows(values)):
             self._bad_rows.add_rows(np.searchsorted(bounds, [entry], side="right") - 1, _NOT_UTF8)
         entries_with_controls = np.concatenate((rows_with_controls(names), rows_with_controls(values)))
         self._bad_rows.add_rows(
-            np.searchsorted(bounds, entries_with_controls, side="right") - 1, f"a property {_CONTROL}"
+            np.searchsorted(bounds, entries_with_controls, side="right") - 1, f"a property {_CONTROL_TEXT}"
         )
 
 
 class _CheckedPieces(TextPieces):
-    """The properties of an Arrow batch with delays, checked because its items are decoded as text when they become messages."""
+    """The properties of an Arrow batch with delayed rows. They are checked here, because the items are decoded as text when they
+    become messages.
+    """
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
         super().__init__(rows)
@@ -109,7 +112,7 @@ class ProxyPieces:
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
         self.lengths: Ints = np.zeros(rows, np.int64)
-        self.fields, self.system = Pieces(rows), Pieces(rows)
+        self.fields, self.system_fields = Pieces(rows), Pieces(rows)
         self.groups: pa.Array | None = None
         self.has_priorities = False
         self.check = _ProxyCheck(bad_rows)
@@ -119,18 +122,20 @@ class ProxyPieces:
         lengths = arrow.lengths(values) + len(name) + 2
         self.lengths += lengths if is_filled is None else np.where(is_filled, lengths, 0)
         if name in _TEXT_FIELDS:
-            _add_parts(self.system, (_TEXT_FIELDS[name], _varints(arrow.lengths(values)), values), is_filled)
+            _add_parts(self.system_fields, (_TEXT_FIELDS[name], _varints(arrow.lengths(values)), values), is_filled)
         elif name == _KEYS:
-            _add_parts(self.system, (_key_fields(values),), is_filled)
+            _add_parts(self.system_fields, (_key_fields(values),), is_filled)
         elif name == _GROUP:
-            self.groups = values if is_filled is None else pc.if_else(pa.array(is_filled), values, _NULL)
+            self.groups = values if is_filled is None else pc.if_else(pa.array(is_filled), values, _NULL_SCALAR)
             parts = buffers.joined(_FIFO_FIELDS, _varints(arrow.lengths(values)), values)
             normal_type = pa.scalar(encoder.NORMAL_TYPE_FIELD, pa.binary())
-            self.system.add_column(parts if is_filled is None else pc.if_else(pa.array(is_filled), parts, normal_type))
+            self.system_fields.add_column(
+                parts if is_filled is None else pc.if_else(pa.array(is_filled), parts, normal_type)
+            )
         elif name == _PRIORITY:
             self.has_priorities = True
             _add_parts(
-                self.system,
+                self.system_fields,
                 (_PRIORITY_FIELDS, _varints(values.cast(pa.string()).cast(pa.int64()).to_numpy())),
                 is_filled,
             )
@@ -162,15 +167,16 @@ class ProxyPieces:
             values,
         )
         self.check.add_entries(names, values, bounds)
-        self.fields.add_column(buffers.regrouped(encoded_entries, bounds))
+        self.fields.add_column(buffers.merged_parts(encoded_entries, bounds))
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyEncoded(Encoded):
-    """Messages as fields of a request. Each of the ``ids`` ends with a comma. ``sizes`` are the sizes that the messages would
-    have as items in the brokers' format.
+    """Messages as fields of a request. Each of the ``ids`` ends with a comma. ``sizes`` has the size that each message would have
+    as an item in the brokers' format.
 
-    A message with a group (``groups``) is sent in a separate request. With ``is_each_alone``, every message is.
+    A message with a group (``groups``) is sent in a separate request. With ``is_each_alone``, each message is sent in a separate
+    request.
     """
 
     items: pa.Array
@@ -230,8 +236,8 @@ class ProxyRowEncoder(Encoder):
         assert isinstance(pieces, ProxyPieces | _CheckedPieces)
         rows_by_type = (
             pieces.check.rows_by_type
-            if checked.delayed is None
-            else {**pieces.check.rows_by_type, MessageType.DELAY.name: checked.delayed}
+            if checked.is_delayed is None
+            else {**pieces.check.rows_by_type, MessageType.DELAY.name: checked.is_delayed}
         )
         for (first_type, has_first_type), (second_type, has_second_type) in itertools.combinations(
             rows_by_type.items(), 2
@@ -253,15 +259,19 @@ class ProxyRowEncoder(Encoder):
         ids = np.full((len(checked.body), self.ids.width + 1), _COMMA, np.uint8)
         self._fill_ids(ids[:, :-1])
         message_pieces = Pieces(len(checked.body))
-        if topics.codes is None:
+        if topics.topic_codes is None:
             message_pieces.add_constant(topic_encoders[0].common_fields)
         else:
             message_pieces.add_column(
-                pa.array([each.common_fields for each in topic_encoders], pa.binary()).take(pa.array(topics.codes))
+                pa.array([each.common_fields for each in topic_encoders], pa.binary()).take(
+                    pa.array(topics.topic_codes)
+                )
             )
         message_pieces.extend(pieces.fields)
         _add_message_field(
-            message_pieces, encoder.SYSTEM_FIELD, _system(topic_encoders[0].common_system_fields, ids[:, :-1], pieces)
+            message_pieces,
+            encoder.SYSTEM_FIELD,
+            _system_pieces(topic_encoders[0].common_system_fields, ids[:, :-1], pieces),
         )
         body_sizes = arrow.lengths(checked.body)
         _add_parts(message_pieces, (encoder.BODY_FIELD, _varints(body_sizes), checked.body))
@@ -271,14 +281,14 @@ class ProxyRowEncoder(Encoder):
         return ProxyEncoded(field_pieces.joined(), ids, sizes, pieces.groups, pieces.has_priorities)
 
 
-def _system(common_fields: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pieces:
+def _system_pieces(common_fields: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pieces:
     """The encoded system properties of each row."""
     rows, width = ids.shape
     type_field = b"" if pieces.has_priorities or pieces.groups is not None else encoder.NORMAL_TYPE_FIELD
     system_pieces = Pieces(rows)
     system_pieces.add_constant(common_fields + type_field + encoder.TEXT_FIELDS[Property.UNIQ_KEY] + VARINTS[width])
-    system_pieces.add_column(buffers.fixed_width(np.ascontiguousarray(ids)))
-    system_pieces.extend(pieces.system)
+    system_pieces.add_column(buffers.fixed_width_column(np.ascontiguousarray(ids)))
+    system_pieces.extend(pieces.system_fields)
     return system_pieces
 
 
@@ -299,20 +309,20 @@ def _add_parts(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], is_filled: M
 
 
 def _key_fields(keys: pa.Array) -> pa.Array:
-    """One field for each key of a row."""
+    """The encoded field of each key, joined for each row."""
     if not len(arrow.rows_with(keys, encoder.KEY_SEPARATOR_BYTES)):
         return buffers.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(keys)), keys)
     key_lists = pc.split_pattern(keys, encoder.KEY_SEPARATOR_BYTES)
     words = key_lists.flatten()
     fields = buffers.joined(encoder.KEYS_FIELD, _varints(arrow.lengths(words)), words)
-    return buffers.regrouped(
+    return buffers.merged_parts(
         fields, np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(key_lists), 0).to_numpy())))
     )
 
 
 def _varints(numbers: Ints) -> pa.Array:
-    """Numbers in protobuf's encoding, all as wide as the largest: protobuf accepts padding bytes."""
+    """Numbers in protobuf's encoding. All have the width of the largest number, because protobuf accepts padding bytes."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     varints = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
     varints[:, :-1] |= 0x80
-    return buffers.fixed_width(varints)
+    return buffers.fixed_width_column(varints)

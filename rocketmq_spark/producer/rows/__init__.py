@@ -1,1 +1,1 @@
-"""Many rows with one call, and the rows of a task of the sink: all of the producer that needs pyarrow and numpy."""
+"""Sends many rows with one call, and the rows of a sink's task. Only these modules of the producer need pyarrow and numpy."""

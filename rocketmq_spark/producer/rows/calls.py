@@ -42,28 +42,28 @@ MAX_IN_FLIGHT_BYTES = 32 << 20
 REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
-class RowsOfCall(BadRows):
+class BadRowsOfCall(BadRows):
     """The bad rows of a call. No row of the call was sent."""
 
-    of_what, counted = "this call", "Rows are counted from 0 within the call"
-    of_sink = False
+    unsent_text, numbering_text = "this call", "Rows are counted from 0 within the call"
+    is_of_sink = False
 
 
-class MessagesOfCall(RowsOfCall):
-    noun, counted = "message", "Messages are counted from 0 within the call"
+class BadMessagesOfCall(BadRowsOfCall):
+    noun, numbering_text = "message", "Messages are counted from 0 within the call"
 
 
-class RowsOfReader(BadRows):
+class BadRowsOfReader(BadRows):
     """The bad rows of one batch of a reader. Earlier batches may have been sent."""
 
-    counted = "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
-    of_sink = False
+    numbering_text = "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
+    is_of_sink = False
 
 
-class MessagesOfIterator(BadRows):
-    noun, of_what = "message", "their portion"
-    counted = "Messages are counted from 0 within the call. The portions before theirs were sent"
-    of_sink = False
+class BadMessagesOfIterator(BadRows):
+    noun, unsent_text = "message", "their portion"
+    numbering_text = "Messages are counted from 0 within the call. The portions before theirs were sent"
+    is_of_sink = False
 
 
 class Portion(NamedTuple):
@@ -95,11 +95,12 @@ class RowCall:
         self._ids = RecordingIds(os.urandom(8), self._engine.timer.wall_ms)
         self._window = SendWindow(_window_settings(tools.row_tools.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
-        self._failed_queues: dict[Hashable, RocketMQError] = {}  # ``OutgoingSend.failed_queues`` of all its requests
+        self._failed_queues: dict[Hashable, RocketMQError] = {}  # is ``failed_queues`` of each request of the call
         self._queues: dict[str, QueueList] = {}  # by topic; a key keeps its queue during the call
         self._checked_topics: set[tuple[str, bool]] = set()
         self._timer_columns: list[str] = []  # columns of delays in the current portion
-        # Entered by ``with`` directly, for Ctrl-C (as in consumer.polls).
+        # ``with`` enters this lock, not the condition, because Ctrl-C cannot interrupt the entry to a lock halfway (as in
+        # consumer.polls).
         self._completions_lock = threading.RLock()
         self._completions_changed = threading.Condition(self._completions_lock)
         self._completions: deque[tuple[Rows, SendCompletion]] = deque()  # not processed yet
@@ -116,7 +117,7 @@ class RowCall:
                     self._send(group)
             while self._in_flight:
                 self._process_completion()
-        except Exception as e:  # no request of the call may be in flight after it
+        except Exception as e:  # no request may be in flight after the call ends
             while self._in_flight:
                 self._process_completion()
             if self._outcomes.row_count:
@@ -128,7 +129,7 @@ class RowCall:
         return result
 
     def check_topic(self, topic: str) -> None:
-        """Check a topic. Does the work once for each topic of the call."""
+        """Check a topic when its first rows are about to be sent. Later rows of the call need no second check."""
         key = topic, bool(self._timer_columns)
         if key in self._checked_topics:
             return
@@ -146,7 +147,7 @@ class RowCall:
         self._checked_topics.add(key)
 
     def is_transient(self, error: RocketMQError) -> bool:
-        """Whether the error is temporary and there is a spool for such sends."""
+        """Whether the error is temporary, and the producer has a spool for sends that fail with a temporary error."""
         return self._tools.spool_fallback is not None and self._tools.spool_fallback.is_transient(error)
 
     def submit(self, outgoing: OutgoingSend) -> None:
@@ -182,7 +183,7 @@ class RowCall:
             else:
                 sender, first_row = self._sender_of(portion), self._outcomes.row_count
                 encoded = sender.join(portion.batch, *parts)
-                self._outcomes.add_rows(self._ids.last)
+                self._outcomes.add_rows(self._ids.last_ids)
                 sender.send(portion.batch, *parts, encoded, first_row)
 
     def _sender_of(self, portion: Portion) -> RowSender:
@@ -209,8 +210,8 @@ class RowCall:
         self._outcomes.add_outcome(rows, outcome)
 
     def _next_completion(self) -> tuple[Rows, SendCompletion]:
-        """Wait for the next completion. It arrives within the send timeout, unless requests wait for requests of other callers,
-        or an error in this package has lost a request. Raises ``SendFailed`` for a lost request.
+        """Wait for the next completion. A completion arrives within the send timeout, unless requests wait for requests of other
+        callers, or an error in this package has lost a request. Raises ``SendFailed`` for a lost request.
         """
         lookups = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
         patience_s = lookups * self._options.send_timeout + LOST_SEND_S
@@ -235,7 +236,7 @@ class RowCall:
         error = ClosedError("the producer was closed before the row was sent")
         self._ids.fill(np.empty((row_count, RecordingIds.width), np.uint8))
         self._outcomes.add_outcome(np.arange(self._outcomes.row_count, self._outcomes.row_count + row_count), error)
-        self._outcomes.add_rows(self._ids.last)
+        self._outcomes.add_rows(self._ids.last_ids)
 
 
 def _window_settings(settings: ProducerSettings, options: Options) -> ProducerSettings:

@@ -28,24 +28,24 @@ from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.producer.rows.calls import (
+    BadMessagesOfCall,
+    BadMessagesOfIterator,
+    BadRowsOfCall,
+    BadRowsOfReader,
     CallTools,
-    MessagesOfCall,
-    MessagesOfIterator,
     Portion,
     RowCall,
-    RowsOfCall,
-    RowsOfReader,
 )
 from rocketmq_spark.producer.rows.routing import log_choice
 from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.queues.selection import Select
 
 BATCH_BYTES = 1 << 20
-# A portion is encoded at once. It has several batches, and is small enough for the caches of the processor.
+# A portion of rows is encoded at once. A portion makes several batches, and is small enough for the caches of the processor.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
 PORTION_MESSAGES, CHUNK_MESSAGES = 1 << 14, 256
-# Messages may be large, so at most this many are taken from an iterator before their bytes are counted.
-_MAX_UNSIZED = 32
+# The maximum number of messages that are taken from an iterator before their bytes are counted, because messages may be large.
+_MAX_UNCOUNTED_MESSAGES = 32
 # If the chunks of a table have fewer rows on average, they are combined, because small chunks make small batches.
 SMALL_CHUNK_ROWS = 4096
 
@@ -71,7 +71,7 @@ class RowTarget(NamedTuple):
 
 def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
     """Implements ``BulkProducer.send_arrow``. An object that exports an Arrow stream is read as a reader."""
-    bad_rows_type: type[BadRows] = RowsOfCall
+    bad_rows_type: type[BadRows] = BadRowsOfCall
     batches: Iterable[pa.RecordBatch]
     if isinstance(data, pa.RecordBatch):
         schema, batches = data.schema, [data]
@@ -79,15 +79,15 @@ def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
         schema, batches = data.schema, _with_large_chunks(data).to_batches()
     elif hasattr(data, "__arrow_c_stream__"):
         reader = data if isinstance(data, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(data)
-        bad_rows_type, schema, batches = RowsOfReader, reader.schema, reader
+        bad_rows_type, schema, batches = BadRowsOfReader, reader.schema, reader
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
     options, columns = call_options(tools.row_tools.options, target, row_columns(schema))
     log_choice(options, columns, once=True)
     groups: Iterable[Sequence[Portion]] = _portions_of_arrow(
-        batches, columns, tools.is_closing if bad_rows_type is RowsOfReader else _never
+        batches, columns, tools.is_closing if bad_rows_type is BadRowsOfReader else _is_never_closing
     )
-    if bad_rows_type is RowsOfCall:
+    if bad_rows_type is BadRowsOfCall:
         groups = [[portion for group in groups for portion in group]]
     return RowCall(tools, options, bad_rows_type).run(groups)
 
@@ -104,17 +104,17 @@ def send_many(
     options, _ = call_options(
         tools.row_tools.options, target, _MESSAGE_COLUMNS if message_target.queue is None else _QUEUE_COLUMNS
     )
-    bad_rows_type = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
-    is_closing = tools.is_closing if bad_rows_type is MessagesOfIterator else _never
+    bad_rows_type = BadMessagesOfCall if isinstance(messages, Sequence) else BadMessagesOfIterator
+    is_closing = tools.is_closing if bad_rows_type is BadMessagesOfIterator else _is_never_closing
     groups: Iterable[Sequence[Portion]] = _portions_of_messages(
         iter(messages), bad_rows_type, message_target, features.supports_priorities, is_closing
     )
-    if bad_rows_type is MessagesOfCall:
+    if bad_rows_type is BadMessagesOfCall:
         groups = [[portion for group in groups for portion in group]]
     return RowCall(tools, options, bad_rows_type).run(groups)
 
 
-def _never() -> bool:
+def _is_never_closing() -> bool:
     return False
 
 
@@ -122,7 +122,7 @@ def _portions_of_arrow(
     batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], is_closing: Callable[[], bool]
 ) -> Iterator[Sequence[Portion]]:
     for batch in batches:
-        is_last = is_closing()  # as in ``_portions_of_messages``
+        is_last = is_closing()  # stop after the portion at which the producer begins to close
         yield [Portion(part, columns) for part in _split_batch(batch, columns)]
         if is_last:
             return
@@ -132,21 +132,22 @@ def _portions_of_messages(
     messages: Iterator[Message],
     bad_rows_type: type[BadRows],
     target: MessageTarget,
-    priorities: bool,
+    has_priorities: bool,
     is_closing: Callable[[], bool],
 ) -> Iterator[Sequence[Portion]]:
-    """Portions of messages as columns, each large enough for several batches. Stops after a portion at which ``is_closing``.
+    """Yield messages as portions of columns, each large enough for several batches. Stops after the portion at which
+    ``is_closing`` returns True.
 
     A few messages at a time become columns, so that the messages are freed soon. Python's garbage collector repeatedly visits
     objects that stay alive.
     """
     first_row = 0
     parts: list[pa.RecordBatch] = []
-    is_last = False  # after the last portion, whose rows the caller fails, so that the result names the reason
+    is_last = False  # whether the caller failed the last portion, because the producer closes
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
         bad_rows = bad_rows_type(first_row)
         batch = message_batch(chunk, bad_rows, *target)
-        if "priority" in batch.schema.names and not priorities:
+        if "priority" in batch.schema.names and not has_priorities:
             bad_rows.add_rows(np.arange(len(chunk)), "this message or another has a priority, which only gRPC supports")
         if target.queue is not None:
             is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
@@ -166,7 +167,7 @@ def _portions_of_messages(
         yield [_portion(parts)]
 
 
-_body = operator.attrgetter("body")
+_body_of = operator.attrgetter("body")
 
 
 def _next_messages(messages: Iterator[Message]) -> list[Message]:
@@ -174,11 +175,13 @@ def _next_messages(messages: Iterator[Message]) -> list[Message]:
     chunk: list[Message] = []
     size = 0
     while size < PORTION_BYTES and (max_count := CHUNK_MESSAGES - len(chunk)):
-        chunk += (next_messages := list(itertools.islice(messages, min(len(chunk) + 1, _MAX_UNSIZED, max_count))))
+        chunk += (
+            next_messages := list(itertools.islice(messages, min(len(chunk) + 1, _MAX_UNCOUNTED_MESSAGES, max_count)))
+        )
         if not next_messages:
             break
         try:
-            size += sum(map(len, map(_body, next_messages)))
+            size += sum(map(len, map(_body_of, next_messages)))
         except (AttributeError, TypeError):  # an object that is not a message is rejected later, with its number
             break
     return chunk
@@ -199,15 +202,15 @@ def _split_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[
     rows = len(batch)
     rows_per_part = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, converted_bytes(batch))))
     for start in range(0, rows, rows_per_part):
-        yield from _halve_large(batch.slice(start, rows_per_part), columns)
+        yield from _halve_large_batch(batch.slice(start, rows_per_part), columns)
 
 
-def _halve_large(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def _halve_large_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     """Split a batch further if its large rows are adjacent."""
     if len(batch) > 1 and converted_bytes(batch) > 2 * PORTION_BYTES:
         middle = len(batch) // 2
-        yield from _halve_large(batch.slice(0, middle), columns)
-        yield from _halve_large(batch.slice(middle), columns)
+        yield from _halve_large_batch(batch.slice(0, middle), columns)
+        yield from _halve_large_batch(batch.slice(middle), columns)
     else:
         yield converted_batch(batch, columns)
 

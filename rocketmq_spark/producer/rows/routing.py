@@ -1,9 +1,9 @@
 """Chooses the queue of each row, and splits an Arrow batch into ranges of rows of one topic and queue.
 
 A ``RowSelector`` returns an index into the topic's queues for each row, for a whole column at once if possible. Rows without a
-sharding key or queue id may go to any queue, as in Kafka; their index is the one after the last queue. A row whose queue does not
-exist is added to ``BadRows`` and gets the index of the first queue, which is never used. ``Router`` splits an Arrow batch into
-ranges of rows that go to one topic, and to one queue if rows choose their queue.
+sharding key or queue id may go to any queue, as in Kafka. The index of such a row is the number of queues. A row whose queue does
+not exist is added to ``BadRows`` and gets the index of the first queue, which is never used. ``Router`` splits an Arrow batch
+into ranges of rows that go to one topic, and to one queue if rows choose their queue.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rocketmq_spark.options.names import resolve
 from rocketmq_spark.options.topic_names import EXACT, TopicNames, dots_hint
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.queues.selection import Select, by_callable, in_rooms
+from rocketmq_spark.queues.selection import Select, queues_on_brokers_in_rooms, select_by_callable
 
 logger = logging.getLogger(__name__)
 
-_NO_QUEUE, _AMBIGUOUS = -1, -2
+_NO_QUEUE, _AMBIGUOUS_QUEUE = -1, -2
 
 QueueList = Sequence[MessageQueue]
 # The queues of a topic in the order of Kafka's partitions.
@@ -46,26 +46,26 @@ PartitionLookup = Callable[[str], QueueList]
 
 
 class TopicRows(NamedTuple):
-    """The rows of one topic in an Arrow batch. If ``row_indices`` is None, all rows of the batch have this topic. ``first`` is
-    the number of the batch's first row.
+    """The rows of one topic in an Arrow batch. If ``row_indices`` is None, all rows of the batch have this topic. ``first_row``
+    is the row number of the batch's first row.
     """
 
     batch: pa.RecordBatch
     topic: str
     row_indices: npt.NDArray[np.intp] | None
-    first: int
+    first_row: int
 
     def row_numbers(self) -> npt.NDArray[np.intp]:
         return np.arange(len(self.batch)) if self.row_indices is None else self.row_indices
 
     def column(self, name: str) -> pa.Array:
-        column = arrow.combined(self.batch.column(name))
+        column = arrow.one_array(self.batch.column(name))
         return column if self.row_indices is None else column.take(pa.array(self.row_indices))
 
 
 def utf8_texts(column: pa.Array, name: str, row_numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
-    """A column of texts, with null in place of texts that are not UTF-8. Rows with such a text are bad. ``row_numbers`` are the
-    numbers of the column's rows.
+    """A column of strings, with null in place of each string that is not UTF-8. Rows whose string is not UTF-8 are bad.
+    ``row_numbers`` are the numbers of the column's rows.
     """
     bad_indexes = arrow.non_utf8_rows(arrow.as_bytes(column))
     if not bad_indexes:
@@ -77,11 +77,13 @@ def utf8_texts(column: pa.Array, name: str, row_numbers: npt.NDArray[np.intp], b
 
 
 def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
-    """The batch with RocketMQ's names of topics in ``column``. A row is bad if an earlier row has another name for its topic."""
+    """The batch with RocketMQ's names of topics in ``column``. A row is bad if an earlier row has another name for the same
+    topic.
+    """
     if names.rule == EXACT:
         return batch
     encoded = utf8_texts(
-        arrow.combined(batch.column(column)), column, np.arange(len(batch)), bad_rows
+        arrow.one_array(batch.column(column)), column, np.arange(len(batch)), bad_rows
     ).dictionary_encode()
     topic_names: list[str] = encoded.dictionary.to_pylist()
     for code, name in enumerate(topic_names):
@@ -126,8 +128,8 @@ class ByHash:
 
 
 class ByColumn:
-    """The queue that the row names. If the columns of a row are null, ``other_selector`` chooses (``Router``). Without
-    ``other_selector``, such a row may go to any queue.
+    """The queue that the row names. If the columns of a row are null, ``other_selector`` chooses the queue (``Router``). Without
+    ``other_selector``, a row with null in these columns may go to any queue.
     """
 
     needs_good_rows = False
@@ -165,7 +167,7 @@ class ByColumn:
                     )
                 else:
                     reason = _missing_queue_reason(
-                        rows.topic, int(ids[index]), broker, is_ambiguous=queue_indexes[index] == _AMBIGUOUS
+                        rows.topic, int(ids[index]), broker, is_ambiguous=queue_indexes[index] == _AMBIGUOUS_QUEUE
                     )
                 bad_rows.add_rows(numbers[index : index + 1], reason)
             queue_indexes = np.maximum(queue_indexes, 0)
@@ -188,7 +190,7 @@ class ByColumn:
             for table_row, name in enumerate(names):
                 if name is None:
                     is_taken = table[table_row, queue.queue_id] != _NO_QUEUE
-                    table[table_row, queue.queue_id] = _AMBIGUOUS if is_taken else index
+                    table[table_row, queue.queue_id] = _AMBIGUOUS_QUEUE if is_taken else index
                 elif name == queue.broker_name:
                     table[table_row, queue.queue_id] = index
         queue_indexes: Ints = table[table_rows, np.where((ids < 0) | (ids > max_id), max_id, ids)]
@@ -204,9 +206,9 @@ def _missing_queue_reason(topic: str, queue_id: int, broker: str | None, is_ambi
 
 
 class ByPartition:
-    """The queue with the partition number in the row: an index into the queues that ``partitions_of`` returns for the topic. Some
-    of these queues may not accept messages now. A row without a number goes to the queue of its key, or to any queue if it has no
-    key.
+    """The queue with the partition number in the row. The number is an index into the queues that ``partitions_of`` returns for
+    the topic, of which some may not accept messages now. A row without a number goes to the queue of its key, or to any queue if
+    it has no key.
     """
 
     needs_good_rows = False
@@ -217,8 +219,8 @@ class ByPartition:
         self.other_selector = ByHash(columns) if "shardingkey" in columns else None
 
     def number_queues(self, topic: str) -> None:
-        """Number the queues of a topic. This may wait for brokers that name servers do not list yet. A route that is fetched
-        afterwards has these brokers.
+        """Number the queues of a topic. May wait for brokers that name servers do not list yet, so that a route that is fetched
+        afterwards contains these brokers.
         """
         self._partitions_of(topic)
 
@@ -267,7 +269,7 @@ class ByCallable:
         self._function = function
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        if self._adds_bad_rows(rows, bad_rows):
+        if self._add_bad_rows(rows, bad_rows):
             return np.zeros(len(rows.row_numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         index_by_queue = {queue: index for index, queue in enumerate(queues)}
@@ -275,15 +277,15 @@ class ByCallable:
         for index, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                queue_indexes[index] = index_by_queue[by_callable(self._function, queues, message, key or None)]
+                queue_indexes[index] = index_by_queue[select_by_callable(self._function, queues, message, key or None)]
             except SelectorError as e:
-                row = rows.first + int(rows.row_numbers()[index])
+                row = rows.first_row + int(rows.row_numbers()[index])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return queue_indexes
 
-    def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
-        """Add the rows with a text that is not UTF-8, because a selector function cannot get such a text. Returns whether there
-        are such rows.
+    def _add_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
+        """Add each row with a string that is not UTF-8 to ``bad_rows``, because a selector function cannot get this string.
+        Returns whether the rows have a bad row.
         """
         is_good = True
         for name in ("tags", "keys", "properties", "shardingkey"):
@@ -305,7 +307,7 @@ class ByCallable:
 
 
 def _rows_not_utf8(column: pa.Array) -> npt.NDArray[np.intp]:
-    """The rows in which a text is not UTF-8. ``column`` has texts, lists of texts, or maps."""
+    """The rows in which a string is not UTF-8. ``column`` has strings, lists of strings, or maps."""
     if pa.types.is_string(column.type):
         return np.array(arrow.non_utf8_rows(arrow.as_bytes(column)), np.intp)
     bounds = arrow.offsets(column)
@@ -319,7 +321,7 @@ QueueFilter = Callable[[QueueList], QueueList]
 
 
 class RowRange(NamedTuple):
-    """Rows ``start`` to ``end`` in the order of the plan. Without a queue they may go to any queue."""
+    """Rows ``start`` to ``end`` in the order of the plan. If ``queue`` is None, the rows may go to any queue."""
 
     topic: str
     queue: MessageQueue | None
@@ -421,10 +423,10 @@ def row_selector(
 
 def queue_filter(options: Options) -> QueueFilter | None:
     """Return the filter for the queues of a batch whose rows do not choose a queue. The batch goes to a random queue that passes
-    the filter. None means round robin.
+    the filter. Returns None if batches go to the queues round robin.
     """
     if options.queue_selector == "machineRoom":
-        return lambda queues: in_rooms(queues, options.machine_rooms)
+        return lambda queues: queues_on_brokers_in_rooms(queues, options.machine_rooms)
     return _all_queues if options.queue_selector == "random" else None
 
 
@@ -435,14 +437,15 @@ def _all_queues(queues: QueueList) -> QueueList:
 class Router:
     """Plans the Arrow batches of one task.
 
-    ``queues(topic, refresh)`` returns a topic's queues. It is called once per task and topic, so that a key keeps its queue while
-    the task runs. Routers of one call have the same ``shared_queues``. If a row names a queue that the list does not have, the
-    route is refreshed once per batch. From then on, rows that name a queue use the newest route, and rows with a key still use
-    the first list.
+    ``queues(topic, refresh)`` returns a topic's queues. This function is called once per task and topic, so that a key keeps its
+    queue while the task runs. Routers of one call have the same ``shared_queues``. If a row names a queue that the list does not
+    have, the route is refreshed once per batch. From then on, rows that name a queue use the newest route, and rows with a key
+    still use the first list.
 
-    ``partitions_of`` returns a topic's queues by partition number. The numbers do not change while the task runs. If rows name a
-    partition of a broker that has no queue in the route, ``wait_for_brokers`` is called once per task and topic. It returns the
-    topic's queues when these brokers have queues, or at a deadline. All topics of an Arrow batch have the same deadline.
+    ``partitions_of`` returns a topic's queues by partition number. A partition keeps its number while the task runs. If rows name
+    a partition of a broker that has no queue in the route, ``wait_for_brokers`` is called once per task and topic.
+    ``wait_for_brokers`` returns the topic's queues when the named brokers have queues, or at a deadline. All topics of an Arrow
+    batch have the same deadline.
     """
 
     def __init__(
@@ -463,7 +466,7 @@ class Router:
         self._wait_for_brokers = wait_for_brokers
         self._waited_topics: set[str] = set()
         self._patience_s = options.send_timeout
-        self._deadline: Deadline | None = None  # of the current Arrow batch, set when one of its topics waits
+        self._deadline: Deadline | None = None  # the end of the waits for one Arrow batch, set at the first wait
         self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
         self._newest_queues: dict[str, QueueList] = {}
 
@@ -479,7 +482,7 @@ class Router:
         if self._topic is not None:
             return [TopicRows(batch, self._topic, None, first_row)]
         assert self._column is not None
-        column = utf8_texts(arrow.combined(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
+        column = utf8_texts(arrow.one_array(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
         named_mask = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
         bad_rows.add(~arrow.to_mask(named_mask), f"{self._column} is null or empty; expected the name of a topic")
         topics_with_rows = []
@@ -527,7 +530,7 @@ class Router:
         numbers = rows.row_numbers()
         if self._selector is None:
             return numbers, [(None, 0, len(numbers))]
-        queues, queue_indexes = self._choose(rows, bad_rows)
+        queues, queue_indexes = self._choose_queues(rows, bad_rows)
         # 16-bit integers are sorted by radix sort, which is faster.
         narrow_indexes = queue_indexes.astype(np.int16) if len(queues) < 1 << 15 else queue_indexes
         order = np.argsort(narrow_indexes, kind="stable")
@@ -540,7 +543,7 @@ class Router:
         ]
         return numbers[order], parts
 
-    def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
+    def _choose_queues(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
         assert self._selector is not None
         if isinstance(self._selector, ByPartition):
             self._selector.number_queues(rows.topic)
@@ -553,8 +556,9 @@ class Router:
         newest_queues = self._newest_queues.get(rows.topic, first_queues)
         trial_bad_rows = BadRows()
         named_indexes = self._selector(rows, newest_queues, trial_bad_rows)
-        if trial_bad_rows.found():
-            newest_queues = self._newest_queues[rows.topic] = self._refreshed(rows)  # it may have more queues by now
+        if trial_bad_rows.reasons_by_row():
+            # A refreshed route may have more queues.
+            newest_queues = self._newest_queues[rows.topic] = self._refreshed_queues(rows)
             if is_new:  # no key has a queue yet, so keys can use all queues, too
                 first_queues = self._queues[rows.topic] = newest_queues
             named_indexes = self._selector(rows, newest_queues, bad_rows)
@@ -572,7 +576,7 @@ class Router:
             )
         return queues, queue_indexes
 
-    def _refreshed(self, rows: TopicRows) -> QueueList:
+    def _refreshed_queues(self, rows: TopicRows) -> QueueList:
         """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""
         topic, queues = rows.topic, self._queues_of(rows.topic, True)
         if (

@@ -1,10 +1,10 @@
 """Sends rows of Arrow batches: checks and encodes them, splits them into batches by topic and queue, and creates requests.
 
-A task of the sink and ``Producer.send_arrow`` use it. The owner of the rows (``RowOwner``) checks topics, waits while the
-limits are reached, and gets each completion. This module itself only fetches routes and types of topics.
+A task of the sink and ``Producer.send_arrow`` use this module. The owner of the rows (``RowOwner``) checks topics, waits while
+the limits are reached, and gets each completion. The only requests of this module are those for routes and for types of topics.
 
-A broker stores a batch of a batch topic as one message, with an id, and with the tag and keys that all of its rows share. It
-filters such a batch by the batch's tag, so ``group_by_tag`` groups rows of one tag where their order allows it.
+A broker stores a batch of a batch topic as one message, with an id, and with the tag and keys that all of its rows share. A
+filter compares only the batch's tag, so ``group_by_tag`` groups rows of one tag where their order allows it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.delays import DelayRouter
-from rocketmq_spark.producer.encoding import How, Prepared
+from rocketmq_spark.producer.encoding import How, PreparedMessage
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.rows import routing
@@ -46,23 +46,22 @@ from rocketmq_spark.wire.messages import decode_batch
 
 logger = logging.getLogger(__name__)
 
-# The rows of an Arrow batch are grouped by tag if the batch has at most this many tags. With more tags, the groups would be
-# small.
+# The maximum number of tags in an Arrow batch whose rows are grouped by tag. With more tags, the groups would be small.
 MAX_TAGS = 16
 
-# After a slow request without an answer, the storage of a topic is requested again after this time.
+# How long the storage of a topic is not requested again after a slow request without an answer.
 SILENT_RETRY_S = 30.0
 
-# If no request completes for this long beyond the send timeout, a request was lost.
+# How long after the send timeout a request counts as lost, if no request completes.
 LOST_SEND_S = 60.0
-# The look-up of a batch that may be stored has this many steps. Each step may take the send timeout.
+# The number of steps of a look-up of a batch that may be stored. Each step may take the send timeout.
 LOOKUP_STEPS = 4
 
 
 class StoragePlan:
     """Applies the requirements of a topic's type to its rows. Rows of a compaction topic need a key. Over gRPC, rows of a topic
-    of ordered messages need a sharding key. For a batch topic, it decides which rows form a batch, and the properties of the
-    batch.
+    of ordered messages need a sharding key. For a batch topic, the plan decides which rows form a batch, and the properties of
+    the batch.
     """
 
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
@@ -140,15 +139,15 @@ def group_by_tag(
     """
     if (
         batch_by_tag == "false"
-        or not batch_properties.tags
-        or (batch_by_tag == "auto" and batch_properties.tags > MAX_TAGS)
+        or not batch_properties.tag_count
+        or (batch_by_tag == "auto" and batch_properties.tag_count > MAX_TAGS)
     ):
         return plan
     orders, ranges, start = [], [], 0
     for row_range in plan.ranges:
         rows = plan.rows(row_range)
         may_group = is_stored_whole(row_range.topic) and (row_range.queue is None or batch_by_tag == "true")
-        for part in batch_properties.by_tag(rows) if may_group else [rows]:
+        for part in batch_properties.rows_by_tag(rows) if may_group else [rows]:
             orders.append(part)
             ranges.append(RowRange(row_range.topic, row_range.queue, start, start + len(part)))
             start += len(part)
@@ -156,7 +155,7 @@ def group_by_tag(
 
 
 class RowIds(Sequence[str]):
-    """The message ids of a request. They become strings when they are read, because most are never read."""
+    """The message ids of a request. An id becomes a string when it is read, because most ids are never read."""
 
     def __init__(self, ids: npt.NDArray[np.uint8], rows: Rows) -> None:
         self._ids = ids
@@ -185,16 +184,18 @@ class RowOwner(Protocol):
     """The owner of the rows that are sent: a task of the sink, or a call of a producer."""
 
     def check_topic(self, topic: str) -> None:
-        """Called for each topic of a batch before any of its rows is sent; raises if rows cannot be sent there."""
+        """Check a topic of an Arrow batch. This method is called before any row of the batch is sent. Raises an error if no rows
+        can be sent to the topic.
+        """
 
     def is_transient(self, error: RocketMQError) -> bool:
-        """Whether the error is temporary and there is a spool for such sends."""
+        """Whether the error is temporary, and the producer has a spool for sends that fail with a temporary error."""
 
     def submit(self, outgoing: OutgoingSend) -> None:
         """Submit a request to the engine when it is within the limits."""
 
     def on_completion(self, rows: Rows, completion: SendCompletion) -> None:
-        """Receive the completion of the request of ``rows``. Called on any thread, and must not block."""
+        """Receive the completion of the request of ``rows``. This method is called on any thread, and must not block."""
 
 
 class RowTools(NamedTuple):
@@ -222,13 +223,13 @@ class RowChecks(NamedTuple):
     check_topic: Callable[[str], None]
 
     def __call__(
-        self, batch: pa.RecordBatch, bad_rows: BadRows, first: int, partition: int | None = None
+        self, batch: pa.RecordBatch, bad_rows: BadRows, first_row: int, partition: int | None = None
     ) -> tuple[CheckedRows, RoutingPlan]:
-        """The checked columns, and the routing plan. Raises an error if there are bad rows. ``first`` is the number of the
+        """The checked columns, and the routing plan. Raises an error if there are bad rows. ``first_row`` is the number of the
         batch's first row.
         """
         checked = self.encoder.check(batch, bad_rows)
-        topics = self.router.topics(batch, bad_rows, first)
+        topics = self.router.topics(batch, bad_rows, first_row)
         if self.router.needs_good_rows:
             bad_rows.raise_if_any(partition)
         for rows in topics:
@@ -277,13 +278,15 @@ class RowSender:
         self._filter_queues = routing.queue_filter(options)
 
     def join(self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan) -> Encoded:
-        """The encoded rows. Ids that depend on the content are missing until ``identify`` writes them."""
+        """The encoded rows. Ids that depend on the content are missing until ``add_content_ids`` writes them."""
         return self._encoder.join(checked, plan.topics(len(batch)))
 
-    def identify(self, encoded: Encoded, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]) -> None:
-        """Write the ids that depend on the content into the rows that ``join`` has encoded (``Encoder.identify``)."""
+    def add_content_ids(
+        self, encoded: Encoded, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]
+    ) -> None:
+        """Write the ids that depend on the content into the rows that ``join`` has encoded (``Encoder.add_content_ids``)."""
         assert isinstance(encoded, EncodedItems)
-        self._encoder.identify(encoded, checked, hashes)
+        self._encoder.add_content_ids(encoded, checked, hashes)
 
     def send(
         self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan, encoded: Encoded, first_row: int = 0
@@ -291,7 +294,7 @@ class RowSender:
         """Submit the rows in requests. The owner gets completions with row numbers, of which ``first_row`` is the first."""
         self._first_row = first_row
         plan = self._storage.split_by_tag(batch, plan)
-        delayed_mask = checked.delayed
+        delayed_mask = checked.is_delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
             delayed_mask = delayed_mask[plan.order] if delayed_mask is not None else None
@@ -328,12 +331,12 @@ class RowSender:
                     ordered=not is_delayed,
                     filter_queues=self._filter_queues if topic == row_range.topic else None,
                     done=functools.partial(self._owner.on_completion, chunk_rows + self._first_row),
-                    msg_ids=RowIds(self._ids.last, chunk_rows) if isinstance(self._ids, RecordingIds) else (),
+                    msg_ids=RowIds(self._ids.last_ids, chunk_rows) if isinstance(self._ids, RecordingIds) else (),
                     failed_queues=self._failed_queues,
                 )
             )
 
-    def _long_delay(self, prepared: Prepared, destination: How) -> tuple[Prepared, How]:
+    def _long_delay(self, prepared: PreparedMessage, destination: How) -> tuple[PreparedMessage, How]:
         topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
 
         def queues_or_empty() -> Sequence[MessageQueue]:
@@ -374,7 +377,7 @@ def _no_group_reason(topic: str, key: str) -> str:
     return f"there is no {key}, and topic {topic!r} (message.type=FIFO) accepts only messages with a {key}"
 
 
-def _single_message(topic: str, body: memoryview) -> Prepared:
+def _single_message(topic: str, body: memoryview) -> PreparedMessage:
     """A row as a single message."""
     (item,) = decode_batch(body)
-    return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)
+    return PreparedMessage(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)

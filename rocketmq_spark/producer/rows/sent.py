@@ -88,7 +88,8 @@ class _SharedOutcome:
 
 
 class SentRows(Sequence[SendResult | RocketMQError]):
-    """The outcome of each row of ``Producer.send_arrow``, or of each message of ``Producer.send_many``, in their order.
+    """The outcomes of the rows of ``Producer.send_arrow``, or of the messages of ``Producer.send_many``, in the order of the rows
+    or messages.
 
     Item ``i`` is the ``SendResult`` of row ``i``, or its error. Rows of one batch share their error. Only producers create
     these objects; ``parts`` and ``ids`` are internal.
@@ -136,7 +137,8 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     def failed(self) -> npt.NDArray[np.int64]:
         """The numbers of the rows that failed, sorted. ``table.take(sent.failed)`` has these rows.
 
-        A failed row may be stored nevertheless, unless its error says that it was not sent. Sending it again may store it twice.
+        A failed row may be stored nevertheless, unless its error says that it was not sent. If you send a failed row again, it
+        may be stored twice.
         """
         return np.flatnonzero(self._of_parts([part.result is None for part in self._parts], np.bool_))
 
@@ -154,7 +156,8 @@ class SentRows(Sequence[SendResult | RocketMQError]):
 
     @property
     def table(self) -> pa.Table:
-        """The outcomes as columns: ``status``, ``brokerName``, ``queueId``, ``queueOffset``, ``msgId``, ``error``.
+        """The outcomes as a table with the columns ``status``, ``brokerName``, ``queueId``, ``queueOffset``, ``msgId`` and
+        ``error``.
 
         In a failed row all columns except ``msgId`` and ``error`` are null. ``queueId`` is null over gRPC. The columns of
         the queue and the offset are null if ``queue`` or ``queue_offset`` of the ``SendResult`` is None.
@@ -166,7 +169,9 @@ class SentRows(Sequence[SendResult | RocketMQError]):
             "brokerName": self._texts([None if queue is None else queue.broker_name for queue in queues]),
             "queueId": self._numbers([_queue_id(queue) for queue in queues], np.int32, pa.int32()),
             "queueOffset": self._offsets(),
-            "msgId": buffers.fixed_width(self._ids).view(pa.string()) if len(self._ids) else pa.nulls(0, pa.string()),
+            "msgId": buffers.fixed_width_column(self._ids).view(pa.string())
+            if len(self._ids)
+            else pa.nulls(0, pa.string()),
             "error": self._texts([None if part.result is not None else str(part.outcome) for part in self._parts]),
         }
         return pa.table(columns)

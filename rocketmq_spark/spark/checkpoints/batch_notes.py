@@ -1,11 +1,11 @@
 """The note of a batch: the end offsets of the sink's queues before any row of the batch was sent.
 
-The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint. The driver writes it before a task may send. If a driver
-finds the note of an earlier run, rows of the batch may be stored at these offsets or later. A note is no lock: it does not stop
-another driver.
+The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint. The driver writes this file before a task may send. If a
+driver finds the note of an earlier run, rows of the batch may be stored at the noted offsets or later. A note is no lock: it does
+not stop another driver.
 
-The folder ``rocketmq`` also contains the epoch, a number that a rewind increments, so that rows that are sent again get other
-ids.
+The folder ``rocketmq`` also contains the epoch, a number. A rewind increments the epoch, so that rows get other ids when they are
+sent again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rocketmq_spark.stored.ends import OR_AT_LEAST_ONCE, QueueEnds
 logger = logging.getLogger(__name__)
 
 NOTES_FOLDER = "rocketmq"
-# The version of the computation of row ids. Version 1 computed other ids.
+# How row ids are computed: a note of version 1 means other ids than this version computes.
 VERSION = 2
 _EPOCH_PATH = f"{NOTES_FOLDER}/epoch"
 _DIGEST_BYTES = 16
@@ -37,8 +37,8 @@ _CHECKSUM_KEY = "sum"
 class BatchNote:
     """The identity of a batch, and the end offsets of the queues before it.
 
-    ``scope`` is a text with namespace and environment of the topics. ``settle_s`` is the longest time that a request of a run of
-    the batch may take to arrive. ``version`` says how the ids of the rows are computed.
+    ``scope`` names the namespace and the environment of the topics. ``settle_s`` is the longest time until a request arrives at a
+    broker, over all runs of the batch. ``version`` says how the ids of the rows are computed.
     """
 
     name: BatchName
@@ -71,7 +71,7 @@ class BatchNote:
             value = json.loads(content)
             version = int(value["v"])
             if version <= VERSION:
-                if value.pop(_CHECKSUM_KEY, None) not in (None, _checksum(value)):  # earlier versions wrote none
+                if value.pop(_CHECKSUM_KEY, None) not in (None, _checksum(value)):  # earlier versions wrote no checksum
                     raise ValueError("its checksum differs")
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
@@ -91,8 +91,8 @@ class BatchNote:
     def belongs_to(self, name: BatchName) -> bool:
         """Whether this is a note of the batch ``name``, for any of its writes.
 
-        Raises ``UnprovedError`` if an earlier version computed the ids, because no stored row would be recognized, and all rows
-        would be sent again.
+        Raises ``UnprovedError`` if an earlier version computed the ids: with the ids of this version, no stored row would be
+        recognized, and all rows would be sent again.
         """
         if self.name._replace(write_name=name.write_name) != name:
             return False
@@ -111,7 +111,9 @@ def _checksum(value: Mapping[str, Any]) -> str:
 
 
 class BegunBatch(NamedTuple):
-    """The note of a batch. If it ``existed`` before, an earlier run may have sent rows of the batch."""
+    """The note of a batch. ``existed`` says whether the batch already had this note; then an earlier run may have sent rows of
+    the batch.
+    """
 
     note: BatchNote
     existed: bool
@@ -195,8 +197,8 @@ def _note_paths(folder: Folder, number: int) -> list[str]:
 
 
 def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_s: float = 0.0) -> BatchNote:
-    """Add the ends of missing queues to the note. No task has sent to these queues. The note is durable when the function
-    returns.
+    """Add the ends of queues that the note does not have yet. No task has sent to such a queue. The note is durable when the
+    function returns.
     """
     extended_note = replace(
         note, ends=note.ends.with_further_queues(current_ends), settle_s=max(note.settle_s, settle_s)
@@ -209,13 +211,17 @@ def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_
 
 
 def _backup_path(path: str) -> str:
-    """Return the path of a copy to write before a note is replaced, because pyarrow deletes the old file first on HDFS."""
+    """Return the path of the copy of a note. The copy is written before the note is replaced, because on HDFS pyarrow deletes the
+    old file first.
+    """
     parent, _, name = path.rpartition("/")
     return f"{parent}/.{name}"
 
 
 def batch_status(folder: Folder, write_name: str) -> str:
-    """Return the state of a query's last batch as a phrase. Raises ``RocketMQError`` if the query could not continue from it."""
+    """Return the state of a query's last batch as a phrase. Raises ``RocketMQError`` if the query could not continue after this
+    batch.
+    """
     if folder.read_bytes("metadata") is None and not folder.files("offsets"):
         return "the query was not started yet"
     name = batch_name(folder, write_name)

@@ -37,7 +37,7 @@ class Folder:
     """A folder of a local or remote file system. ``name`` is as the user wrote it; paths of files are relative to the folder."""
 
     name: str
-    _system: Any
+    _file_system: Any
     _root_path: str
 
     def files(self, below: str = "", recursive: bool = False) -> dict[str, int]:
@@ -60,8 +60,8 @@ class Folder:
         with self._with_folder_name():
             if self._is_local:
                 return self._local_entries(below, recursive)
-            selector = FileSelector(self._path(below), allow_not_found=True, recursive=recursive)
-            return [self._entry(info) for info in self._system.get_file_info(selector)]
+            selector = FileSelector(self._full_path(below), allow_not_found=True, recursive=recursive)
+            return [self._entry(info) for info in self._file_system.get_file_info(selector)]
 
     def _entry(self, info: Any) -> _FileEntry:
         from pyarrow.fs import FileType
@@ -72,11 +72,11 @@ class Folder:
 
     def _local_entries(self, below: str, recursive: bool) -> list[_FileEntry]:
         entries: list[_FileEntry] = []
-        with self._no_links(below):
+        with self._reject_links(below):
             try:
                 with self._open_folder(below) as folder_descriptor, os.scandir(folder_descriptor) as dir_entries:
                     for entry in dir_entries:
-                        with suppress(FileNotFoundError):  # it was removed meanwhile
+                        with suppress(FileNotFoundError):  # another process may remove the file meanwhile
                             entries.append(_local_entry(f"{below}/{entry.name}".lstrip("/"), entry))
             except FileNotFoundError:
                 return []
@@ -91,8 +91,8 @@ class Folder:
 
         with self._with_folder_name():
             if not self._is_local:
-                return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
-            with self._no_links(below), suppress(FileNotFoundError, NotADirectoryError), self._open_folder(below):
+                return bool(self._file_system.get_file_info(self._full_path(below)).type == FileType.Directory)
+            with self._reject_links(below), suppress(FileNotFoundError, NotADirectoryError), self._open_folder(below):
                 return True
             return False
 
@@ -100,7 +100,7 @@ class Folder:
         return folders.open_subfolder(Path(self._root_path), below.split("/") if below else [])
 
     @contextmanager
-    def _no_links(self, path: str) -> Iterator[None]:
+    def _reject_links(self, path: str) -> Iterator[None]:
         try:
             yield
         except OSError as e:
@@ -112,11 +112,11 @@ class Folder:
             ) from e
 
     def advice_to_owner(self, action: str) -> str:
-        """Return ``action`` as advice. If another user owns a local folder, that user should act, because the owner could lead
-        root elsewhere.
+        """Return ``action`` as advice. If another user owns a local folder, the advice is for this owner, because the owner could
+        lead root to other files.
         """
         with suppress(OSError):
-            if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader():
+            if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader_uid():
                 return f"let {folders.user_text(owner)} {action}, not root"
         return action
 
@@ -125,24 +125,24 @@ class Folder:
         return advice[0].upper() + advice[1:]
 
     def read(self, path: str) -> str:
-        """Return the text of a file. Errors contain no part of the text, because the file may not be the file that the user of
-        the command meant.
+        """Return the text of a file. Errors contain no part of the text, because the path may lead to another file than the user
+        of the command expects.
         """
         try:
-            return str(self._content(path), "utf-8")
+            return str(self._read_content(path), "utf-8")
         except UnicodeDecodeError:
             raise OffsetError(f"{self.name}/{path} is damaged: it is not UTF-8 text", remedy=RESTORE_FILE) from None
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
         try:
-            return self._content(path)
+            return self._read_content(path)
         except OffsetError as e:
             if isinstance(e.__cause__, FileNotFoundError):
                 return None
             raise
 
-    def _content(self, path: str) -> bytes:
+    def _read_content(self, path: str) -> bytes:
         """Read a file. Raises ``OffsetError`` for a file of more than ``_FILE_BYTES``, and on a local disk for links, pipes and
         devices, because another user may have put them into the folder.
         """
@@ -157,12 +157,12 @@ class Folder:
 
     def _open_file(self, path: str) -> Any:
         if not self._is_local:
-            return self._system.open_input_stream(self._path(path), compression=None)
+            return self._file_system.open_input_stream(self._full_path(path), compression=None)
         try:
-            with self._no_links(path), self._open_parent(path) as (folder_descriptor, name):
+            with self._reject_links(path), self._open_parent(path) as (folder_descriptor, name):
                 return open(folders.open_regular(name, folder_descriptor=folder_descriptor), "rb")
         except OSError as e:
-            raise OSError(e.errno, e.strerror, self._path(path)) from e
+            raise OSError(e.errno, e.strerror, self._full_path(path)) from e
 
     def create(self, path: str, content: bytes) -> bool:
         """Create a file atomically and durably. Returns False if the file exists."""
@@ -191,16 +191,16 @@ class Folder:
                 self._upload(path, content)
 
     def _upload(self, path: str, content: bytes) -> None:
-        full_path = self._path(path)
-        self._system.create_dir(full_path.rpartition("/")[0], recursive=True)
+        full_path = self._full_path(path)
+        self._file_system.create_dir(full_path.rpartition("/")[0], recursive=True)
         temporary_path = f"{full_path.rpartition('/')[0]}/.{uuid.uuid4().hex}"
-        with self._system.open_output_stream(temporary_path, compression=None) as stream:
+        with self._file_system.open_output_stream(temporary_path, compression=None) as stream:
             stream.write(content)
-        self._system.move(temporary_path, full_path)
+        self._file_system.move(temporary_path, full_path)
 
     @property
     def _is_local(self) -> bool:
-        return str(self._system.type_name) == "local"
+        return str(self._file_system.type_name) == "local"
 
     @contextmanager
     def _open_parent(self, path: str, mode: int | None = None) -> Iterator[tuple[int, str]]:
@@ -240,7 +240,7 @@ class Folder:
             folders.warn_if_replaceable(path, "the checkpoint")
         elif (exposure := next(folders.exposures(path, owner), None)) is not None:
             raise OffsetError(
-                f"{self.name} is not changed by root: {exposure.who} may replace {exposure.path}, or what is in it",
+                f"{self.name} is not changed by root: {exposure.users_text} may replace {exposure.path}, or what is in it",
                 remedy=f"{folders.remedy(exposure, 'the checkpoint', owner)}, or run this command as {folders.user_text(owner)}",
             )
 
@@ -250,7 +250,7 @@ class Folder:
         could lead to a file of another user.
         """
         system, root = (
-            self._system,
+            self._file_system,
             self._root_path[: len(self._root_path.rstrip("/")) - len(_base_name(self._root_path))] + target,
         )
         target_folder = Folder(self.name.rstrip("/")[: -len(_base_name(self.name))] + target, system, root)
@@ -259,8 +259,8 @@ class Folder:
                 self._copy_local(paths, Path(root))
             else:
                 for path in paths:
-                    system.create_dir(target_folder._path(path).rpartition("/")[0], recursive=True)
-                    system.copy_file(self._path(path), target_folder._path(path))
+                    system.create_dir(target_folder._full_path(path).rpartition("/")[0], recursive=True)
+                    system.copy_file(self._full_path(path), target_folder._full_path(path))
         return target_folder
 
     def _copy_local(self, paths: Sequence[str], target: Path) -> None:
@@ -272,7 +272,7 @@ class Folder:
                 *parents, name = path.split("/")
                 with (
                     self._open_parent(path) as (folder_descriptor, _),
-                    folders.open_subfolder(new_folder, parents, folders.PRIVATE) as target_descriptor,
+                    folders.open_subfolder(new_folder, parents, folders.PRIVATE_MODE) as target_descriptor,
                 ):
                     _copy_file(name, folder_descriptor, target_descriptor)
 
@@ -283,7 +283,7 @@ class Folder:
         with folders.open_subfolder(target.parent) as parent:
             try:
                 with self.as_owner():
-                    os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
+                    os.mkdir(target.name, folders.PRIVATE_MODE, dir_fd=parent)
                     return folders.open_folder(target.name, parent)
             except PermissionError:
                 if any(folders.exposures(target)):
@@ -298,7 +298,7 @@ class Folder:
                     with self._open_parent(path) as (folder_descriptor, name):
                         os.unlink(name, dir_fd=folder_descriptor)
                 else:
-                    self._system.delete_file(self._path(path))
+                    self._file_system.delete_file(self._full_path(path))
 
     def delete_folder(self, below: str) -> None:
         """Delete a subfolder and its content."""
@@ -307,16 +307,16 @@ class Folder:
                 with self._open_parent(below) as (folder_descriptor, name):
                     shutil.rmtree(name, dir_fd=folder_descriptor)
             else:
-                self._system.delete_dir(self._path(below))
+                self._file_system.delete_dir(self._full_path(below))
 
-    def _path(self, below: str) -> str:
+    def _full_path(self, below: str) -> str:
         return f"{self._root_path.rstrip('/')}/{below}" if below else self._root_path
 
     @contextmanager
     def _with_folder_name(self) -> Iterator[None]:
         try:
             yield
-        except OffsetError:  # a ValueError, too
+        except OffsetError:  # raised again, because an ``OffsetError`` is also a ``ValueError``
             raise
         except (OSError, ValueError, NotImplementedError) as e:
             raise OffsetError(
@@ -391,7 +391,7 @@ def _sync_folder(folder_descriptor: int) -> None:
         os.close(parent_descriptor)
 
 
-# The schemes that have another name in Spark than in pyarrow.
+# The schemes of Spark that have another name in pyarrow.
 _SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3"}
 
 

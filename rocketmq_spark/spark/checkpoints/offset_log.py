@@ -1,10 +1,10 @@
 """Reads from Spark's checkpoint of a query what its rocketmq sources have read.
 
 ``offsets/N`` has the positions at which batch N ends. Its lines are a version, settings, and a line for each source of the query.
-In version 1 the line of a source is its offset, and Spark identifies the source by its place in the query. In version 2
-(``spark.sql.streaming.offsetLog.formatVersion``, and all queries with ``enableSourceEvolution``) its name precedes the offset, as
-in ``orders:{"topics":…}``, and sources may be added, removed and reordered. Spark writes ``commits/N`` when the batch is done,
-and keeps the last hundred batches (``spark.sql.streaming.minBatchesToRetain``).
+In version 1 the line of a source is its offset, and Spark identifies the source by its index in the query. In version 2
+(``spark.sql.streaming.offsetLog.formatVersion``, and all queries with ``enableSourceEvolution``) the name of the source precedes
+the offset, as in ``orders:{"topics":…}``, and sources may be added, removed and reordered. Spark writes ``commits/N`` when the
+batch is done, and keeps the last hundred batches (``spark.sql.streaming.minBatchesToRetain``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocketmq_spark.spark.source import checkpoint_identity
 from rocketmq_spark.spark.source.offsets import Offsets, Positions
 
 _VERSIONS = ("v1", "v2")
-_HEADER_LINES = 2  # lines before the first source
+_HEADER_LINES = 2  # the number of lines before the line of the first source
 
 # Identifies a source of a query: its index, or its name in a log of version 2.
 SourceId = int | str
@@ -37,7 +37,7 @@ class LoggedBatch(NamedTuple):
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """Positions of all sources. If two sources read a queue, the lower position counts."""
+        """The positions of all sources. If two sources read a queue, this is the lower position."""
         return lowest_positions(offsets.positions for offsets in self.sources.values())
 
     @property
@@ -45,11 +45,12 @@ class LoggedBatch(NamedTuple):
         """The identity of each source (``checkpoint_identity``)."""
         return [offsets.source_identity for offsets in self.sources.values()]
 
-    def of_clusters(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
-        """Return the batch without sources of other clusters, whose queues may have the same names, and the names of these
-        clusters.
+    def batch_of_clusters(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
+        """Return the batch without the sources of other clusters, and the names of the other clusters. Queues of another cluster
+        may have the same names.
 
-        If no source would remain, the batch is returned unchanged, because the brokers of its clusters may be unavailable.
+        If no source would remain, the batch is returned unchanged, because ``clusters`` may lack a cluster whose brokers are
+        unavailable.
         """
         other_clusters = {
             source: checkpoint_identity.other_clusters(offsets.source_identity, sorted(clusters))
@@ -64,8 +65,8 @@ class LoggedBatch(NamedTuple):
 class BatchRead(NamedTuple):
     """A batch with the ranges that it read.
 
-    ``queues_without_start`` has the queues whose start was in a batch that Spark has removed. ``done_ms`` is when the batch was
-    finished; None if it is not finished.
+    ``queues_without_start`` has the queues whose start is unknown, because Spark has removed the batch that ended there.
+    ``done_ms`` is when the batch was finished; None if it is not finished.
     """
 
     batch: LoggedBatch
@@ -115,23 +116,23 @@ def planned_batches(folder: Folder) -> set[int]:
 
 
 def uncommitted_batch(folder: Folder) -> BatchRead | None:
-    """Return the planned but unfinished batch with its ranges; None if all batches are finished. The batch is running, or the
-    next start repeats it.
+    """Return the planned but unfinished batch with its ranges; None if all batches are finished. An unfinished batch is running,
+    or is repeated when the query starts again.
     """
     batches = planned_batches(folder)
     number = max(batches, default=None)
     if number is None or number in logged_times_ms(folder, "commits"):
         return None
     batch = read_batch(folder, number)
-    # With asynchronous progress tracking the previous batch may not be logged. Then Spark repeats all batches since the last
-    # logged batch.
+    # With asynchronous progress tracking, the previous batch may be missing in the log. If so, Spark repeats all batches since
+    # the last logged batch.
     previous_number = max((n for n in batches if n < number), default=None)
-    previous = None if previous_number is None else read_batch(folder, previous_number)
-    return BatchRead(batch, *_ranges_after(previous, batch), None)
+    previous_batch = None if previous_number is None else read_batch(folder, previous_number)
+    return BatchRead(batch, *_ranges_after(previous_batch, batch), None)
 
 
 def read_batch(folder: Folder, number: int) -> LoggedBatch:
-    """Return one entry of the offset log. Raises ``OffsetError`` if it cannot be read."""
+    """Return one entry of the offset log. Raises ``OffsetError`` if the entry cannot be read."""
     path = f"offsets/{number}"
     lines = folder.read(path).splitlines()
     version = lines[0] if lines else ""
@@ -145,7 +146,7 @@ def read_batch(folder: Folder, number: int) -> LoggedBatch:
     try:
         source_lines = map(_split_name, lines[_HEADER_LINES:]) if version == "v2" else enumerate(lines[_HEADER_LINES:])
         offsets_by_source = {source: _rocketmq_offsets(text) for source, text in source_lines}
-    except (ValueError, RecursionError):  # RecursionError: JSON that is nested too deep
+    except (ValueError, RecursionError):  # JSON that is nested too deep raises RecursionError
         raise _damaged_entry(folder, path) from None
     sources: dict[SourceId, Offsets] = {
         source: offsets for source, offsets in offsets_by_source.items() if offsets is not None
@@ -174,12 +175,12 @@ def history(folder: Folder) -> list[BatchRead]:
     committed_ms = logged_times_ms(folder, "commits")
     batches = list(_existing_batches(folder))
     batch_reads = []
-    previous: LoggedBatch | None = None
+    previous_batch: LoggedBatch | None = None
     for batch in batches:
-        is_next = previous is not None and previous.number == batch.number - 1
-        ranges, queues_without_start = _ranges_after(previous if is_next else None, batch)
+        is_next = previous_batch is not None and previous_batch.number == batch.number - 1
+        ranges, queues_without_start = _ranges_after(previous_batch if is_next else None, batch)
         batch_reads.append(BatchRead(batch, ranges, queues_without_start, committed_ms.get(batch.number)))
-        previous = batch
+        previous_batch = batch
     return batch_reads
 
 
@@ -193,10 +194,12 @@ def _existing_batches(folder: Folder) -> Iterator[LoggedBatch]:
                 raise
 
 
-def _ranges_after(previous: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+def _ranges_after(
+    previous_batch: LoggedBatch | None, batch: LoggedBatch
+) -> tuple[list[OffsetRange], list[MessageQueue]]:
     starts: dict[SourceId, Positions] = {}
     for source, offsets in batch.sources.items():
-        previous_offsets = None if previous is None else previous.sources.get(source)
+        previous_offsets = None if previous_batch is None else previous_batch.sources.get(source)
         if previous_offsets == offsets:
             # The batch has no new messages, and its entry repeats the starts of an earlier batch.
             starts[source] = offsets.positions
@@ -209,15 +212,15 @@ def _ranges_after(previous: LoggedBatch | None, batch: LoggedBatch) -> tuple[lis
 
 
 def batch_ranges(
-    starts: Mapping[SourceId, Positions], end: LoggedBatch
+    starts: Mapping[SourceId, Positions], end_batch: LoggedBatch
 ) -> tuple[list[OffsetRange], list[MessageQueue]]:
     """Return the ranges that the sources of a batch read from ``starts`` to the batch's end, and the queues without a start.
 
-    Omits empty ranges, and returns equal ranges of two sources once, because Spark logs the one source of a self-join twice.
+    Omits empty ranges, and returns equal ranges of two sources once, because a self-join has one source, which Spark logs twice.
     """
     ranges: dict[OffsetRange, None] = {}
     queues_without_start: dict[MessageQueue, None] = {}
-    for source, offsets in end.sources.items():
+    for source, offsets in end_batch.sources.items():
         source_starts = starts.get(source, {})
         for queue, end_offset in sorted(offsets.positions.items()):
             if queue not in source_starts:

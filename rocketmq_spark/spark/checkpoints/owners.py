@@ -1,7 +1,8 @@
 """Checks whether other users may change the checkpoint of a query.
 
-The logs of a checkpoint determine what a query reads, skips and writes again. So a user who owns a checkpoint, or may write to
-it, controls queries of other users that start with it. Spark shows the ``checkpointLocation`` to sinks, and not to sources.
+The logs of a checkpoint determine what a query reads, skips and writes again. So if another user owns a checkpoint or may write
+to it, this user controls each query that starts with the checkpoint. Spark shows the ``checkpointLocation`` to sinks, and not to
+sources.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 _WARNED_KEY = "checkpoints of others"
 # Folders whose files are checked, too. The files of other folders are not checked, because the state may have a million files.
-_LOGS = ("offsets", "commits", NOTES_FOLDER)
+_CHECKED_FOLDERS = ("offsets", "commits", NOTES_FOLDER)
 
 
 def check_owner(location: str) -> None:
-    """Raise ``OffsetError`` for root if other users may change the checkpoint. Other users get one warning, because they cannot
-    change the mode of some folders, such as a volume of Kubernetes.
+    """If other users may change the checkpoint, raise ``OffsetError`` if this user is root. Otherwise log one warning, because
+    this user cannot change the mode of some folders, such as a volume of Kubernetes.
     """
     if (problem_and_remedy := exposure(location)) is None:
         return
@@ -54,11 +55,14 @@ def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None
     first_exposure = parent_exposure or next(_exposures_in(path, owner), None)
     if first_exposure is None:
         return None
-    problem = f"{first_exposure.who} may change {first_exposure.path}, and so decide what the query reads, skips and writes again"
+    problem = (
+        f"{first_exposure.users_text} may change {first_exposure.path}, and so decide what the query reads, skips and "
+        "writes again"
+    )
     new_folder_remedy = "name a new folder, in one that only you and root may change"
     if first_exposure.uid is not None and os.path.realpath(first_exposure.path) == os.path.realpath(path):
         return problem, new_folder_remedy.capitalize()
-    if parent_exposure is not None and _is_free(first_exposure, path):
+    if parent_exposure is not None and _is_creatable(first_exposure, path):
         return (
             problem,
             f"Run: mkdir -m 700 {shlex.quote(str(_next_folder_on_path(first_exposure.path, path)))}, or {new_folder_remedy}",
@@ -78,7 +82,7 @@ def _exposures_in(path: Path, owner: int) -> Iterator[folders.Exposure]:
         yield from folders.exposures_of(link, (), owner)
 
 
-def _is_free(folder_exposure: folders.Exposure, path: Path) -> bool:
+def _is_creatable(folder_exposure: folders.Exposure, path: Path) -> bool:
     """Whether the path can be created safely, because the exposed folder is sticky: only the user who creates a file in such a
     folder may replace the file.
     """
@@ -103,12 +107,12 @@ def owner_of(location: str) -> int:
 
 def _files_to_check(path: Path) -> Iterator[Path]:
     notes = [path / NOTES_FOLDER / name for name in _file_names(path / NOTES_FOLDER)]
-    for folder in (path, *(path / name for name in _LOGS), *notes):
+    for folder in (path, *(path / name for name in _CHECKED_FOLDERS), *notes):
         yield from (folder / name for name in _file_names(folder))
 
 
 def _file_names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # no folder, or not readable, so Spark cannot use it
+    except OSError:  # the folder is missing, or is not readable, so that Spark cannot use it
         return []

@@ -1,9 +1,9 @@
 """Rewinds a query to the end of an earlier batch by removing what Spark wrote after it.
 
 ``plan_rewind`` changes nothing. ``execute`` removes the entries of later batches in both logs, and the versions of state that
-these batches wrote. Before, it copies these files to a backup. Batch N writes version N + 1 of the state. If a later version
-remained, Spark would load this version when the query reaches the same number again. ``drift`` compares the positions of a query
-with what brokers have now.
+these batches wrote. Before the removal, ``execute`` copies these files to a backup. Batch N writes version N + 1 of the state. If
+a version of a removed batch remained, Spark would load this version when the query reaches the batch's number again. ``drift``
+compares the positions of a query with what brokers have now.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DriftState(enum.Enum):
 
     @property
     def is_lossless(self) -> bool:
-        """Whether all unread messages are there."""
+        """Whether the queue still has all messages that the query has not read."""
         return self in (DriftState.READ, DriftState.BEHIND, DriftState.NEW)
 
     @property
@@ -104,8 +104,9 @@ def _drift_state(position: int | None, queue_bounds: QueueBounds, is_recreated: 
 
 
 _LOG_FOLDERS = ("commits", "offsets")
-# Order of removal within a batch: its commit, its state, its offsets. If the removal stops halfway, Spark repeats the batch and
-# writes its state again. If both log entries were removed first, Spark could use the old state for a new batch.
+# The order in which the files of a batch are removed: its commit, its state, its offsets. If the removal stops halfway, Spark
+# repeats the batch and writes its state again. If the commit and the offsets were removed before the state, Spark could use the
+# old state for a new batch.
 _REMOVAL_ORDER = ("commits", "made", "offsets")
 _LOG_FILE = re.compile(rf"(?:{'|'.join(_LOG_FOLDERS)})/\.?\d+(?:\.crc)?|metadata")
 _STATE_FILE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
@@ -113,7 +114,7 @@ _STATE_FILE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip
 
 class RewindPlan(NamedTuple):
     """``batch`` will be the last batch. The batches ``later_batches`` are removed, and their ``ranges`` will be read again.
-    ``files_to_copy`` are copied to the backup first. Then ``files_to_remove`` are removed in their order.
+    First, ``files_to_copy`` are copied to the backup. After the copy, ``files_to_remove`` are removed in their order.
     """
 
     batch: LoggedBatch
@@ -127,7 +128,9 @@ def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: in
     """Return the batch to rewind to: the batch ``number``, or the last batch that began by ``before_ms``, so that all messages
     stored after that time are read again. Raises ``OffsetError`` if the batch is not in the checkpoint or not finished.
     """
-    finished_batches = {read.batch.number: read.batch for read in history if read.done_ms is not None}
+    finished_batches = {
+        batch_read.batch.number: batch_read.batch for batch_read in history if batch_read.done_ms is not None
+    }
     if not finished_batches:
         raise OffsetError(
             "no batch of this query is finished", remedy="There is nothing to go back to: delete the folder"
@@ -193,7 +196,7 @@ def execute(folder: Folder, plan: RewindPlan, rewind_time: datetime) -> Folder:
     """Rewind the query, and return the backup, a folder beside this folder. The newest entry is removed first, so that Spark can
     still continue from the folder if the process stops halfway.
     """
-    # Imported before anything is removed, because it needs numpy, which may be missing.
+    # This import comes before anything is removed, because the module needs numpy, which may be missing.
     from rocketmq_spark.spark.checkpoints import batch_notes
 
     with folder.as_owner():
@@ -204,12 +207,12 @@ def execute(folder: Folder, plan: RewindPlan, rewind_time: datetime) -> Folder:
         folder.delete(plan.files_to_remove)
         batch_notes.increment_epoch(
             folder
-        )  # last, because an unfinished batch that is still in the log must keep its ids
+        )  # incremented last, because an unfinished batch that is still in the log must keep its ids
     return backup
 
 
 def changed_ms(folder: Folder) -> int | None:
-    """When anything in the folder was last changed; None if the file system does not report times."""
+    """Return when a file in the folder was last changed; None if the file system does not report times."""
     times = folder.files(recursive=True).values()
     return max(times, default=0) or None
 
@@ -219,10 +222,10 @@ def _entry_files(log: str, number: int) -> tuple[str, str]:
 
 
 def _ranges_to_repeat(history: Sequence[BatchRead], batch: LoggedBatch) -> list[OffsetRange]:
-    """Return the ranges from the end of ``batch`` to the end of the last batch. Queues that were added later start where they
-    were first read.
+    """Return the ranges from the end of ``batch`` to the end of the last batch. For a queue that was added after ``batch``, the
+    range begins where the query first read the queue.
     """
-    later_batches = [read.batch for read in history if read.batch.number > batch.number]
+    later_batches = [batch_read.batch for batch_read in history if batch_read.batch.number > batch.number]
     starts: dict[SourceId, Positions] = {}
     for source in history[-1].batch.sources:
         added_starts = lowest_positions(

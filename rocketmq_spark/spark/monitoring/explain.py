@@ -73,19 +73,19 @@ _KNOWN_PROBLEMS = (
 
 
 # A name that Spark could not resolve, with its parts in backticks or in quotes.
-_UNRESOLVED = (
+_UNRESOLVED_NAME_PATTERNS = (
     re.compile(r".*\[UNRESOLVED_COLUMN\b.* with name ((?:`[^`]*`\.)*`[^`]*`) cannot be resolved"),
     re.compile(r'.*\[UNRESOLVED_COLUMN_AMONG_FIELD_NAMES\] Cannot resolve column name "([^"]*)" among'),
 )
 
 
-# An unknown attribute of a DataFrame. The error does not name the DataFrame.
+# Matches the error for an unknown attribute of a DataFrame. This error does not name the DataFrame.
 _UNKNOWN_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
 
 
-# Only this many characters of a line are searched. A server or the author of a message may have chosen the line, and expressions
-# with several ``.*`` take long for a long line.
-_MAX_LINE = 16_384
+# The number of characters of a line that are searched. A server or the author of a message may have chosen the line, and
+# expressions with several ``.*`` take long for a long line.
+_MAX_LINE_CHARACTERS = 16_384
 
 
 # Names of columns in an error: quoted, in a list, or with a number in a plan.
@@ -95,7 +95,7 @@ _OWN_COLUMN = re.compile(r"[`(\[ ](?:brokerName|queueId|queueOffset|body|bornTim
 _KAFKA_COLUMN = re.compile(r"[`(\[ ](key|value|partition|offset|timestampType)(?=[`,)#])")
 
 
-_FORMAT = re.compile(r"\brocketmq\b")
+_FORMAT_NAME = re.compile(r"\brocketmq\b")
 
 
 _KAFKA_COLUMNS = re.compile(r"\bkafka_?columns\s*=\s*(?:true|yes|on|1)\b", re.IGNORECASE)
@@ -104,10 +104,10 @@ _KAFKA_COLUMNS = re.compile(r"\bkafka_?columns\s*=\s*(?:true|yes|on|1)\b", re.IG
 def explain(exception: BaseException) -> str:
     """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
 
-    The function looks for these in turn, and returns the first that the exception contains: the rocketmq-spark error that the
-    driver or a task raised, with its code and all of its problems; a known problem of Spark with its remedy; a column of Spark's
-    Kafka source that is missing, with the column that replaces it; the last line of a Python error in a task; the first line of
-    the exception.
+    The exception may contain several useful lines. The function returns the first of the following that it finds: the
+    rocketmq-spark error that the driver or a task raised, with its code and all of its problems; a known problem of Spark with
+    its remedy; a column of Spark's Kafka source that is missing, with the column that replaces it; the last line of a Python
+    error in a task; the first line of the exception.
     """
     chain = list(_chain(exception))
     for error in chain:
@@ -120,11 +120,11 @@ def explain(exception: BaseException) -> str:
             return _one_line(error_lines[-1])
     for text in texts:
         for pattern, remedy in _KNOWN_PROBLEMS:
-            matching = next((line for line in _lines(text) if re.search(pattern, line)), None)
-            if matching is not None:
-                return f"{_one_line(matching).rstrip('.')}: {remedy}"
+            matching_line = next((line for line in _lines(text) if re.search(pattern, line)), None)
+            if matching_line is not None:
+                return f"{_one_line(matching_line).rstrip('.')}: {remedy}"
     for text in texts:
-        if unresolved := _unresolved(text):
+        if unresolved := _unresolved_column_line(text):
             return unresolved
     for text in texts:
         python_errors = _PYTHON_ERROR.findall(text) if "Traceback (most recent call last)" in text else ()
@@ -136,10 +136,10 @@ def explain(exception: BaseException) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
-    return (line[:_MAX_LINE] for line in text.split("\n"))
+    return (line[:_MAX_LINE_CHARACTERS] for line in text.split("\n"))
 
 
-def _unresolved(text: str) -> str:
+def _unresolved_column_line(text: str) -> str:
     """Return the line of an error about a missing column of Spark's Kafka source, with the column that replaces it; otherwise
     ``""``.
     """
@@ -151,7 +151,7 @@ def _unresolved(text: str) -> str:
                 if replacement
                 else ""
             )
-        unresolved = next(filter(None, (pattern.match(line) for pattern in _UNRESOLVED)), None)
+        unresolved = next(filter(None, (pattern.match(line) for pattern in _UNRESOLVED_NAME_PATTERNS)), None)
         if unresolved is not None:
             parts = [part.strip("`") for part in unresolved[1].split(".")]
             name = next((part for part in parts if part.lower() in (*KAFKA_SOURCE_COLUMNS, "topic")), "")
@@ -164,12 +164,12 @@ def _unresolved(text: str) -> str:
 def _replacement_of_column(name: str, error: str) -> str:
     """Return what replaces a missing column of Spark's Kafka source; empty if the DataFrame is not from format rocketmq.
 
-    With ``kafkaColumns``, the frame has Kafka's columns instead of RocketMQ's.
+    With ``kafkaColumns``, the DataFrame has Kafka's columns instead of RocketMQ's columns.
     """
     kafka_columns = set(_KAFKA_COLUMN.findall(error.replace(f"`{name}`", "")))
     is_own = bool(_OWN_COLUMN.search(error))
     is_kafka = bool(_KAFKA_COLUMNS.search(error)) or (not is_own and len(kafka_columns) > 1)
-    if not (is_own or is_kafka or _FORMAT.search(error)):
+    if not (is_own or is_kafka or _FORMAT_NAME.search(error)):
         return ""
     if is_kafka and name.lower() == "headers":
         return "set option 'includeHeaders' = true, and keep 'headers' in each select"

@@ -47,18 +47,19 @@ class GroupOffsetListener(StreamingQueryListener):
     """
 
     def __init__(self, **options: object) -> None:
-        from rocketmq_spark.spark.source.group_offsets import GroupOffsets  # figures need no client
+        # Imported when a listener is created, because this import loads the client.
+        from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 
-        parsed = options_table.parse(options).for_role("stream source")
-        if "group" not in parsed.given:
+        parsed_options = options_table.parse(options).for_role("stream source")
+        if "group" not in parsed_options.given:
             raise OptionError("option 'group' is required: name the group whose offsets are committed")
-        self._options = parsed
-        self._topics = set(parsed.subscribe)
-        self._group_offsets = GroupOffsets(parsed)
+        self._options = parsed_options
+        self._topics = set(parsed_options.subscribe)
+        self._group_offsets = GroupOffsets(parsed_options)
         self._finished_offsets: dict[UUID, list[Offsets]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Does nothing at ``event``: no batch is finished yet."""
+        """Do nothing when a query starts, because no batch of the query is finished yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Commit the end of the batch of ``event``. Failures are logged, because Spark ignores exceptions of listeners."""
@@ -90,5 +91,5 @@ class GroupOffsetListener(StreamingQueryListener):
                 logger.exception("the offsets of a finished batch are not committed")
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Forget the query of ``event``. Its last progress was reported before."""
+        """Forget the query of ``event``. Spark reported the last progress of the query before this event."""
         self._finished_offsets.pop(event.runId, None)

@@ -1,4 +1,4 @@
-"""``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines.
+"""``MetricsListener`` serves or writes the metrics of queries as Prometheus text or as JSON lines.
 
 Every metric is one row of ``METRICS``; conf/grafana-dashboard.json shows them. The listener contacts no broker: the metrics come
 from the progress of queries (``queries.progress``) and from the counts of a ``foreach_batch_writer``. A metric whose value is
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Ended queries are still exported, so that a scrape shows a query that failed. Beyond this number the oldest queries are dropped.
-_ENDED_QUERIES = 100
+# How many ended queries are still exported, so that a scrape shows a query that failed. If more queries have ended, the oldest of
+# them are dropped.
+_MAX_ENDED_QUERIES = 100
 
 
 class Metric(NamedTuple):
@@ -110,7 +111,7 @@ class QueryMetrics:
 
     def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
         self.query = query
-        self.active = True
+        self.is_active = True
         self._writer = writer
         self._rows = self._batches = self._sink_rows = 0
         self._last_batch: int | None = None
@@ -122,9 +123,9 @@ class QueryMetrics:
         """Note that Spark reported the query as idle."""
         self._idle_at_s = now_s
 
-    def progress(self, raw: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+    def progress(self, raw_progress: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         """Add a progress to the metrics. Returns the object for the JSON line."""
-        self._last_progress, self._progress_at_s = figures_of_progress(raw), now_s
+        self._last_progress, self._progress_at_s = figures_of_progress(raw_progress), now_s
         self._rows += self._last_progress["rows"] or 0
         if self._last_progress["batchId"] != self._last_batch:
             self._last_batch = self._last_progress["batchId"]
@@ -135,7 +136,7 @@ class QueryMetrics:
     def samples(self) -> Iterator[Sample]:
         """Yield the name, the labels except ``query``, and the value of each metric whose value is known."""
         last_progress, metric_name = self._last_progress, "rocketmq_spark_{}".format
-        yield metric_name("query_active"), {}, float(self.active)
+        yield metric_name("query_active"), {}, float(self.is_active)
         if self._idle_at_s is not None:
             yield metric_name("idle_timestamp_seconds"), {}, self._idle_at_s
         if not last_progress:
@@ -197,16 +198,16 @@ def metrics_table() -> str:
 class MetricsListener(StreamingQueryListener):
     """Exports metrics of all queries of a session: ``spark.streams.addListener(MetricsListener(port=9108))``.
 
-    The metrics are served to Prometheus, or written to files. They change when Spark reports on a query: rarely while the query
-    is idle, and not during a batch. If a file cannot be written, the failure is logged and no query is affected.
-    To add the metrics to a registry of prometheus-client, too, call ``REGISTRY.register(listener)``.
+    The metrics are served to Prometheus, or written to files. Metrics change when Spark reports on a query: rarely while the
+    query is idle, and not during a batch. If a file cannot be written, the failure is logged and no query is affected. To add the
+    metrics to a registry of prometheus-client, too, call ``REGISTRY.register(listener)``.
 
     Args:
         port: Serve the metrics at ``/metrics`` on this port; 0 takes a free port. The attribute ``url`` has the address.
         host: The address to listen on: loopback by default, ``0.0.0.0`` for all interfaces.
         prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
-        json_lines: A file to which each progress appends one line of JSON. It has the query's name as ``query``, and the values
-            of ``progress(query)`` except ``underWay`` and ``ageMs``. Needs no prometheus-client.
+        json_lines: A file to which each progress appends one line of JSON. Each line has the query's name as ``query``, and the
+            values of ``progress(query)`` except ``underWay`` and ``ageMs``. This file needs no prometheus-client.
         writer: A ``foreach_batch_writer`` whose counts are exported, too.
         writer_query: The name of the query of ``writer``. Without it, the writer's counts are exported for every query.
 
@@ -233,16 +234,17 @@ class MetricsListener(StreamingQueryListener):
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
-        # By run id. Spark reports a start immediately, but queues other events, so events of the previous run may come later.
+        # The keys are run ids. Spark reports a start immediately, but queues other events, so events of the previous run may come
+        # after the start of the next run.
         self._metrics_by_run: dict[str, QueryMetrics] = {}
-        self._replaced_runs: deque[str] = deque(maxlen=_ENDED_QUERIES)
+        self._replaced_runs: deque[str] = deque(maxlen=_MAX_ENDED_QUERIES)
         self._lock = threading.Lock()
         self._server = contextlib.ExitStack()
         if port is not None:
             self.url = self._serve(host, port)
 
     def close(self) -> None:
-        """Stop serving the metrics. Safe to call twice."""
+        """Stop serving the metrics. A second call does nothing."""
         self._server.close()
 
     def collect(self) -> Iterator[CollectedMetric]:
@@ -289,16 +291,16 @@ class MetricsListener(StreamingQueryListener):
         self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Note that the query of ``event`` ended. Its metrics stay until a query of the same name starts, or until 100 other
-        queries have ended.
+        """Note that the query of ``event`` ended. The metrics of the query stay until a query of the same name starts, or until
+        100 other queries have ended.
         """
         with self._lock:
             if (metrics := self._metrics_by_run.get(str(event.runId))) is not None:
-                metrics.active = False
+                metrics.is_active = False
             ended_runs = [
-                run_id for run_id, metrics_of_run in self._metrics_by_run.items() if not metrics_of_run.active
+                run_id for run_id, metrics_of_run in self._metrics_by_run.items() if not metrics_of_run.is_active
             ]
-            for run_id in ended_runs[:-_ENDED_QUERIES]:
+            for run_id in ended_runs[:-_MAX_ENDED_QUERIES]:
                 del self._metrics_by_run[run_id]
         self._write()
 
@@ -321,7 +323,7 @@ class MetricsListener(StreamingQueryListener):
     def _write(self, line: str = "") -> None:
         try:
             if self._prometheus is not None:
-                _replace(self._prometheus, exposition.text(self._families()).encode())
+                replace_readable_file(self._prometheus, exposition.text(self._families()).encode())
             if self._json_lines is not None and line:
                 with open(folders.open_to_append(self._json_lines), "a", encoding="utf-8") as file:
                     file.write(line)
@@ -329,12 +331,12 @@ class MetricsListener(StreamingQueryListener):
             logger.exception("the metrics of queries cannot be written")
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_readable_file(path: Path, data: bytes) -> None:
     """Replace a file atomically, readable for all users, through a temporary file with a unique name."""
     descriptor, temporary_path = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)  # not by its path, because the owner of the folder could put a link there
+            os.fchmod(descriptor, 0o644)  # changed by descriptor: the owner of the folder could put a link at the path
             file.write(data)
         Path(temporary_path).replace(path)
     except BaseException:

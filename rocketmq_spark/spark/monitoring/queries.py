@@ -25,15 +25,15 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     ``lag``: unread messages after the end of the batch (gaps in the offsets count too). ``behindMs``: ms since this run first saw
     the oldest unread message; 0 if all messages are read, None while the query reads messages that are older than the run.
     ``queues``: the number of queues whose brokers answer. ``queuesAway`` and ``brokersAway``: the number of queues, and the names
-    of brokers, that do not answer now; their lag is not counted. ``losses``: by cause, the number of ``ranges`` and the number of
-    ``offsets`` that the driver skipped in this run. ``sources``: these figures for each rocketmq source. Also ``batchId``,
-    ``timestamp``, ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None. PySpark 4.0 and 4.1 do not ask sources for
+    of brokers, that do not answer now; their lag is not counted. ``losses``: for each cause, how many ``ranges`` and ``offsets``
+    the driver skipped in this run. ``sources``: the same figures for each rocketmq source. ``batchId``, ``timestamp``, ``rows``,
+    ``batchMs`` and ``sinkRows`` describe the last batch. Unknown values are None. PySpark 4.0 and 4.1 do not ask sources for
     their state, so all figures of sources are None there; ``rocketmq-spark lag --checkpoint`` shows the lag.
 
     All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
-    it stays True and ``ageMs`` grows, the batch is large or waits for a broker.
+    ``underWay`` stays True and ``ageMs`` grows, the batch is large or waits for a broker.
 
-    With ``writer``, ``sink`` has what that writer wrote in all of its batches: ``rows`` is the sum of ``sent`` (acknowledged) and
+    With ``writer``, ``sink`` has the counts of all batches of this writer: ``rows`` is the sum of ``sent`` (acknowledged) and
     ``confirmed`` (not acknowledged, but found in the topic). ``already_stored`` rows, not included in ``rows``, had been stored
     by an earlier attempt; ``unmatched`` messages of earlier attempts match no row of the repeat.
 
@@ -63,7 +63,9 @@ def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
 
 
 def _is_running(status: Mapping[str, Any]) -> bool:
-    """Whether a batch is running. An active trigger is not enough: it is also active while Spark requests the latest offsets."""
+    """Whether a batch is running. It is not enough that a trigger is active, because a trigger is also active while Spark
+    requests the latest offsets.
+    """
     return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")
 
 
@@ -85,16 +87,16 @@ def end_offsets(progress: StreamingQueryProgress) -> list[Any]:
     return [source.get("endOffset") for source in json.loads(progress.json)["sources"]]
 
 
-def figures_of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
+def figures_of_progress(raw_progress: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of ``progress`` from Spark's JSON of a progress."""
-    sources = [figures_of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
+    sources = [figures_of_source(source.get("latestOffset")) for source in raw_progress.get("sources", ())]
     own_sources = [source for source in sources if source is not None]
-    rows = raw.get("sink", {}).get("numOutputRows", -1)
+    rows = raw_progress.get("sink", {}).get("numOutputRows", -1)
     return {
-        "batchId": raw.get("batchId"),
-        "timestamp": raw.get("timestamp"),
-        "rows": raw.get("numInputRows"),
-        "batchMs": raw.get("durationMs", {}).get("triggerExecution"),
+        "batchId": raw_progress.get("batchId"),
+        "timestamp": raw_progress.get("timestamp"),
+        "rows": raw_progress.get("numInputRows"),
+        "batchMs": raw_progress.get("durationMs", {}).get("triggerExecution"),
         "sinkRows": rows if rows >= 0 else None,
         **{name: _sum(source[name] for source in own_sources) for name in _SUMMED_FIGURES},
         "behindMs": _largest([source["behindMs"] for source in own_sources]),
@@ -107,7 +109,8 @@ def figures_of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
 def figures_of_source(reported_figures: Any) -> dict[str, Any] | None:
     """Return the figures that a source reported, without the ends of its queues; None if it is not a rocketmq source.
 
-    All figures are None on PySpark 4.0 and 4.1, which do not ask for a report and pass the end of the batch instead.
+    All figures are None on PySpark 4.0 and 4.1: these versions do not ask the source for its figures, and pass the end of the
+    batch instead.
     """
     if isinstance(reported_figures, str):
         try:

@@ -59,23 +59,24 @@ _COLUMN_KINDS: dict[type[DataType], str] = {
 logger = logging.getLogger(__name__)
 
 GROUP = "rocketmq_spark_sink"
-# The time limit of one attempt to send a batch. Then another broker is tried, because the broker of the attempt does not answer.
+# The time limit of one attempt to send a batch. After this time, another broker is tried, because the broker of the attempt does
+# not answer.
 ATTEMPT_S = 10.0
 _MIN_ATTEMPTS = 6
-# The approximate size of a request's Python objects, by which the number of waiting requests is limited if they are small.
+# The approximate memory of a request's Python objects. It limits the number of waiting requests if their bodies are small.
 _REQUEST_BYTES = 1 << 10
 
-# The number of queues of each broker, in the order of Kafka's partitions, and how many of these numbers a process keeps.
+# For each broker, its name and the number of its queues, in the order of Kafka's partitions.
 _QueueCounts = tuple[tuple[str, int], ...]
 _MAX_KEPT_NUMBERS, _MAX_SHOWN_BROKERS = 10_000, 100
-# The number of names that a process keeps after option ``topicNames`` has changed them.
+# How many names of topics a process keeps, to compare them with the names of later writes (option ``topicNames``).
 _MAX_KEPT_NAMES = 10_000
 _TIMERS_KEY, _TOPICS_KEY, _NUMBERS_KEY = "brokers asked for timers", "topics checked", "partitions of topics"
 _NAMES_KEY = "names of topics"
-_ALREADY_WARNED = ""  # replaces a kept name after the warning
+_ALREADY_WARNED = ""  # kept instead of a name after the warning about this name
 
-# The reasons why some writes cannot use an environment that is given by its number alone: writes of streams, and writes with
-# column 'topic'.
+# Writes of streams and writes with column 'topic' cannot use an environment of which only the number is given; these are the
+# reasons.
 _REASON_STREAM = (
     "Spark creates the writer of a stream again for each micro-batch, in short-lived processes (foreach_batch_writer keeps "
     "what it counted)"
@@ -142,7 +143,8 @@ def check_sink(options: Options, schema: StructType, stream: bool = False) -> di
         problems += _kafka_selector_problems(selector, by_role)
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
-    if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get properties
+    # True if each row may get a property that marks its empty body.
+    if options.empty_bodies == "mark" and "properties" not in by_role:
         is_name_free = (
             "properties" not in by_role.values()
         )  # with Kafka's columns, the row id may be in a column of this name
@@ -205,11 +207,11 @@ def _problems_of(check: Callable[[], object]) -> list[str]:
 
 
 def check_topic_names(options: Options, names: Iterable[str]) -> None:
-    """Check that no two tasks of a write used different ``names`` for one topic. The driver makes this check, because a task sees
-    only its own rows.
+    """Check that all tasks of a write used the same name for each topic. ``names`` are the names that the tasks used. The driver
+    makes this check, because a task sees only its own rows.
 
-    Logs one warning if an earlier write of this process over the same connection used another name for a topic. This is no error,
-    because the earlier write may belong to another query.
+    Logs one warning if an earlier write of this process over the same connection used another name for a topic. The other name is
+    no error, because the earlier write may belong to another query.
     """
     if options.topic_names == EXACT:
         return
@@ -217,7 +219,7 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
         topic_names = TopicNames(options.topic_names, names)
     except ValueError as e:
         raise OptionError(
-            f"{e}; tasks of this write have stored rows of both there",
+            f"{e}; tasks of this write have stored rows of both names in this one topic",
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
     connection = session.connection_key(options)
@@ -228,7 +230,7 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
         for key, name in names_by_key.items():
             earlier_name = kept_names.get(key)
             if earlier_name is not None:
-                del kept_names[key]  # the newest is the last
+                del kept_names[key]  # so that the newest name becomes the last entry
             if earlier_name is None or earlier_name == name:
                 kept_names[key] = name
             else:
@@ -251,9 +253,9 @@ def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool =
     """Checks that rows can be sent to ``topic``: the topic must exist and have a writable queue.
 
     If no name server answers, no broker is registered, or the topic has no master, the check waits as long as a send would
-    wait, and then raises the first error. A topic is unknown if name servers reported ``numRetries`` times that it has no
-    route while brokers were registered. With ``must_exist``, which means that the topic existed before, the check waits, because
-    brokers register one by one after a name server was restarted.
+    wait, and then raises the first error. A topic is unknown if, while brokers were registered, name servers reported
+    ``numRetries`` times that the topic has no route. With ``must_exist``, which means that the topic existed before, the check
+    waits, because brokers register one by one after a name server was restarted.
     """
     _wait_for_route(
         sender, topic, options, must_exist, lambda deadline, refresh: sender.publish_queues(topic, deadline, refresh)
@@ -261,8 +263,8 @@ def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool =
 
 
 def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
-    """Returns the topic's queues by partition number. Waits for the route up to ``sendTimeout``, as ``check_topic`` with
-    ``must_exist``. Warns if the numbers changed since the last write of this process over the same connection.
+    """Returns the topic's queues by partition number. Like ``check_topic`` with ``must_exist``, this function waits for the route
+    up to ``sendTimeout``. Warns if the numbers changed since the last write of this process over the same connection.
     """
     queues = tuple(
         _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.partition_queues(topic, deadline))
@@ -277,7 +279,7 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
         previous_counts = kept_counts_by_topic.get(key, ())
         if previous_counts:
             del kept_counts_by_topic[key]
-        kept_counts_by_topic[key] = counts  # the newest is the last
+        kept_counts_by_topic[key] = counts  # now the last entry, because it is the newest
         while sum(1 + len(kept_counts) for kept_counts in kept_counts_by_topic.values()) > _MAX_KEPT_NUMBERS:
             del kept_counts_by_topic[next(iter(kept_counts_by_topic))]
     if not _keeps_numbers(counts, previous_counts):
@@ -300,10 +302,10 @@ def _keeps_numbers(counts: _QueueCounts, earlier_counts: _QueueCounts) -> bool:
     return counts[:last_index] == earlier_counts[:last_index] and name == name_before and count >= count_before
 
 
-def _numbers_text(numbers: _QueueCounts) -> str:
+def _numbers_text(counts: _QueueCounts) -> str:
     """Return the partition numbers of each broker as text: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
-    ends = itertools.accumulate(count for _, count in numbers)
-    parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(numbers, ends, strict=True)]
+    ends = itertools.accumulate(count for _, count in counts)
+    parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(counts, ends, strict=True)]
     return ", ".join(parts[:_MAX_SHOWN_BROKERS] + ["…"] * (len(parts) > _MAX_SHOWN_BROKERS))
 
 
@@ -331,7 +333,7 @@ def _wait_for_route(
         if first_error is None:
             first_error = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
-        times_unknown += is_missing and has_brokers  # does not count if brokers registered between the two requests
+        times_unknown += is_missing and has_brokers  # counted only if brokers were registered before this request, too
         has_brokers = has_brokers or (is_missing and _has_any_broker(sender))
         is_unknown = times_unknown >= max(1, options.num_retries) and not must_exist
         if is_unknown or deadline.expired:
@@ -414,7 +416,8 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
     """
     if options.topic is None:
         return
-    sender = session.sender(options)  # one for each cluster and namespace, and each environment with its own topics
+    # The sender is the same for all writes to one cluster and namespace, and to one environment if it has its own topics.
+    sender = session.sender(options)
     key = (sender, options.topic, repr(sorted(columns_by_role)))
     checked_topics = process.entries(_TOPICS_KEY)
     if once_per_process and key in checked_topics:
@@ -478,7 +481,7 @@ def _check_route_now(sender: Sender, topic: str, timeout_s: float) -> None:
 
 
 def _has_any_broker(sender: Sender) -> bool:
-    """Whether any broker is registered. If so, a topic without a route does not exist."""
+    """Whether any broker is registered. If a broker is registered, a topic without a route does not exist."""
     try:
         return sender.has_broker()
     except RocketMQError:

@@ -1,8 +1,8 @@
 """Exactly-once writes: how a batch is planned, and what its tasks send.
 
-The planner writes a note with the ends of the queues. If the batch has a note already, the planner reads the ids that were stored
-after these ends. A task computes the ids of its rows from their content, and omits rows that are stored. A later attempt of a
-task reads the stored ids itself.
+The planner writes a note with the ends of the queues. If the batch already has a note, the planner reads the ids that were stored
+after the ends in the note. A task computes the ids of its rows from their content, and omits rows that are stored. A later
+attempt of a task reads the stored ids itself.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from rocketmq_spark.stored.scan import StoredIdScan
 
 logger = logging.getLogger(__name__)
 
-# If more ids are stored, the plan does not contain them, and each task reads its own ids.
+# The limit for the stored ids in a plan. If more ids are stored, each task reads the ids of its own rows instead.
 MAX_PLANNED_IDS = 1_000_000
 SINK_WRITE = "sink"
 _REMEDY_OF_OTHER_TOPICS = (
     "Finish the batch with these topics (further ones may be added to option 'allowedTopics'), namespace and environment. Or go "
     "back with: rocketmq-spark checkpoint rewind, which sends again what the batch has stored"
 )
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_QUERY_PROPERTY, _BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 _CHECKED_TOPICS = "topics checked for exactly-once"
 
 
@@ -69,9 +69,9 @@ _CHECKED_TOPICS = "topics checked for exactly-once"
 class ExactlyOncePlan:
     """The planner's data for the tasks of a batch.
 
-    With ``is_repeat``, an earlier run may have sent some rows of the batch. Then the plan has either ``stored_hashes``, the
-    hashes of stored rows by partition, or ``stored_ranges``, the ranges that each task must read. ``stored_counts`` are the
-    numbers of stored rows by partition.
+    With ``is_repeat``, an earlier run may have sent some rows of the batch. The plan of such a batch has either
+    ``stored_hashes``, the hashes of stored rows by partition, or ``stored_ranges``, the ranges that each task must read.
+    ``stored_counts`` are the numbers of stored rows by partition.
     """
 
     name: BatchName
@@ -89,8 +89,8 @@ def plan_batch(
     """Start a micro-batch, or continue a batch that an earlier run started. By default this is the last batch that Spark has
     planned.
 
-    The batch may be continued with further topics, for example by a job that now sends its bad rows to a separate topic. No row
-    of the batch is in such a topic before the note has the ends of the topic's queues.
+    A repeated batch may have further topics, for example if the job now sends its bad rows to a separate topic. No row of the
+    batch is in a further topic before the note has the ends of the topic's queues.
     """
     folder = checkpoint_folder(checkpoint)
     name = batch_notes.batch_name(folder, write_name, number)
@@ -135,8 +135,8 @@ def plan_batch(
 
 
 def _scope_text(options: Options) -> str:
-    """Return the namespace and environment as text. In another namespace or environment, the same names mean other topics or
-    queues.
+    """Return the namespace and environment as text. Names of topics and queues are unique only together with this text: other
+    namespaces and environments may have the same names.
     """
     parts = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
@@ -147,7 +147,7 @@ def _scope_text(options: Options) -> str:
 
 
 def plan_job(options: Options) -> ExactlyOncePlan:
-    """Start a batch write. Spark may repeat its tasks, but not the write."""
+    """Start a batch write. Spark may repeat a task of the write, but never repeats the whole write."""
     return ExactlyOncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), snapshot_queue_ends(options), streaming=False)
 
 
@@ -239,24 +239,24 @@ class ExactlyOnceTask:
     def count_stored(self, counts: TaskCounts) -> None:
         """Add to ``counts`` the number of stored messages, and the number of stored messages that match no row."""
         if self._stored_rows is not None:
-            counts.unmatched = self._stored_rows.left
+            counts.unmatched = self._stored_rows.unmatched_count
         counts.found, counts.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
 
-    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first: int = 0) -> Hashes:
-        """Return the hashes of the rows of ``batch`` from ``first`` on. ``items`` are these rows, encoded without ids."""
-        return self._row_hash(items, batch.slice(first, len(items)), columns, self._topic)
+    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first_row: int = 0) -> Hashes:
+        """Return the hashes of the rows of ``batch`` from ``first_row`` on. ``items`` are these rows, encoded without ids."""
+        return self._row_hash(items, batch.slice(first_row, len(items)), columns, self._topic)
 
     def rows_to_send(
         self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
     ) -> Mask | None:
         """Return a mask of the rows of ``batch`` that are not stored, which must be sent; None if all rows must be sent.
 
-        ``items`` returns the encoded rows. It is called only if some rows may be stored.
+        ``items`` returns the encoded rows. This function is called only if some rows may be stored.
         """
         if self._stored_rows is None:
             return None
-        is_missing = self._stored_rows.missing(self.hashes(batch, columns, items()))
-        if MESSAGE_ID in columns and self._stored_rows.exceeded:
+        is_missing = self._stored_rows.missing_mask(self.hashes(batch, columns, items()))
+        if MESSAGE_ID in columns and self._stored_rows.has_surplus_rows:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored, but it "
                 "cannot be determined which",
@@ -265,7 +265,9 @@ class ExactlyOnceTask:
         return None if is_missing.all() else is_missing
 
     def limited_sender(self, sender: Sender) -> Sender:
-        """Return ``sender`` limited to the queues in the note. It stops sending when Spark abandons this attempt."""
+        """Return a sender that uses ``sender``, but sends only to the queues in the note. When Spark abandons this attempt, the
+        returned sender sends nothing more.
+        """
         return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
 
     def end_sending(self) -> None:
@@ -308,8 +310,10 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
     exactly_once_checks.check_settings(get, plan.streaming, "the Spark context of this task")
     exactly_once_checks.check_settle(get, settle_s)
     if plan.streaming:
-        exactly_once_checks.check_batch(get, plan.name.query, plan.name.number, {"query": _QUERY, "batch": _BATCH})
-    elif get(_QUERY) is not None:
+        exactly_once_checks.check_batch(
+            get, plan.name.query, plan.name.number, {"query": _QUERY_PROPERTY, "batch": _BATCH_PROPERTY}
+        )
+    elif get(_QUERY_PROPERTY) is not None:
         raise OptionError(
             "df.write with 'deliveryGuarantee' exactly-once cannot see, inside a streaming query, that a batch is repeated",
             remedy="Write with foreach_batch_writer(..., checkpoint_location=...)",
@@ -320,7 +324,7 @@ class NotedQueuesSender:
     """A sender that uses only the queues in the note. Queues that were added later are used after the next plan.
 
     After Spark has abandoned the attempt, this sender sends nothing, because the next attempt may have read the stored ids
-    already. Senders of one process with the same queues are equal, so that tasks share the objects that a process keeps for each
+    already. Senders of one process with the same queues are equal, so that tasks share the objects that a process keeps for one
     sender.
     """
 
@@ -351,7 +355,9 @@ class NotedQueuesSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Send to a queue in the note. Rejects other queues, because a repeat of the batch would not read their ids."""
+        """Send to a queue in the note. Rejects any other queue, because a repeat of the batch would not read the ids in this
+        queue.
+        """
         if self._is_abandoned():
             done(worker_socket.abandoned_error())
             return

@@ -21,10 +21,10 @@ EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
 DELAY_COLUMNS = ("delaylevel", *TIMER_COLUMNS)
 MIN_SETTLE_S = 4.0
-# After a task has ended, its messages may arrive for this time.
+# After a task has ended, its messages may still arrive at brokers for this time.
 IN_FLIGHT_S = 2.0
-_KILL_TIMEOUT = "spark.python.task.killTimeout"
-ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
+_KILL_TIMEOUT_SETTING = "spark.python.task.killTimeout"
+ADAPTIVE_SETTING = "spark.sql.adaptive.streaming.stateless.enabled"
 # The values that Spark uses for settings that are not set.
 _DEFAULT_SETTINGS = {"spark.speculation": "false"}
 
@@ -75,7 +75,7 @@ def option_problems(options: Options, columns: Collection[str]) -> list[str]:
             "option 'deliveryGuarantee' is exactly-once, and rows name their topics: option 'allowedTopics' must list all of "
             "them, so that their ends can be noted before anything is sent"
         )
-    if not extras.installed("xxhash"):
+    if not extras.is_installed("xxhash"):
         problems.append(
             "option 'deliveryGuarantee' is exactly-once, but xxhash, which hashes rows, is not installed: "
             f"{extras.install_command(extras.ARROW)}"
@@ -95,12 +95,13 @@ def written_topics(options: Options) -> list[str]:
 
 def check_settings(get_setting: Callable[[str], str | None], streaming: bool, context_text: str) -> None:
     """Raises ``OptionError`` if Spark's settings allow that stages are repeated, or that a repeat has other partitions. The sink
-    can detect neither. ``get_setting`` returns a setting, or None if it is not set.
+    cannot detect such a repeat. ``get_setting`` returns a setting, or None if it is not set.
     """
     wrong_settings = [
         f"{name}={value} (it is {get_setting(name) or 'not set'})"
         for name, value in exactly_once_conf().items()
-        if (get_setting(name) or _DEFAULT_SETTINGS.get(name, "")).lower() != value and (streaming or name != ADAPTIVE)
+        if (get_setting(name) or _DEFAULT_SETTINGS.get(name, "")).lower() != value
+        and (streaming or name != ADAPTIVE_SETTING)
     ]
     if wrong_settings:
         raise OptionError(
@@ -113,7 +114,7 @@ def check_settings(get_setting: Callable[[str], str | None], streaming: bool, co
 def check_registered() -> None:
     """Call ``check_settings`` for the settings that ``register`` recorded. Without ``register``, only tasks see the settings.
 
-    Tasks check ``ADAPTIVE``, because it is a setting of the session and may still change.
+    Tasks check ``ADAPTIVE_SETTING``, because it is a setting of the session and may still change.
     """
     settings = context_settings.registered_settings()
     if settings is not None:
@@ -135,19 +136,20 @@ def check_progress(options: Options, asynchronous: bool) -> None:
 
 def check_settle(get_setting: Callable[[str], str | None], settle_s: float) -> None:
     """Raise ``OptionError`` if a task that Spark has cancelled could still send after the settle time."""
-    value = get_setting(_KILL_TIMEOUT)
+    value = get_setting(_KILL_TIMEOUT_SETTING)
     if value is None:
         return
     try:
         kill_timeout_s = duration(value)
-    except ValueError:  # a unit that only Spark knows, for longer times
+    except ValueError:  # raised for units that only Spark knows, which are units of long times
         kill_timeout_s = math.inf
     if kill_timeout_s + IN_FLIGHT_S > settle_s:
         raise OptionError(
-            f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL_TIMEOUT} is {value}: a cancelled task may send for "
-            f"that long, "
+            f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL_TIMEOUT_SETTING} is {value}: a cancelled task may "
+            "send for that long, "
             "even after its successor has checked what is stored",
-            remedy=f"Set exactlyOnceSettle to {IN_FLIGHT_S:g} s more than {_KILL_TIMEOUT}, or leave {_KILL_TIMEOUT} at 2s",
+            remedy=f"Set exactlyOnceSettle to {IN_FLIGHT_S:g} s more than {_KILL_TIMEOUT_SETTING}, or leave "
+            f"{_KILL_TIMEOUT_SETTING} at 2s",
         )
 
 

@@ -32,7 +32,7 @@ from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_omitted_headers, warn_of_unmatched
+from rocketmq_spark.spark.sink.report import BrokerCounts, Written, warn_of_omitted_headers, warn_of_unmatched
 from rocketmq_spark.spark.sink.task import write_task
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ def write_rocketmq(
     write_name: str | None = None,
     **options: Unpack[SinkOptions],
 ) -> Written:
-    """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()``, it needs no ``mode("append")``.
+    """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()``, this function needs no ``mode("append")``.
 
     Args:
         df: A DataFrame with columns of the sink (docs/options.md, "Columns of the sink").
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
-        checkpoint_location: The checkpoint location of the query. Give it if this is called in ``foreachBatch`` with
-            ``delivery_guarantee`` exactly-once. Without it only repeated tasks are recognized; a repeated micro-batch is written
-            again.
+        checkpoint_location: The checkpoint location of the query. It is necessary if this function is called in ``foreachBatch``
+            with ``delivery_guarantee`` exactly-once. Without this argument, only repeated tasks are recognized, and a repeated
+            micro-batch is written again.
         write_name: The name of this write, if a micro-batch is written to one topic more than once: up to 64 letters, digits,
             ``-`` and ``_``. It must be the same after a restart.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
@@ -91,12 +91,12 @@ def write_rocketmq(
         OptionError: An option or a column is unknown or has a wrong value or type. Nothing was sent.
         PySparkException: A task failed; ``explain(error)`` returns the line that says why. Rows may have been sent.
     """
-    parsed = _options(name_server, options)
+    parsed_options = _options(name_server, options)
     if checkpoint_location is None:
-        return _write(df, parsed, "written", is_micro_batch=False)
+        return _write(df, parsed_options, "written", is_micro_batch=False)
     check_owner(checkpoint_location)
-    batch = QueryBatch(checkpoint_location, _write_name(write_name, parsed))
-    return _write(df, parsed, "written", is_micro_batch=True, batch=batch)
+    batch = QueryBatch(checkpoint_location, _write_name(write_name, parsed_options))
+    return _write(df, parsed_options, "written", is_micro_batch=True, batch=batch)
 
 
 def _options(name_server: str | None, options: Mapping[str, object]) -> Options:
@@ -164,21 +164,21 @@ def foreach_batch_writer(
 
     Raises:
         OptionError: An option is unknown, has a wrong value or does not belong to a sink; the error lists all problems. With
-            exactly-once, also if the Spark context was started without ``exactly_once_conf()``.
+            exactly-once, this error is also raised if the Spark context was started without ``exactly_once_conf()``.
     """
-    parsed = _options(name_server, options)
+    parsed_options = _options(name_server, options)
     if checkpoint_location is not None:
         check_owner(checkpoint_location)
-    if not exactly_once_checks.is_exactly_once(parsed):
-        return ForeachBatchWriter(parsed)
+    if not exactly_once_checks.is_exactly_once(parsed_options):
+        return ForeachBatchWriter(parsed_options)
     if checkpoint_location is None:
         raise OptionError(
             "argument 'checkpoint_location' is missing, and 'delivery_guarantee' is exactly-once: the ends of the queues before "
             "each batch are noted there",
             remedy="Give the checkpointLocation of the query",
         )
-    _check_context(SparkContext._active_spark_context, parsed, True)
-    return ForeachBatchWriter(parsed, QueryBatch(checkpoint_location, _write_name(write_name, parsed)))
+    _check_context(SparkContext._active_spark_context, parsed_options, True)
+    return ForeachBatchWriter(parsed_options, QueryBatch(checkpoint_location, _write_name(write_name, parsed_options)))
 
 
 def _write(
@@ -206,7 +206,7 @@ def _run_write(
     write_partition = functools.partial(_write_partition, options, columns, environment_queues, partition_queues, plan)
     written, topic_names = Written(), list[str]()
     for row in map_in_arrow(df, write_partition, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
-        brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
+        brokers = {name: BrokerCounts(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
         topic_names += row["topic_names"]
     written = written.of_all_tasks()
@@ -218,22 +218,22 @@ def _run_write(
 
 
 def _check_context(context: SparkContext | None, options: Options, streaming: bool) -> None:
-    if context is not None:  # Spark Connect has none
+    if context is not None:  # a session of Spark Connect has no context
         conf = context.getConf()
         exactly_once_checks.check_settings(conf.get, streaming, "the Spark context")
         exactly_once_checks.check_settle(conf.get, options.exactly_once_settle)
 
 
 class _QueryRun(NamedTuple):
-    """The run of a query that a write belongs to: its session and job group, or empty texts if they are unknown. Only the thread
-    of the query sees the job group.
+    """The run of a query that a write belongs to: its session and its job group, which are "" if they are unknown. Only the
+    thread of the query sees the job group.
     """
 
     session: str = ""
     group: str = ""
 
     @classmethod
-    def of(cls, df: DataFrame) -> _QueryRun:
+    def of_dataframe(cls, df: DataFrame) -> _QueryRun:
         context = getattr(df.sparkSession, "_sc", None)
         if context is None:  # Spark Connect has a process for each run
             return cls()
@@ -246,12 +246,12 @@ class _QueryRun(NamedTuple):
 
 @contextmanager
 def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
-    """Check and register a write of a batch. Another write with the same name is an error, be it later or at the same time. A
-    failed write may be repeated.
+    """Check and register a write of a batch. If another write of the batch with the same name is running or finished, raise an
+    error. A failed write may be repeated.
     """
     folder = checkpoint_folder(batch.checkpoint)
     name = batch_notes.batch_name(folder, batch.write_name, batch.number)
-    key, run = (name.query, name.write_name), _QueryRun.of(df)
+    key, run = (name.query, name.write_name), _QueryRun.of_dataframe(df)
     registration = name, run
     _check_unfinished(folder, name)
     _check_topics(folder, name, topics, run)
@@ -286,8 +286,8 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
 
 def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _QueryRun) -> None:
     """Raises ``OptionError`` if an earlier run began this write with other topics, and some topics are in both lists. A write
-    without a ``write_name`` is named after its topics. So it now has another name, and would not find the rows that are stored in
-    these topics.
+    without a ``write_name`` is named after its topics. So with other topics, the write has another name, and would not find the
+    rows that the earlier run stored in the common topics.
     """
     if not _GENERATED_NAME.fullmatch(name.write_name):
         return
@@ -299,7 +299,7 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
         with process.registry_lock():
             registration = process.entries(_WRITES_KEY).get((other_name.query, other_name.write_name))
         if registration is not None and registration[0] == other_name and run.may_equal(registration[1]):
-            continue  # another write of this run
+            continue  # the note is of another write of this run
         if _GENERATED_NAME.fullmatch(other_name.write_name) and set(note.ends.topics) & set(topics):
             raise OptionError(
                 f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "

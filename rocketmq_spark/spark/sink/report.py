@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class AtBroker:
+class BrokerCounts:
     """The counts of one broker. ``failures`` counts attempts that the broker did not acknowledge."""
 
     rows: int = 0
@@ -20,8 +20,8 @@ class AtBroker:
     batches: int = 0
     failures: int = 0
 
-    def __add__(self, other: AtBroker) -> AtBroker:
-        return AtBroker(
+    def __add__(self, other: BrokerCounts) -> BrokerCounts:
+        return BrokerCounts(
             self.rows + other.rows,
             self.bytes + other.bytes,
             self.batches + other.batches,
@@ -31,15 +31,17 @@ class AtBroker:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The numbers of rows that brokers have, of their bytes (bodies and properties on the wire), of batches and of retries.
+    """How many rows brokers have, how many bytes (bodies and properties on the wire) these rows have, and how many batches and
+    retries there were.
 
     ``brokers`` has the rows, bytes, batches and failed attempts of each broker. ``batches`` counts requests: batches, and rows
     that were sent alone. ``spooled`` rows are in the spool of their worker, and not included in ``rows``.
 
     With ``deliveryGuarantee`` exactly-once, ``rows`` includes ``confirmed`` rows: the sink got no acknowledgement, but found
     these rows in the topic. ``already_stored`` rows were stored by an earlier attempt, and are not included in ``rows``.
-    ``unmatched`` messages of earlier attempts match no row of this attempt. ``found`` is the number of messages that earlier runs
-    of the batch stored for the counted tasks. ``found_of_batch`` is this number for all tasks of the batch.
+    ``unmatched`` is the number of messages of earlier attempts that match no row of this attempt. ``found`` is the number of
+    messages that earlier runs of the batch stored for the counted tasks. ``found_of_batch`` is the number of messages that
+    earlier runs stored for all tasks of the batch.
 
     ``left_out`` headers of ``kafkaColumns`` were not stored.
     """
@@ -48,7 +50,7 @@ class Written:
     bytes: int = 0
     batches: int = 0
     retries: int = 0
-    brokers: Mapping[str, AtBroker] = field(default_factory=dict)
+    brokers: Mapping[str, BrokerCounts] = field(default_factory=dict)
     spooled: int = 0
     already_stored: int = 0
     confirmed: int = 0
@@ -63,7 +65,7 @@ class Written:
         return self.rows - self.confirmed
 
     def __add__(self, other: Written) -> Written:
-        no_counts = AtBroker()
+        no_counts = BrokerCounts()
         names = sorted({*self.brokers, *other.brokers})
         return Written(
             self.rows + other.rows,
@@ -81,8 +83,8 @@ class Written:
         )
 
     def of_all_tasks(self) -> Written:
-        """Return these counts with a higher ``unmatched``: it also has the messages of tasks that only an earlier run had,
-        because no row can match these messages.
+        """Return these counts, and also count in ``unmatched`` the messages of tasks that only an earlier run had: no row can
+        match these messages.
         """
         return replace(self, unmatched=self.unmatched + max(0, self.found_of_batch - self.found))
 
@@ -191,14 +193,14 @@ class TaskCounts:
         self._already_stored += rows
 
     def count_confirmed(self, rows: int) -> None:
-        """Count rows whose acknowledgement was lost, but which are stored. They also count as acknowledged."""
+        """Count rows whose acknowledgement was lost, but which are stored. Such rows are also counted as acknowledged."""
         self._confirmed += rows
 
     def written(self) -> Written:
-        brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
+        brokers = {name: BrokerCounts(*counts) for name, counts in sorted(self._brokers.items())}
         counts = self._rows, self._bytes, self._batches, self._retries
-        exactly_once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
-        return Written(*counts, brokers, self._spooled, *exactly_once, self.left_out)
+        exactly_once_counts = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
+        return Written(*counts, brokers, self._spooled, *exactly_once_counts, self.left_out)
 
     def _counts_of(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

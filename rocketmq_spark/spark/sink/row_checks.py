@@ -1,4 +1,5 @@
-"""Finds the rows that the sink would reject. For jobs whose rows come from other users, because one bad row would end the query.
+"""Finds the rows that the sink would reject. This is useful if the rows of a job come from other users, because one bad row would
+end the query.
 
 The module runs the checks of a sink's task, so the reasons are the reasons of the sink.
 """
@@ -29,7 +30,7 @@ from rocketmq_spark.spark.sink import checks
 _REQUEST_TIMEOUT_S = 3.0
 # How long the result for a topic is kept, and for how many topics.
 _CACHE_S, _MAX_TOPICS = 5.0, 1000
-_TYPES = {"body": pa.binary(), "flag": pa.int32(), "properties": pa.map_(pa.string(), pa.string())}
+_ARROW_TYPES = {"body": pa.binary(), "flag": pa.int32(), "properties": pa.map_(pa.string(), pa.string())}
 
 
 class SinkChecks:
@@ -53,17 +54,17 @@ class SinkChecks:
         self.max_bytes = self._settings.max_message_size
         self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
         self._topic_problems: dict[str, tuple[Deadline, str | None]] = {}
-        # Created at the first use, because a driver does not need them.
+        # These objects are created when they are first used, because a driver does not use them.
         self._tools: tuple[RouteCache, RowChecks] | None = None
 
     def refusal(self, topic: str) -> str | None:
         """Return why no message can be sent to the topic, or None. Raises failures of requests, as the sink would."""
-        cached = self._topic_problems.get(topic)
-        if cached is None or cached[0].expired:
+        cached_problem = self._topic_problems.get(topic)
+        if cached_problem is None or cached_problem[0].expired:
             if len(self._topic_problems) >= _MAX_TOPICS:  # other users may name any number of topics
                 self._topic_problems.clear()
-            cached = self._topic_problems[topic] = Deadline.after(_CACHE_S), self._topic_problem(topic)
-        return cached[1]
+            cached_problem = self._topic_problems[topic] = Deadline.after(_CACHE_S), self._topic_problem(topic)
+        return cached_problem[1]
 
     def rejection_reasons(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
         """Return the reason for each row that the sink rejects, by number. Raises retriable errors, as the sink would."""
@@ -81,7 +82,7 @@ class SinkChecks:
             except (RocketMQError, ValueError, ArithmeticError) as e:
                 if getattr(e, "retriable", False):
                     raise
-                new_reasons = {numbers[i]: reason for i, reason in bad_rows.found()}
+                new_reasons = {numbers[i]: reason for i, reason in bad_rows.reasons_by_row()}
                 if not new_reasons and len(numbers) == 1:
                     new_reasons = {numbers[0]: str(e)}
             if not new_reasons:
@@ -113,7 +114,7 @@ class SinkChecks:
         arrays = []
         for name, values in zip(self._names, zip(*rows, strict=True), strict=True):
             cells = [list(value.items()) for value in values] if name == "properties" else list(values)
-            arrays.append(pa.array(cells, _TYPES.get(name, pa.string())))
+            arrays.append(pa.array(cells, _ARROW_TYPES.get(name, pa.string())))
         return pa.RecordBatch.from_arrays(arrays, names=list(self._names))
 
     def _topic_problem(self, topic: str) -> str | None:
@@ -135,7 +136,8 @@ class SinkChecks:
         def queues(topic: str, refresh: bool) -> Any:
             return routes.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
 
-        # If a broker rejects a single message for some reasons, it drops the same message silently if it is in a batch.
+        # Rows are checked as if they were sent in batches, for which there are more checks: some messages that a broker rejects
+        # if they are sent alone are dropped silently in a batch.
         storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)
         self._tools = routes, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
         return self._tools

@@ -54,8 +54,8 @@ from rocketmq_spark.spark.sink.report import (
 
 logger = logging.getLogger(__name__)
 
-# A long task refreshes its routes after this time, so that it uses brokers that are up again. Java's producer has the same
-# interval.
+# A long task refreshes its routes after this time, so that it uses brokers that are up again. Java's producer refreshes its
+# routes at the same interval.
 ROUTE_REFRESH_S = 30.0
 
 # How often a task that waits for an outcome checks whether Spark has abandoned the task.
@@ -123,14 +123,16 @@ class TaskWriter:
         self._pending_outcomes = 0
         self._first_row = 0
         self._checked_topics: set[str] = set()
-        self._routes_fresh_until = Deadline.after(ROUTE_REFRESH_S)
+        self._route_refresh_deadline = Deadline.after(ROUTE_REFRESH_S)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
         """Call ``write``, and return the counts for the driver."""
         return TaskCommitMessage(self.write(batches), self._topic_names.given_names)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Send all rows and wait for all acknowledgements. Raises the first failure, with the counts of acknowledged rows."""
+        """Send all rows and wait for all acknowledgements. Raises the error of the first failure, with the counts of acknowledged
+        rows.
+        """
         is_complete = False
         try:
             for batch in batches:
@@ -158,9 +160,9 @@ class TaskWriter:
         if not len(batch):
             return
         batch = self._with_sink_columns(batch)
-        if self._routes_fresh_until.expired:
+        if self._route_refresh_deadline.expired:
             self._routes.refresh(Deadline.after(self._options.request_timeout))
-            self._routes_fresh_until = Deadline.after(ROUTE_REFRESH_S)
+            self._route_refresh_deadline = Deadline.after(ROUTE_REFRESH_S)
             for topic in self._checked_topics:  # a topic may have moved to other brokers
                 self._check_timers(topic)
         checked, plan = self._check_rows(batch)
@@ -173,7 +175,7 @@ class TaskWriter:
                     return
                 checked, plan = self._check_rows(batch)
                 encoded = self._row_sender.join(batch, checked, plan)
-            self._row_sender.identify(
+            self._row_sender.add_content_ids(
                 encoded, checked, functools.partial(self._exactly_once.hashes, batch, self._columns)
             )
         self._row_sender.send(batch, checked, plan, encoded)
@@ -185,7 +187,7 @@ class TaskWriter:
             self._counts.left_out = self._kafka_rows.left_out
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._first_row)
-            batch = empty_bodies.with_stand_ins(batch, self._columns, bad_rows)
+            batch = empty_bodies.batch_with_stand_ins(batch, self._columns, bad_rows)
             bad_rows.raise_if_any(self._partition_id)
         if self._options.topic is None:
             bad_rows = BadRows(self._first_row)
@@ -298,10 +300,11 @@ def write_task(
     plan: ExactlyOncePlan | None = None,
     partition_queues: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
 ) -> TaskCommitMessage:
-    """Send the rows of the calling task. A later attempt logs a warning that rows may be in the topic twice.
+    """Send the rows of the calling task. If this is not the first attempt of the task, log a warning that rows may be in the
+    topic twice.
 
-    The warning also appears for speculative attempts, because their numbers are like those of attempts after a failure. With
-    ``plan``, a later attempt reads which rows are stored, and omits these rows.
+    The warning also appears for speculative attempts, because Spark numbers them like attempts after a failure. With ``plan``,
+    there is no such warning: a later attempt reads which rows are stored, and omits these rows.
     """
     task = TaskContext.get()
     partition_id = task.partitionId() if task is not None else None

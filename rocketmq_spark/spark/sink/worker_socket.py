@@ -1,8 +1,8 @@
-"""Detects that Spark has abandoned the task of this worker: then the worker's socket to Spark is closed.
+"""Detects that Spark has abandoned the task of this worker: Spark closes the worker's socket when it abandons the task.
 
 When the input of a task fails, Spark retries the task at once. Spark does not kill the Python worker, but closes the connection
-to it. A worker that waits for brokers does not notice the closed connection. It can still read the rows that it received before,
-as if there were no other rows.
+to it. A worker that waits for brokers does not notice the closed connection. The worker can still read the rows that it received
+before, and these rows look like the whole input.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def watch_worker_socket() -> Callable[[], bool]:
 
 
 def abandoned_error() -> ClosedError:
-    """Return the error for sends of an abandoned task. It has ``unsent``, because nothing has left this process."""
+    """Return the error for sends of an abandoned task. The error is marked as ``unsent``, because nothing has left
+    this process.
+    """
     error = ClosedError("Spark has abandoned this task: the next attempt sends the rows that are not stored")
     error.unsent = True
     return error
@@ -82,6 +84,8 @@ def _factory_socket(environment: Mapping[str, str]) -> int | None:
 
 def _module_of_frame(frame: FrameType) -> str:
     """Return the module of a frame. Without Spark's daemon, the worker is the main program, whose module is ``__main__``."""
-    names = frame.f_globals
-    run_as = getattr(names.get("__spec__"), "name", None) if names.get("__name__") == "__main__" else None
-    return str(run_as or names.get("__name__"))
+    global_names = frame.f_globals
+    main_module = (
+        getattr(global_names.get("__spec__"), "name", None) if global_names.get("__name__") == "__main__" else None
+    )
+    return str(main_module or global_names.get("__name__"))

@@ -1,8 +1,8 @@
 """Spark's writers of batches and streams.
 
 The writers check the write on the driver, create a ``TaskWriter`` in each task, and log the counts that tasks return in commit
-messages. Spark creates the writer of a stream twice per micro-batch. So checks that need brokers run once per process, and not in
-the process in which Spark only commits.
+messages. Spark creates the writer of a stream twice per micro-batch. So each process makes the checks that need brokers only
+once, and the process in which Spark only commits makes none of them.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class _DriverWriter:
         if stream and checkpoint is None and exactly_once_checks.is_exactly_once(options):
             raise OptionError(
                 "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
-                "show it spark.sql.streaming.checkpointLocation",
+                "show the sink spark.sql.streaming.checkpointLocation",
                 remedy="Give the writer .option('checkpointLocation', ...)",
             )
         if exactly_once_checks.is_exactly_once(options):
             exactly_once_checks.check_registered()
         if not process.is_worker(_COMMIT_WORKER):
-            # Not for a commit: the rows are sent already, so a commit must not fail because brokers are down.
+            # A commit makes no such checks: the rows are sent already, so a commit must not fail because brokers are down.
             if checkpoint is not None:
                 check_owner(checkpoint)
             checks.check_brokers(options, self.columns, once_per_process=stream)

@@ -99,7 +99,7 @@ class RetriableErrors:
         self._logged_kinds.add(kind)
 
     def note_poll_without_error(self) -> None:
-        if self.retry_errors.attempts:  # errors between two polls occur again while the reason lasts
+        if self.retry_errors.attempt_count:  # errors between two polls occur again while the reason lasts
             self.retry_errors.clear()
         else:
             self._logged_kinds.clear()
@@ -242,14 +242,14 @@ class BoundsReader:
         )
         if is_recent and not (wait_for_all and self._last_view.timed_out_brokers):
             return self._last_view
-        error_count_before = self.retriable_errors.retry_errors.attempts
+        error_count_before = self.retriable_errors.retry_errors.attempt_count
         topics = self.topics_or_last_known()
         routes, deleted_topics = self._fetch_routes(topics)
         queue_count = sum([len(route.queues) for route in routes.values()])
         deadline = with_client_overhead(Deadline.after(self._options.request_timeout), queue_count)
         grace_s = None if wait_for_all else _LATE_BROKER_GRACE_S
         view = self._fetch_bounds(routes, deleted_topics, deadline, skip_missing=True, grace_s=grace_s)
-        has_no_errors = self.retriable_errors.retry_errors.attempts == error_count_before
+        has_no_errors = self.retriable_errors.retry_errors.attempt_count == error_count_before
         if has_no_errors:
             self.retriable_errors.note_poll_without_error()
         # If a poll waited in vain for a broker, the duration of this poll does not show how long polls usually take.

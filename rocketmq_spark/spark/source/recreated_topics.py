@@ -193,7 +193,7 @@ def expired_queues(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
 
 def with_client_overhead(deadline: Deadline, request_count: int) -> Deadline:
     """Return ``deadline`` plus the time that the client itself needs for ``request_count`` requests."""
-    return Deadline(deadline.at + request_count * CLIENT_OVERHEAD_S)
+    return Deadline(deadline.end_s + request_count * CLIENT_OVERHEAD_S)
 
 
 # Returns the name of the broker of a queue. A poll calls this function for each queue, and ``itemgetter`` is fast.

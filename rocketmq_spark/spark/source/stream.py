@@ -237,7 +237,7 @@ class Stream:
         pending_queues = planning.pending_queues(start, view, target_ends)
         removed_ends = self._bounds_reader.removed_queue_ends(pending_queues, view) if pending_queues else {}
         if pending_queues := [queue for queue in pending_queues if queue not in removed_ends]:
-            cause = self._bounds_reader.retriable_errors.retry_errors.first
+            cause = self._bounds_reader.retriable_errors.retry_errors.first_error
             raise BrokerNotFound(
                 f"no broker answers for {queues_text(pending_queues)}, which this run must read to its end",
                 cause.addr if cause else None,

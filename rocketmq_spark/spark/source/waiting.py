@@ -105,7 +105,7 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
                 continue
             retry_errors.record(e, reader.clock.now())
             if wait_limits.max_attempts is not None and not reader.have_brokers_answered:
-                if retry_errors.attempts >= wait_limits.max_attempts:
+                if retry_errors.attempt_count >= wait_limits.max_attempts:
                     raise
                 wait_limits.deadline.pause(next(pauses_of_start))
             else:

@@ -61,7 +61,7 @@ def demo_of(run):
 def kill_of(monkeypatch):
     """Look once for a batch in which to kill; return what was decided."""
     monkeypatch.setattr("rocketmq_spark.cli.demo.run._REFRESH_S", 0.2)
-    monkeypatch.setattr("rocketmq_spark.cli.demo.run._IDLE_S", -1.0)
+    monkeypatch.setattr("rocketmq_spark.cli.demo.run._IDLE_BEFORE_KILL_S", -1.0)
 
     def look(run):
         demo = demo_of(run)

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from rocketmq_spark.cli.demo.view import _batches, _Lines, _Picture, _picture, view
+from rocketmq_spark.cli.demo.view import _batches, _LineView, _picture, _PictureView, view
 from rocketmq_spark.cli.demo.watch import DemoState
 from rocketmq_spark.cli.output import Json, Text
 
@@ -18,7 +18,7 @@ STATE = DemoState(
 
 
 def test_one_plain_line(capsys):
-    _Lines(Text()).show(STATE)
+    _LineView(Text()).show(STATE)
     assert capsys.readouterr().out == (
         "  12 s  writing orders: 6000 orders in, 5800 read, 10 totals out, batch 600 ms, "
         "lag broker-a/0:120 broker-a/1:80\n"
@@ -26,7 +26,7 @@ def test_one_plain_line(capsys):
 
 
 def test_nothing_is_said_twice_and_each_event_once(capsys):
-    lines = _Lines(Text())
+    lines = _LineView(Text())
     lines.show(STATE)
     capsys.readouterr()
     lines.show(dataclasses.replace(STATE, elapsed_s=17.0))
@@ -39,13 +39,13 @@ def test_nothing_is_said_twice_and_each_event_once(capsys):
 
 
 def test_before_the_first_batch(capsys):
-    _Lines(Text()).show(DemoState())
+    _LineView(Text()).show(DemoState())
     assert "batch -, lag -" in capsys.readouterr().out
     assert _batches([]) == "batches: none yet"
 
 
 def test_json(capsys):
-    _Lines(Json()).show(STATE)
+    _LineView(Json()).show(STATE)
     document = json.loads(capsys.readouterr().out)
     assert document == {
         "event": "progress", "phase": "writing orders", "elapsedSeconds": 12.3, "ordersWritten": 6000,
@@ -78,15 +78,15 @@ def test_lines_are_for_terminals_that_cannot_show_the_picture(monkeypatch, name,
     monkeypatch.setattr(sys, "stdout", output)
     monkeypatch.setenv("TERM", name)
     with view(Text(), 1, 1) as shown:
-        assert isinstance(shown, _Lines)
+        assert isinstance(shown, _LineView)
 
 
 def test_the_picture_is_for_terminals_only(monkeypatch):
     with view(Text(), 1, 1) as shown:
-        assert isinstance(shown, _Lines)
+        assert isinstance(shown, _LineView)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with view(Json(), 1, 1) as shown:
-        assert isinstance(shown, _Lines)
+        assert isinstance(shown, _LineView)
     with view(Text(), 1, 1) as shown:
-        assert isinstance(shown, _Picture)
+        assert isinstance(shown, _PictureView)
         shown.show(STATE)

@@ -15,7 +15,7 @@ from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject, finding_lines
-from rocketmq_spark.cli.doctor.findings import advice, broken, ok
+from rocketmq_spark.cli.doctor.findings import advice_finding, broken_finding, ok_finding
 from rocketmq_spark.client import topic_readers
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
@@ -91,7 +91,11 @@ def test_what_is_given_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_exit_code_is_that_of_all_findings(
     monkeypatch: pytest.MonkeyPatch, found: str, strict: int, code: int
 ) -> None:
-    kinds = {"ok": ok("a", "fine"), "broken": broken("b", "bad", "do"), "advice": advice("c", "so so", "do")}
+    kinds = {
+        "ok": ok_finding("a", "fine"),
+        "broken": broken_finding("b", "bad", "do"),
+        "advice": advice_finding("c", "so so", "do"),
+    }
     monkeypatch.setattr(command, "examine", lambda target, subject: [kinds[word] for word in found.split()])
     done = CliRunner().invoke(app, ["doctor", "h:1", *["--strict"] * strict])
     assert (done.exit_code, len(done.stdout.splitlines())) == (code, len(found.split())), done.output
@@ -100,7 +104,7 @@ def test_the_exit_code_is_that_of_all_findings(
 def test_every_topic_is_examined_and_the_group_in_those(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one of several name servers answers."""
     asked: list[object] = []
-    well, bad = ok("name server", "h:1 answers"), broken("name server", "h:2 cannot be used", "do")
+    well, bad = ok_finding("name server", "h:1 answers"), broken_finding("name server", "h:2 cannot be used", "do")
     monkeypatch.setattr(command, "check_name_servers", lambda *given: [(bad, False), (well, True)])
     monkeypatch.setattr(command, "check_brokers", lambda *given: [])
     monkeypatch.setattr(command, "check_topic", lambda client, options, *given: asked.append(given) or [])
@@ -133,9 +137,11 @@ def test_of_an_environment_its_own_group_is_examined(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_lines_of_a_terminal_are_not_cut(width: int) -> None:
-    finding = broken("broker a", "advertises 172.17.0.2:10911, which cannot be reached from here", "Let it " * 30)
+    finding = broken_finding(
+        "broker a", "advertises 172.17.0.2:10911, which cannot be reached from here", "Let it " * 30
+    )
     told = finding_lines(finding, width)
     assert len(told) > 1
     assert all(0 < len(line) <= width for line in told)
     assert [line[:8].strip() for line in told] == ["broken", *[""] * (len(told) - 1)]
-    assert finding_lines(ok("a", "fine"), None) == ["ok      a: fine"]
+    assert finding_lines(ok_finding("a", "fine"), None) == ["ok      a: fine"]

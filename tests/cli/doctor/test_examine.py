@@ -459,7 +459,7 @@ class TestOfReaders:
         assert (said(one)[0], "has no id" in said(one)[1]) == (Level.BROKEN, True)
 
     def test_what_no_sink_would_begin_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(extras, "installed", lambda module: module != "xxhash")
+        monkeypatch.setattr(extras, "is_installed", lambda module: module != "xxhash")
         found = command.check_exactly_once(Target({"name_server": "127.0.0.1:1"}), Subject(["t"], exactly_once=True))
         assert (found.level, "xxhash, which hashes rows, is not installed" in found.text) == (Level.BROKEN, True)
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, exit_code, failed, ok
+from rocketmq_spark.cli.doctor.findings import (
+    Finding,
+    advice_finding,
+    broken_finding,
+    exit_code,
+    failed_finding,
+    ok_finding,
+)
 from rocketmq_spark.errors import BrokerError, OffsetError
 
-OK, ADVICE, BROKEN = ok("a", "fine"), advice("b", "so so", "do"), broken("c", "bad", "do")
+OK, ADVICE, BROKEN = ok_finding("a", "fine"), advice_finding("b", "so so", "do"), broken_finding("c", "bad", "do")
 
 
 @pytest.mark.parametrize(
@@ -22,6 +29,6 @@ def test_advice_counts_only_when_it_is_strict(found: list[Finding], strict: bool
 
 
 def test_an_error_as_a_finding() -> None:
-    refused = failed("x", BrokerError("refused", "h:1", 1, remark="for\na reason"), "Look")
-    assert refused == broken("x", "refused: for a reason (at h:1)", "Look")
-    assert failed("x", OffsetError("none", remedy="Wait"), "Look") == broken("x", "none", "Wait")
+    refused = failed_finding("x", BrokerError("refused", "h:1", 1, remark="for\na reason"), "Look")
+    assert refused == broken_finding("x", "refused: for a reason (at h:1)", "Look")
+    assert failed_finding("x", OffsetError("none", remedy="Wait"), "Look") == broken_finding("x", "none", "Wait")

@@ -136,7 +136,7 @@ class Members:
 
 @pytest.fixture
 def members(rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
-    monkeypatch.setattr(push, "FIRST_COMMIT_S", 1.0)  # ten, as in Java, are long to wait
+    monkeypatch.setattr(push, "FIRST_COMMIT_DELAY_S", 1.0)  # ten, as in Java, are long to wait
     made = Members(rocketmq, topic)
     yield made
     for consumer in made.all:

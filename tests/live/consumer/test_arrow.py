@@ -89,7 +89,7 @@ def owned(consumer: Consumer, topic: str) -> int:
 
 @pytest.fixture
 def batches(rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
-    monkeypatch.setattr(push, "FIRST_COMMIT_S", 1.0)
+    monkeypatch.setattr(push, "FIRST_COMMIT_DELAY_S", 1.0)
     made = Group(rocketmq, topic)
     yield made
     for consumer in made.all:

@@ -24,7 +24,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.columnar.decode.schema import BASIC, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, arrow_schema
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import LocalProtocolError, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
@@ -100,7 +100,7 @@ def test_rows_are_those_of_the_source(rocketmq: LocalBroker, make_topic: Callabl
             assert batches[-1].num_rows
         assert consumer.poll_arrow(0.1).num_rows == 0
     table = pa.Table.from_batches(batches)
-    assert table.schema == arrow_schema(BASIC)
+    assert table.schema == arrow_schema(BASIC_COLUMNS)
     assert sorted(table["body"].to_pylist()) == sorted(str(i).encode() for i in range(50))
     assert set(table["tags"].to_pylist()) == {"a"}
 
@@ -289,7 +289,7 @@ def test_allocation_config_and_machine_rooms_choose_queues(
         eventually(lambda: [queue.queue_id for queue in consumer.assignment()] == [1, 3])
     with make(allocation_strategy="machineRoom", machine_rooms="elsewhere") as consumer:
         consumer.subscribe(topic)
-        eventually(lambda: consumer._group.balanced)
+        eventually(lambda: consumer._group.is_balanced)
         assert consumer.assignment() == []
 
 

@@ -65,7 +65,7 @@ def lease(invisible_s: float, put: Callable[[object, str, float], None] = setatt
     """Consumers with a listener have messages for so long, and ask for more time three times as often."""
     put(pop, "INVISIBLE_S", invisible_s)
     put(pop, "MAX_WAIT_S", invisible_s * 2 / 3)  # what comes at its end must have time left
-    put(pop, "RENEW_S", invisible_s / 3)
+    put(pop, "RENEW_INTERVAL_S", invisible_s / 3)
 
 
 def push(endpoint: str, topic: str, group: str, invisible_s: float) -> None:

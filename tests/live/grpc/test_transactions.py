@@ -38,7 +38,7 @@ def test_decisions_and_questions_go_through_the_proxy(asking_proxy: LocalBroker)
             producer.send_half(Message(topic, b"left %d" % i))
             producer.send_half(Message(topic, b"lost %d" % i))
         saved |= {b"left %d" % i for i in range(3)}
-        transactions._registry._recent.clear()  # as in another process
+        transactions._registry._recent_fates.clear()  # as in another process
         eventually(lambda: len(set(asked)) == 6, 90)
         eventually(lambda: len(stored_now(asking_proxy, topic)) == 8, 60)
     wanted = Counter([*(b"yes %d" % i for i in range(5)), *saved])

@@ -10,14 +10,14 @@ from pyspark.sql.types import LongType, StringType, StructField
 
 from rocketmq_spark import Producer, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.decode.schema import BASIC, FULL
+from rocketmq_spark.columnar.decode.schema import BASIC_COLUMNS, FULL_COLUMNS
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, SendRequest
 from rocketmq_spark.options import parse
 from tests.mockbroker import eventually
 from tests.reading import data_source, names, post, read
 
-BASIC_NAMES = [column.name for column in BASIC]
+BASIC_NAMES = [column.name for column in BASIC_COLUMNS]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_property_columns__come_last_with_case_sensitive_names(rocketmq, rich):
 def test_metadata__full_adds_what_the_broker_and_the_network_say(rocketmq, rich):
     assert list(read(rocketmq, subscribe=rich)[0]) == BASIC_NAMES
     (row,) = read(rocketmq, subscribe=rich, metadata="full")
-    assert list(row) == [*BASIC_NAMES, *(column.name for column in FULL)]
+    assert list(row) == [*BASIC_NAMES, *(column.name for column in FULL_COLUMNS)]
     assert (row["flag"], row["reconsumeTimes"]) == (7, 0)
     assert row["storeHost"] == rocketmq.address("broker-a")
     assert row["bornHost"].startswith("127.0.0.1:")

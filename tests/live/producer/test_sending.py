@@ -24,7 +24,7 @@ from rocketmq_spark.producer.outgoing import OutgoingSend
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.environment import Environment
-from rocketmq_spark.queues.selection import by_hash
+from rocketmq_spark.queues.selection import select_by_hash
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from tests.helpers import awaited, counts, stored, total
 from tests.live.producer.recording import RecordingSender, recorded
@@ -114,7 +114,7 @@ def test_hash_is_the_java_clients_queue_for_ten_thousand_strings(
     producer, _ = producers()
     queues = producer.queues(topic)
     java = java_peer.hash_queues(topic, keys)
-    assert [by_hash(queues, key).queue_id for key in keys] == java
+    assert [select_by_hash(queues, key).queue_id for key in keys] == java
     ours = [producer.send_async(Message(topic, b"x"), selector="hash", arg=key) for key in keys[-100:]]
     assert [result.result(60).queue.queue_id for result in ours] == java[-100:]
 

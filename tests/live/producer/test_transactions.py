@@ -72,7 +72,7 @@ def test_next_producer_decides_half_messages_after_broker_kill(
         for i in range(10):
             producer.send_half(Message("left", b"yes %d" % i))
             producer.send_half(Message("left", b"no %d" % i))
-    transactions._registry._recent.clear()  # as in another process
+    transactions._registry._recent_fates.clear()  # as in another process
     orders.saved = {b"yes %d" % i for i in range(10)}
     killed(asking, "broker-a")
     asking.restart("broker-a")
@@ -93,7 +93,7 @@ def test_a_block_that_outlasts_the_questions_is_delivered_once(asking: LocalBrok
             moved.append(half._fate._place)
             assert half.state is HalfState.PREPARED
         producer.send_half(Message("slow", b"later"))
-        transactions._registry._recent.popitem()
+        transactions._registry._recent_fates.popitem()
         eventually(lambda: b"later" in orders.asked, 60)  # 5 s later at least, other questions would have come
     assert bodies(asking, "slow") == Counter([b"slow"])
     assert set(orders.asked) == {b"later"}
@@ -127,7 +127,7 @@ def test_a_large_body_is_compressed_and_read_as_it_was(asking: LocalBroker) -> N
             pass
         orders.saved = {body + b"!"}  # before it can be asked about, on a slow machine too
         producer.send_half(Message("large", body + b"!"))
-        transactions._registry._recent.clear()
+        transactions._registry._recent_fates.clear()
         eventually(lambda: orders.asked == [body + b"!"], 60)
         eventually(lambda: sum(bodies(asking, "large").values()) == 2, 60)
     found = java_read(asking.name_server, "large", 2, bodies=True)
@@ -142,7 +142,7 @@ def test_in_a_namespace_the_same(asking: LocalBroker) -> None:
             pass
         orders.saved = {b"asked"}
         producer.send_half(Message("inside", b"asked"))
-        transactions._registry._recent.clear()
+        transactions._registry._recent_fates.clear()
         eventually(lambda: orders.asked == [b"asked"], 60)
         eventually(lambda: bodies(asking, "ns%inside") == Counter([b"kept", b"asked"]), 30)
 

@@ -91,7 +91,9 @@ def bring_up_another_proxy(mq: LocalBroker) -> None:
             servers.proxy(members.workspace.data / "second", jars, port, members.name_server, conf)
         )
 
-    members.workspace.bring_up(PROXIES[1], processes.PROXY_PORTS, make, members._readiness(None), Deadline.after(180.0))
+    members.workspace.bring_up(
+        PROXIES[1], processes.PROXY_PORT_DISTANCES, make, members._readiness_check(None), Deadline.after(180.0)
+    )
 
 
 @pytest.fixture(scope="module")
