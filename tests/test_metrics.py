@@ -189,7 +189,7 @@ def test_a_registry_has_the_figures_among_its_own():
 
 
 def test_without_prometheus_client_only_json_lines_are_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(extras, "installed", lambda name: name != "prometheus_client")
+    monkeypatch.setattr(extras, "is_installed", lambda name: name != "prometheus_client")
     for given in ({"prometheus": tmp_path / "q.prom"}, {"port": 0}):
         with pytest.raises(OptionError, match=r"needs prometheus-client.*pip install 'prometheus-client>="):
             MetricsListener(**given)

@@ -463,7 +463,7 @@ def test_a_poll_is_a_span_that_is_linked_to_the_sends(seen: Seen) -> None:
 
 
 def test_without_the_package_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "installed", lambda module: module != "opentelemetry")
+    monkeypatch.setattr(extras, "is_installed", lambda module: module != "opentelemetry")
     with pytest.raises(OptionError, match=r"openTelemetry.*\n?.*opentelemetry-api"):
         Consumer("127.0.0.1:1", "g", open_telemetry=True)
 

@@ -122,6 +122,6 @@ def test_what_a_producer_cannot_do_is_said(bulk: Bulk, monkeypatch: pytest.Monke
         bulk.producer(auto_create_topics=False).send_arrow(table("a"), "missing")
     with pytest.raises(OptionError, match="selector 'environment' needs option 'environment'"):
         bulk.producer().send_arrow(table("a"), "T", selector="environment")
-    monkeypatch.setattr(extras, "installed", lambda module: False)
+    monkeypatch.setattr(extras, "is_installed", lambda module: False)
     with pytest.raises(OptionError, match="send_arrow needs pyarrow, which is not installed"):
         bulk.producer().send_arrow(table("a"), "T")

@@ -59,7 +59,7 @@ def test_without_xxhash_it_is_refused_and_its_command_named(monkeypatch: pytest.
     options = sink_options("x:1", topic="t", deliveryGuarantee="exactly-once")
     columns = from_arrow_schema(frame(body=["x"]).schema)
     checks.check_sink(options, columns)
-    monkeypatch.setattr(extras, "installed", lambda name: name != "xxhash")
+    monkeypatch.setattr(extras, "is_installed", lambda name: name != "xxhash")
     with pytest.raises(OptionError, match=r"xxhash, which hashes rows, is not installed: pip install .*'xxhash>="):
         checks.check_sink(options, columns)
     monkeypatch.setitem(sys.modules, "xxhash", None)
