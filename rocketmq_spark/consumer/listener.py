@@ -41,8 +41,8 @@ class Listener(Protocol):
 def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> None:
     """Raise ``OptionError`` unless ``listener`` can be called as a ``Listener``. ``coroutines`` allows coroutine functions, too.
 
-    Without this check, each call would fail until the messages are dead letters. A class is rejected, because calling a class
-    only creates an object.
+    Without this check, each call of an unsuitable function would fail, and its messages would become dead letters. A class is
+    rejected, because calling a class only creates an object.
     """
     signature = "batch, context" if arrow else "messages, context"
     if isinstance(listener, type):
@@ -246,7 +246,8 @@ class ListenerCall:
         raise NotImplementedError
 
 
-# Returns the next call of the listener. None: the consumer has stopped, or lost the queue, so the listener must not be called.
+# Returns the next call of the listener; None if the listener must not be called, because the consumer has stopped or lost the
+# queue.
 NextCall = Callable[[], ListenerCall | None]
 
 

@@ -223,7 +223,7 @@ class UnackedMessages:
     def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
         """Wait until all messages are settled, and return the messages that listeners still have after the timeout.
 
-        If a listener calls this method, the method waits only for the other running calls, because the messages behind the
+        If a listener calls this method, the method waits only for the other running calls: messages that wait for the
         listener's own message cannot be consumed.
         """
         this_thread_id = threading.get_ident()
@@ -698,7 +698,7 @@ class Pollers:
                     return
                 name = f"rocketmq-{self._settings.group}-pop-{target[0]}-{target[1]}"
                 on_end = partial(self._on_poller_end, target)
-                # The next check restarts a poller that failed, so that an immediate failure does not loop.
+                # If a poller fails, only the next check restarts it, so that a lasting failure causes no loop of restarts.
                 self._threads[target] = start_thread(name, partial(self._run, target), on_end, restart=False)
 
     def close(self) -> None:
@@ -748,7 +748,7 @@ class Pollers:
             self._submit(new_messages)
 
     def _is_obsolete(self, target: PopTarget) -> bool:
-        # The subscriptions are checked, too, so that an unsubscribed topic is not polled until the next update.
+        # ``_targets`` may have an unsubscribed topic until the next update, so the subscriptions are checked, too.
         is_subscribed = target in self._targets and self._subscriptions.get(target[0]) is not None
         return self._closed.is_set() or not is_subscribed or not keeps_order(self._settings, self._port)
 
@@ -761,8 +761,8 @@ class Pollers:
 
 
 def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
-    """Whether the Proxy delivers messages in the order that the settings require. The Proxy may report a change of the order at
-    any time.
+    """Whether the Proxy delivers messages in the order that the settings require. The result may change at any time, because
+    the Proxy may report another policy.
     """
     return not settings.ordered or port.policy().ordered
 
@@ -862,8 +862,8 @@ class RunningPopConsumer:
         if remaining_ms <= 1000 * RENEW_INTERVAL_S:
             self._acknowledger.renew()
         elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_INTERVAL_S):
-            # The next regular renewal may be too late. The early renewal runs after a second, because a quick listener has then
-            # finished, and needs no renewal.
+            # The next regular renewal may come too late. The early renewal waits for a second: if a quick listener has finished
+            # by then, its messages need no renewal.
             self._renew_timer.call_later(_EARLY_RENEW_DELAY_S, self._acknowledger.renew)
 
     def _subscribe(self) -> None:
@@ -890,7 +890,7 @@ class RunningPopConsumer:
             )
 
     def _check(self) -> None:
-        self._workers.start_missing_threads()  # work may wait for a thread that could not be started before
+        self._workers.start_missing_threads()  # an earlier start of a thread may have failed
         if not keeps_order(self._settings, self._port):
             logger.error(
                 "group %s requests no messages: option 'ordered' is true, but brokers deliver them in any order now. "

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MIN_BACKLOG_ANSWERS = 32
 # Half of the cache must hold at least this many answers; otherwise single pulls are as fast.
 MIN_ANSWERS_PER_HALF_CACHE = 4
-# The most ranges of one read. The next read uses the new end offsets of the queues.
+# The most ranges of one read.
 MAX_RANGES = 1024
 
 
@@ -168,15 +168,15 @@ class RangeRead(Protocol):
 
     @property
     def had_only_plain_answers(self) -> bool:
-        """Whether every answer continued where the last answer ended, until the read reached its end or was stopped."""
+        """Whether each answer continued where the previous answer ended, until the read reached its end or was stopped."""
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
         """The offsets to which an operator reset queues. The mapping is complete when the read has ended."""
 
     def fetch(self) -> Generator[Sequence[ReadAnswer], None, None]:
-        """Yield answers. Before an answer whose offsets do not follow those of the last answer, the read ends, and
-        ``had_only_plain_answers`` is False.
+        """Yield answers. If the offsets of an answer do not follow those of the previous answer, the read ends before the
+        answer, and ``had_only_plain_answers`` is False.
         """
 
     def stop(self) -> None:
@@ -281,7 +281,7 @@ class Prefetcher:
             self._readers[broker_name] = reader
             reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, restart=False)
         except BaseException as e:
-            # The handler also gets Ctrl-C. A thread that was started before Ctrl-C ends, because its reader is not registered.
+            # Ctrl-C is handled, too. If the thread was started already, it ends, because its reader is no longer registered.
             self._readers.pop(broker_name, None)
             if not isinstance(e, RuntimeError):
                 raise
@@ -519,7 +519,8 @@ class Backlogs:
                 backlog_queue.cooldown_until = cooldown_until
                 # Messages that could not be decoded are no longer counted, because pulls request them again.
                 backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
-        # ``_resume_pulls`` runs even if ``requests`` is empty, because other queues may have come too late for the read.
+        # ``_resume_pulls`` runs even if ``requests`` is empty, because queues that were added too late for the read still wait
+        # for their pulls.
         self._timer.call_later(0, self._resume_pulls)
 
     # --- ``PrefetchQueues``; without the lock
@@ -550,7 +551,7 @@ class Backlogs:
         self.submit(backlog_queue.process_queue, messages)
         if left_out_offset is not None:
             raise DecodeError(
-                f"messages read ahead of {request.queue} are too large together; pulling from offset {left_out_offset} on"
+                f"the prefetched messages of {request.queue} are too large together; pulling from offset {left_out_offset} on"
             )
 
     def _resume_pulls(self) -> None:

@@ -123,8 +123,8 @@ class Pulling:
 
     def _pause_s(self, queue: ProcessQueue) -> float:
         """Return the pause in seconds before the next pull of the queue; 0 if the queue may be pulled now."""
-        # ``is_ready`` is checked first, because a lost lock must be requested even if the queue is full and is not pulled for
-        # long.
+        # ``is_ready`` is checked first, because the queue may stay full for a long time, and a lost lock must be requested
+        # meanwhile.
         if self.consume_service is None or not self.consume_service.is_ready(queue):
             self.on_not_ready(queue)
             return self._settings.pull_delay_on_error_s

@@ -8,7 +8,7 @@ listener of messages.
 
 ``RowsDecoder`` creates ``Rows``. It decodes an answer with many plain messages directly into columns. In all other cases, it
 first creates the message objects, so that the rows are the same as the messages that a listener of messages would get. The
-other cases are few messages, a filter, the retry topic, messages that cannot be decoded, and damaged offsets.
+other cases are: an answer with few messages, a filter, the retry topic, messages that cannot be decoded, and damaged offsets.
 """
 
 from __future__ import annotations
