@@ -43,9 +43,8 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CHECK_INTERVAL_S = 0.01
 _CLOSED_CHECK_INTERVAL_S = 1.0
-MAX_LATE_MESSAGES_PER_RUN = (
-    16  # a run sends back at most this many late messages of a queue, or all late messages of one call
-)
+# A run sends back at most this many late messages of a queue, or all late messages of one call.
+MAX_LATE_MESSAGES_PER_RUN = 16
 DELAY_LEVEL = 3
 
 

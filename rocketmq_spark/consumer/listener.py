@@ -337,7 +337,8 @@ class OrderedAction(enum.Enum):
 class OrderedVerdict:
     """The action after a call of an ordered listener.
 
-    ``pause_ms`` is the pause of the queue after ``RETRY`` and ``ROLLBACK``. ``problem`` is as in ``Verdict``.
+    ``pause_ms`` is the pause of the queue after ``RETRY`` and ``ROLLBACK``. ``problem`` is a text for the log, as in
+    ``Verdict``.
     """
 
     action: OrderedAction
@@ -348,7 +349,7 @@ class OrderedVerdict:
 def judge_ordered_outcome(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
     """Return the verdict for one call. An invalid outcome means that the same messages are delivered again.
 
-    Unlike in Java, a rollback with ``auto_commit`` does not count as success, because nothing would be rolled back.
+    With ``auto_commit``, a rollback would roll nothing back, so it counts as a failure, unlike in Java.
     """
     if outcome is None:
         return OrderedVerdict(OrderedAction.COMMIT if context.auto_commit else OrderedAction.CONTINUE)

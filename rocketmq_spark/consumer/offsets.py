@@ -206,7 +206,7 @@ class LocalOffsets:
         return [other_file for other_file in files if other_file._foreign_file() is None]
 
     def _foreign_file(self) -> folders.ForeignFile | None:
-        folders_above = self._path.parents[: self._depth]  # the owner of a folder can rename the folders in the folder
+        folders_above = self._path.parents[: self._depth]  # the owner of a folder can replace what is in the folder
         paths = (*reversed(folders_above), self._path, self._backup, self._lock_path)
         return next(filter(None, map(folders.foreign_file, paths)), None)
 

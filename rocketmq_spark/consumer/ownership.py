@@ -128,7 +128,7 @@ class Ownership:
             self._store.persist(Deadline.after(TIMEOUT_S), uncommitted_queues)
         with self._state.lock:
             queues_not_started = set(queues_to_start) - self._state.queues.keys() - set(started_queues)
-        if self._needs_locks and queues_not_started:  # without ``unlock``, the next owner waits for the locks
+        if self._needs_locks and queues_not_started:  # without ``unlock``, the next owner waits until the locks expire
             self._port.unlock(self._settings.group, queues_not_started, Deadline.after(TIMEOUT_S))
         return started_queues
 

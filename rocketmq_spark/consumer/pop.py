@@ -554,9 +554,7 @@ class FifoConsumeService:
             dropped_messages = [
                 invisible_message for key in self._paused_keys for invisible_message in self._messages_by_key[key]
             ]
-            for (
-                key
-            ) in self._paused_keys:  # under the lock, because otherwise a pause that ends now would start another call
+            for key in self._paused_keys:  # while the lock is held, no pause can end and start a call
                 self._messages_by_key[key].clear()
             self._paused_keys.clear()
         for invisible_message in dropped_messages:

@@ -290,7 +290,7 @@ class Prefetcher:
         return True
 
     def wake_readers(self) -> None:
-        """Wake reads that wait for room, after a poll, seek or pause. The caller holds the lock."""
+        """Wake the reads that wait for room. Called after a poll, a seek or a pause, with the lock held."""
         if self._waiting_reader_count and any(
             self._current_pace(reader) is not ReadPace.WAIT for reader in self._readers.values()
         ):

@@ -80,12 +80,12 @@ class Pulling:
         self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # gets the resets that answers report
         # The function is called for a queue that is not pulled because ``ConsumeService.is_ready`` is False.
         self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: None
-        self.on_unknown_member: Callable[[], None] = lambda: None  # a broker does not know this member
-        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # runs once per lost connection
+        self.on_unknown_member: Callable[[], None] = lambda: None  # called if a broker does not know this member
+        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # called once per lost connection
         self._disconnected_brokers: set[str] = set()  # brokers that have not answered since their connection was lost
 
     def use_backlogs(self, backlogs: Backlogs) -> None:
-        """Read queues that are far behind with ``backlogs``."""
+        """Use ``backlogs`` to read queues that are far behind."""
         backlogs.pull, backlogs.submit, backlogs.reset_offsets_soon = self._pull, self._submit, self.reset_offsets_soon
         backlogs.decode = self.decode or decode_messages
         backlogs.is_unfiltered = lambda queue: (
@@ -195,7 +195,7 @@ class Pulling:
             self._disconnected_brokers.discard(queue.queue.broker_name)
             topic_filter = self._topic_filter_of(queue.queue.topic)
             if topic_filter is None or topic_filter.filter_version_ms != request_filter.filter_version_ms:
-                self._pull(queue, offset)  # messages that match the new filter may be missing
+                self._pull(queue, offset)  # the answer may lack messages that match the new filter
                 return
         decision = decide_next_pull(
             offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s

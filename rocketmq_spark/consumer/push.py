@@ -521,8 +521,8 @@ class RunningConsumer:
         self._consume_modes.check(Deadline.after(TIMEOUT_S))
 
     def _read_end_offsets(self) -> None:
-        """Read the end offsets of queues that are not pulled, such as full queues, because the last pull returned an earlier
-        end offset.
+        """Read the end offsets of queues that are not pulled, such as full queues, because the end offsets of their last pulls
+        are out of date.
         """
         now_ms, deadline = self._pull_timer.now_ms(), Deadline.after(TIMEOUT_S)
         # The set has the brokers that do not answer, so that only the first queue of each broker waits for an answer.

@@ -113,8 +113,7 @@ def _checked_offset(queue: MessageQueue, source: str, offset: int) -> int:
 
 REBALANCE_INTERVAL_S = 20.0
 UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
-# Without notices, this interval is shorter, because a new member and this member both read a queue until this member releases
-# it.
+# Without notices, rebalances are more frequent: until this member releases a queue, a new member may read the queue, too.
 NO_NOTICES_WAIT_S = 5.0
 MIN_INTERVAL_S = 1.0
 MAX_PULL_SILENCE_MS = 120_000
