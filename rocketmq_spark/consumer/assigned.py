@@ -7,8 +7,8 @@ This module is pure: time and answers are arguments, and the caller sends the re
 - ``finished_offset``: all messages before it are finished, so it may be committed.
 
 The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before that poll. If
-Ctrl-C interrupts a poll, or the caller leaves the loop over the messages of a poll, some of the messages that the poll took may
-not be returned. The next poll returns the unreturned messages first.
+Ctrl-C interrupts a poll, or the caller leaves the loop over its messages, some messages that the poll took may not be returned.
+The next poll returns the unreturned messages first.
 """
 
 from __future__ import annotations

@@ -136,9 +136,8 @@ class ConcurrentConsumeService:
         self._ended_calls: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
         self._result_lock = threading.Lock()  # held by the thread that records results
         self._late_return_threads = late_return_threads
-        # Each queue whose late messages are being sent back has a lock in this dictionary. If a call of the queue fails while
-        # the late messages are sent back, the thread of the call waits for the lock, and then sends back only the messages that
-        # were not late.
+        # Each queue whose late messages are being sent back has a lock in this dictionary. A failed call of the queue waits for
+        # the lock, and then sends back only its messages that were not late.
         self._return_locks: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
@@ -312,8 +311,8 @@ class ConcurrentConsumeService:
         """Record the results of all threads. If another thread is recording results, that thread also records the result of
         this thread.
 
-        If the threads waited for each other, the interpreter would switch threads with each message, and a message would take
-        three times as long with a quick listener.
+        No thread waits for another thread: the interpreter would then switch threads for each message, and a quick listener
+        would need three times as long.
         """
         while self._ended_calls and self._result_lock.acquire(blocking=False):
             try:

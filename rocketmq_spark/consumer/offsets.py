@@ -478,8 +478,8 @@ class BrokerOffsets:
     def _start_commit(
         self, queues: Collection[MessageQueue], deadline: Deadline, started_offsets: dict[MessageQueue, int]
     ) -> bool:
-        """Wait until one of ``queues`` has an offset to commit and no commit in flight; returns False if no queue has an offset
-        to commit, or at the deadline. Adds the offsets to ``started_offsets`` before the commits of the queues count as in
+        """Wait until one of ``queues`` has an offset to commit and no commit in flight. Returns False at the deadline, or if no
+        queue has an offset to commit. Adds the offsets to ``started_offsets`` before the commits of the queues count as in
         flight, so that the caller can free the queues after Ctrl-C.
         """
         with self._state.lock:

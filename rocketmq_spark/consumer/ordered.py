@@ -1,8 +1,8 @@
 """Calls a listener with one batch of a queue at a time, in order: Java's ``ConsumeMessageOrderlyService``.
 
 If the group shares its queues, the broker's lock keeps other members from consuming a queue, also while it changes owners. In
-this process, a queue has one call at a time: after a reset or a corrected offset, the new process queue waits for the call that
-has messages of the old process queue. Failed messages are retried in place, and their queue waits for them.
+this process, a queue has one call at a time. After a reset or a corrected offset, the new process queue waits for the running
+call of the old process queue. Failed messages are retried in place, and their queue waits for them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Starts and releases queues as a rebalance decided, in an order that loses no messages.
 
 Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A released queue is dropped first, so
-that no listener gets more of its messages; then its offset is committed, its lock is released, and it is forgotten. While an
-ordered listener has messages of the queue, the queue is only dropped. The offset is committed, and the lock is released, when
-the listener returns, so that the committed offset takes the result of the listener into account. (Java ignores this result, and
-the next owner repeats the messages.)
+that no listener gets more of its messages. Then its offset is committed, its lock is released, and the queue is forgotten.
+While an ordered listener has messages of the queue, the queue is only dropped. The offset is committed, and the lock is
+released, when the listener returns, so that the committed offset takes the result of the listener into account. (Java ignores
+this result, and the next owner repeats the messages.)
 """
 
 from __future__ import annotations

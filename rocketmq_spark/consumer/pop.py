@@ -132,8 +132,8 @@ class UnackedMessages:
     def start_call(self, invisible_message: InvisibleMessage, now_ms: int) -> bool:
         """Record that this thread passes the message to the listener.
 
-        Returns False if the listener must not get the message, because it was dropped, or because its invisible time is over,
-        so that another member may have it.
+        Returns False if the message was dropped, or if its invisible time is over: another member may then have the message,
+        and the listener must not get it.
         """
         with self._lock:
             if id(invisible_message) not in self._messages or now_ms >= invisible_message.invisible_until_ms:
@@ -179,9 +179,9 @@ class UnackedMessages:
     def wait_for_room(self, topic: str, max_waiting_count: int, wait_s: float) -> bool:
         """Wait until fewer than ``max_waiting_count`` messages of a topic are ready; returns False after the timeout.
 
-        Messages that wait behind another message of their key, or for a retry, do not count, because otherwise a message that
-        hangs or fails would block all other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with
-        the most bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
+        To keep a message that hangs or fails from blocking other keys, messages that wait for a retry, or behind another
+        message of their key, do not count. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with the most
+        bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
         """
         with self._lock:
             return self._condition.wait_for(
@@ -349,9 +349,8 @@ class Acknowledger:
     def renew(self) -> None:
         """Extend the invisible time of all messages for which it is due, with separate threads for each broker and endpoint.
 
-        If a listener has had a message for longer than ``consumeTimeout``, the time is extended only for an ordered consumer,
-        whose next messages wait for this message. The time is not extended for other consumers, so that another member gets the
-        message.
+        If a listener has had a message for longer than ``consumeTimeout``, only an ordered consumer extends the time, because
+        its next messages wait for the message. Other consumers do not extend the time, so that another member gets the message.
         """
         now_ms = self._timer.lease_ms()
         due_messages_by_broker: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
@@ -733,8 +732,8 @@ class Pollers:
         if not self._unacked_messages.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        # The time is taken before the request, because the invisible time begins at the Proxy, and the answer may be read much
-        # later if the process was suspended.
+        # The time is taken before the request, because the invisible time begins at the Proxy. If the process is suspended, it
+        # may read the answer much later.
         requested_ms = self._timer.lease_ms()
         messages = self._port.receive(target, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if self._log_throttle.resolved(target):

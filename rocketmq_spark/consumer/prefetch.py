@@ -103,8 +103,8 @@ def lagging_queues(
     """Return the unread ranges of the queues to read ahead, by broker: of queues that are far behind, and have no pull in
     flight.
 
-    Queues with a filter are not read ahead, because a broker then searches hundreds of offsets per answer, so that the offset
-    of the next pull is unknown.
+    Queues with a filter are not read ahead: a broker searches hundreds of offsets for one answer, so the offset of the next
+    pull is unknown.
     """
     backlogs: dict[str, list[BacklogRange]] = {}
     if limits.half_count < MIN_ANSWERS_PER_HALF_CACHE * limits.pull_batch_size:
@@ -406,8 +406,8 @@ class Prefetcher:
 MAX_FULL_S = 1.0  # if a cache is full for this long, the listener is slow, and pulls are fast enough
 RECHECK_INTERVAL_S = 0.05  # the interval at which Java checks a full queue
 SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
-# A decoded part has the items for a process queue, and the offset of the first message that was left out because the messages
-# before it are large. The offset is None if no message was left out.
+# A decoded part has the items for a process queue, and the offset of the first message that was left out. A message is left out
+# if the messages before it are large. The offset is None if no message was left out.
 DecodedPart = tuple[Sequence[Any], int | None]
 DecodeParts = Callable[[Sequence[FetchedPart]], Iterable[DecodedPart]]
 # A function that resets offsets of queues on another thread, and does not block.

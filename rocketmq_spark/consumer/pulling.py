@@ -3,10 +3,10 @@
 One thread serves all queues and never waits for answers or listeners. From the time when a rebalance adds a queue until the
 queue is dropped, the queue has one pull at a time.
 
-Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and
-involves three threads, while reading ahead has many pulls in flight. A queue is never pulled and read ahead at the same time.
-Between ``try_read_ahead`` and the start of the read, the queue waits. The conditions that pause pulls (a full cache, a listener
-that blocks the offset) also end a read. After the read, the queue is pulled again when the condition has ended.
+Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``). A pull returns 32 messages and
+involves three threads; reading ahead has many pulls in flight. A queue is never pulled and read ahead at the same time. Between
+``try_read_ahead`` and the start of the read, the queue waits. The conditions that pause pulls (a full cache, a listener that
+blocks the offset) also end a read. After the read, the queue is pulled again when the condition has ended.
 """
 
 from __future__ import annotations

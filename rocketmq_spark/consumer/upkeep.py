@@ -297,8 +297,8 @@ class Upkeep:
             self._timer.call_later(0, self.rebalance_if_due)
             return
         self._timer.call_later(BACKGROUND_CHECK_INTERVAL_S, self._check_in_background)
-        # The flag is set after the first call of the timer, so that the next call of this method tries again if the timer could
-        # not start its thread.
+        # The flag is set after the first call of the timer. If the timer cannot start its thread, the next call of this method
+        # tries again.
         self._runs_in_background = True
         self._timer.call_repeatedly(
             COMPARISON_INTERVAL_S,
