@@ -95,8 +95,8 @@ class RowCall:
         self._ids = RecordingIds(os.urandom(8), self._engine.timer.wall_ms)
         self._window = SendWindow(_window_settings(tools.row_tools.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
-        self._failed_queues: dict[Hashable, RocketMQError] = {}  # is ``failed_queues`` of each request of the call
-        self._queues: dict[str, QueueList] = {}  # by topic; a key keeps its queue during the call
+        self._failed_queues: dict[Hashable, RocketMQError] = {}  # shared by all requests of the call
+        self._queues: dict[str, QueueList] = {}  # by topic; unchanged during the call, so that a key keeps its queue
         self._checked_topics: set[tuple[str, bool]] = set()
         self._timer_columns: list[str] = []  # columns of delays in the current portion
         # ``with`` enters this lock, not the condition, because Ctrl-C cannot interrupt the entry to a lock halfway (as in
@@ -160,7 +160,7 @@ class RowCall:
         self._window.add(size)
         try:
             self._engine.submit(outgoing)
-        except RocketMQError as e:  # other callers kept the limits reached during the whole send timeout
+        except RocketMQError as e:  # for example if other callers left no room within the limits until the timeout
             if ordered:
                 self._failed_queues.setdefault(outgoing.ordered_queue, e)
             outgoing.done(SendCompletion(outgoing, e))

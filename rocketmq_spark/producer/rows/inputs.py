@@ -98,7 +98,9 @@ def send_many(
     """Implements ``BulkProducer.send_many``."""
     features = tools.row_tools.settings.features
     if message_target.queue is not None and message_target.key is not None:
-        raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
+        raise OptionError(
+            "send_many got a queue and a key; expected only one of them, because the key chooses the queue"
+        )
     if message_target.queue is not None and features.queue_choice_problem:
         raise MessageRefused(f"the messages name {message_target.queue}, but {features.queue_choice_problem}")
     options, _ = call_options(
