@@ -172,12 +172,14 @@ class RetryState:
         assert self._first_error is not None
         if self.attempt_count == 1 and not is_late:
             return outcome
-        attempts = len(self.brokers)
+        broker_attempt_count = len(self.brokers)
         summary = "the send timeout expired" if is_late else "all retries failed"
         count_text = (
-            f"after {attempts} attempt{'' if attempts == 1 else 's'}" if attempts else "before the first attempt"
+            f"after {broker_attempt_count} attempt{'' if broker_attempt_count == 1 else 's'}"
+            if broker_attempt_count
+            else "before the first attempt"
         )
-        brokers_text = f"; brokers tried: {', '.join(self.brokers)}" if attempts else ""
+        brokers_text = f"; brokers tried: {', '.join(self.brokers)}" if broker_attempt_count else ""
         if isinstance(outcome, OutOfTime):  # it names no cause, but the first error does
             outcome = self._first_error
         errors_differ = self._first_error.message != outcome.message

@@ -287,12 +287,12 @@ class _TransactionRegistry:
         with self._lock:
             self._remember(self._abandoned_fates, msg_id, fate, ABANDONED_S)
 
-    def _remember(self, states: _FatesById, msg_id: str, fate: HalfFate, seconds: float) -> None:
-        states[msg_id] = Deadline.after(seconds), fate
-        states.move_to_end(msg_id)
+    def _remember(self, fates: _FatesById, msg_id: str, fate: HalfFate, seconds: float) -> None:
+        fates[msg_id] = Deadline.after(seconds), fate
+        fates.move_to_end(msg_id)
         with contextlib.suppress(RuntimeError):  # a garbage collection may change the dict during the iteration
-            while len(states) > MAX_REMEMBERED_FATES or next(iter(states.values()))[0].expired:
-                states.popitem(last=False)
+            while len(fates) > MAX_REMEMBERED_FATES or next(iter(fates.values()))[0].expired:
+                fates.popitem(last=False)
 
     def get(self, msg_id: str) -> HalfFate | None:
         with self._lock:
