@@ -85,9 +85,9 @@ _REJECTED_CODES = frozenset(
         Response.GO_AWAY,
     }
 )
-# A broker that returns one of these codes may have stored the message. If its answer has one of the texts, it has stored nothing.
-# The texts "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are not listed: a broker with a DLedger log also returns them if
-# it has stored the message, but its followers did not confirm the message in time.
+# A broker that returns one of these codes may have stored the message. If the answer has one of the texts, the broker has stored
+# nothing. The texts "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are not listed: a broker with a DLedger log also
+# returns them if it has stored the message, but its followers did not confirm the message in time.
 _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
@@ -349,7 +349,7 @@ def without_stored(request: SendRequest, stored_ids: set[str]) -> RequestAfterLo
 
 
 def _ids_and_items(request: SendRequest) -> list[tuple[str, bytes]]:
-    """The id of each message, with its item if the request is a batch."""
+    """The id and the encoded message for each message of a batch; for a single message, its id and no bytes."""
     request = to_storable(request)
     if not request.batch:
         return [(decode_properties(request.properties)[Property.UNIQ_KEY], b"")]

@@ -296,8 +296,8 @@ class Batcher:
             raise
 
     def _seconds_to_next_call(self, now_ms: int) -> float | None:
-        """Return the seconds until the timer must call ``_on_timer``. Returns None if no batch is open, or if an early enough
-        call is scheduled. The caller holds the lock, and schedules the call after it has released the lock.
+        """Return the seconds until the timer must call ``_on_timer``. Returns None if no batch is open, or if a call that is
+        early enough is scheduled already. The caller holds the lock, and schedules the call after it has released the lock.
         """
         due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):

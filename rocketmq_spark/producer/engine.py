@@ -168,8 +168,8 @@ class Engine:
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait for all answers until the deadline. Requests that have no answer at the deadline fail and are returned.
 
-        With a spool and ``keep``, requests without an answer go to the spool instead. Callers that send the requests again anyway
-        pass ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
+        With a spool and ``keep``, requests without an answer go to the spool instead. A caller that sends the requests again
+        itself passes ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
         """
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:

@@ -156,7 +156,7 @@ class FaultTable:
 
     def record_probe(self, broker: str, has_answered: bool) -> None:
         """Record whether ``broker`` answered a probe. An answer makes the broker reachable again, but does not shorten the time
-        for which it is avoided; without an answer, nothing changes.
+        for which the broker is avoided. Without an answer, nothing changes.
         """
         with self._lock:
             if has_answered and broker in self.faults:

@@ -108,8 +108,8 @@ class RequestProducer(TransactionProducer):
     ) -> None:
         self._replies = replies
         self._request_timer = make_timer(f"rocketmq-{settings.group}-request")
-        # ``with`` enters this lock, not the condition, because Ctrl-C cannot interrupt the entry to a lock halfway (as in
-        # consumer.polls).
+        # ``with`` enters this lock, not the condition: Ctrl-C can interrupt the entry to a condition halfway, but not the entry
+        # to a lock.
         self._requests_lock = threading.RLock()
         self._requests_changed = threading.Condition(self._requests_lock)
         self._announce_lock = threading.Lock()
@@ -289,8 +289,8 @@ def sends_without_waiting(producer: RequestProducer, message: Message) -> bool:
 
 
 def has_cached_route(producer: RequestProducer, topic: str, batched: bool) -> bool:
-    """Whether the route of ``topic`` is cached, so that a send does not fetch it. With ``batched``, if the producer batches
-    automatically, it must also be cached how the topic stores batches.
+    """Whether the route of ``topic`` is cached, so that a send does not fetch it. With ``batched``, the topic's
+    ``BatchStorage`` must be cached, too, if the producer batches automatically.
     """
     routes = producer._engine.routes
     must_fetch_storage = batched and producer._batching is not None and topic not in routes.storage

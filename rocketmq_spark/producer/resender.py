@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 # The timeout of a send from the spool is Java's default send timeout. A longer timeout, such as that of a sink, would let one
 # slow send delay the records of other queues.
 RESEND_TIMEOUT_S = 3.0
-# The pause before a broker that did not report its timers is asked again. Other records wait during each request.
+# The pause before a broker that did not report its timers is asked again. During a request, other records wait.
 SILENT_RETRY_S = 1.0
 # How long the ``BatchStorage`` of a topic is cached. The topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
@@ -166,7 +166,7 @@ class EngineResender:
         unknown, the batch is split by keys, because a compaction topic drops messages without a key from a batch.
         """
         capture(self._engine.routes.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
-        storage = self._engine.routes.storage.get(send.topic)  # None if no broker has reported it
+        storage = self._engine.routes.storage.get(send.topic)  # None if no broker has answered
         self._resend_each([send] if storage is not None and not storage.is_compacted else _split_by_key(send), done)
 
     def _is_of_other_environment(self, queue: MessageQueue | None, environment: Environment) -> bool:

@@ -120,7 +120,9 @@ class RouteCache:
             return cached_queues[1]
 
     def _with_remedy(self, topic: str, error: RocketMQError) -> RocketMQError:
-        """Return ``error``, with the nearest names as remedy if the topic does not exist. One search serves many sends."""
+        """Return ``error``, with the nearest names as remedy if the topic does not exist. The result of the search is cached for
+        other sends.
+        """
         if not isinstance(error, RouteNotFound) or error.broker_code != codes.Response.TOPIC_NOT_EXIST:
             return error
         cached = self._missing_remedies.get(topic)
@@ -147,8 +149,8 @@ class RouteCache:
             pause(min(next(pauses), deadline.remaining()))
 
     def refresh(self, deadline: Deadline) -> None:
-        """Fetch the routes of all cached topics. A topic without a route keeps its queues, as in Java: a name server that
-        restarts has no routes at first, and a broker rejects sends to a deleted topic itself.
+        """Fetch the routes of all cached topics. As in Java, a topic without a route keeps its queues, because a name server that
+        restarts has no routes at first. Brokers themselves reject sends to a deleted topic.
         """
         self._sender.refresh_routes(deadline)
         for topic in list(self._queues_by_topic):

@@ -198,7 +198,7 @@ class SendQueue:
         self._timer = timer
         self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.window.max_concurrent)
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # stays empty unless failed queues stay closed
-        self._lock = threading.RLock()  # for ``with``: entering ``_changed`` would take longer
+        self._lock = threading.RLock()  # ``with`` enters it, because entering ``_changed`` takes longer
         self._changed = threading.Condition(self._lock)  # notified when a request has its outcome
         self._blocking_sends: set[OutgoingSend] = set()  # requests that their callers' threads send
         self._closed = False
@@ -210,7 +210,7 @@ class SendQueue:
 
     def wait_for_room(self, outgoing: OutgoingSend) -> None:
         """Wait until the request is within the limits. Raises ``SendFailed`` at the request's deadline. Also raises
-        ``SendFailed`` if the thread for retries cannot start. Later, the thread that reads answers could not handle this error.
+        ``SendFailed`` if the thread for retries cannot start, because the thread that reads answers could not report this later.
         """
         try:
             self._timer.start()
@@ -310,8 +310,8 @@ class SendQueue:
         """
         followers: list[OutgoingSend] = []
         queue = outgoing.ordered_queue
-        # Over gRPC an ordered queue is a lane of many message groups. If one message is rejected, the messages behind it may
-        # belong to other groups.
+        # Over gRPC an ordered queue is a lane of many message groups. If one message is rejected, the messages behind it do not
+        # fail, because they may belong to other groups.
         fails_alone = self._uses_lanes and isinstance(outcome, MessageIllegal) and outgoing.ordering_key is None
         if queue is not None and isinstance(outcome, RocketMQError) and not fails_alone:
             followers = self._queues.fail(outgoing)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """One attempt of a send, as hooks see it. ``latency_ms``, and ``result`` or ``error``, are set for the hook ``after`` only.
+    """One attempt of a send, as hooks see it. Only the hook ``after`` gets ``latency_ms``, and ``result`` or ``error``.
 
     ``message`` is None for a batch. ``mode`` is sync, async or oneway; a oneway send has neither result nor error.
     """

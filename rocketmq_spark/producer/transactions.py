@@ -96,7 +96,7 @@ class HalfFate:
         self._crossing_until: Deadline | None = None
         self.state = state
         self.last_decision: TransactionState | None = None  # set even if the decision could not be sent
-        self.owner_ref: Callable[[], object] = lambda: True  # replaced when the ``HalfMessage`` exists
+        self.owner_ref: Callable[[], object] = lambda: True  # ``HalfMessage`` sets a weak reference
 
     @property
     def is_deciding(self) -> bool:
@@ -357,8 +357,9 @@ def _call_check(check: Callable[[Any], Any], message: _CheckedMessage) -> Transa
 def weakly_bound(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that calls ``check``. If ``check`` is a method, the function has only a weak reference to its object.
 
-    The object often owns the producer. The client's table of producers has this function, and would otherwise keep the object
-    and the producer alive after the program drops them. The producer has a strong reference to ``check``.
+    The object often owns the producer. The client's table of producers has the returned function: with a strong reference, this
+    table would keep the object and the producer alive after the program drops them. The producer has a strong reference to
+    ``check``.
     """
     if not inspect.ismethod(check):
         return check
@@ -393,9 +394,9 @@ class TransactionProducer(BaseProducer):
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
 
-        While you hold the returned object undecided, the broker's checks get ``UNKNOWN``. If you drop it, or the program ends,
-        the broker calls ``transaction_check`` of a producer of the group, 15 times at most by default. Half messages are not
-        batched, spooled or delayed.
+        While you hold the returned object undecided, the broker's checks get ``UNKNOWN``. If you drop the object undecided, or
+        the program ends, the broker calls ``transaction_check`` of a producer of the group, 15 times at most by default. Half
+        messages are not batched, spooled or delayed.
 
         Args:
             message: What to send, without a priority.

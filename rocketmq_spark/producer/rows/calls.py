@@ -38,7 +38,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT_BYTES = 32 << 20
-# The approximate memory of a request besides its bytes, for Python's objects.
+# The approximate memory that Python's objects need for a request, in addition to its bytes.
 REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
@@ -84,8 +84,8 @@ class CallTools(NamedTuple):
 
 
 class RowCall:
-    """Implements ``sender.RowOwner``. ``bad_rows`` creates the collector of a portion's bad rows, from the number of its first
-    row.
+    """Implements ``sender.RowOwner``. ``bad_rows`` takes the number of a portion's first row, and returns the collector of the
+    portion's bad rows.
     """
 
     def __init__(self, tools: CallTools, options: Options, bad_rows: Callable[[int], BadRows]) -> None:
@@ -99,8 +99,8 @@ class RowCall:
         self._queues: dict[str, QueueList] = {}  # by topic; unchanged during the call, so that a key keeps its queue
         self._checked_topics: set[tuple[str, bool]] = set()
         self._timer_columns: list[str] = []  # columns of delays in the current portion
-        # ``with`` enters this lock, not the condition, because Ctrl-C cannot interrupt the entry to a lock halfway (as in
-        # consumer.polls).
+        # ``with`` enters this lock, not the condition: Ctrl-C can interrupt the entry to a condition halfway, but not the entry
+        # to a lock.
         self._completions_lock = threading.RLock()
         self._completions_changed = threading.Condition(self._completions_lock)
         self._completions: deque[tuple[Rows, SendCompletion]] = deque()  # not processed yet

@@ -237,7 +237,7 @@ class ByPartition:
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
         index_by_queue = {queue: index for index, queue in enumerate(queues)}
-        missing_number = len(partitions)  # replaces each number that no partition has
+        missing_number = len(partitions)  # replaces each number in a row that no partition has
         queue_indexes = np.array([*(index_by_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing_number), missing_number, numbers)
         named_indexes = queue_indexes[numbers]
@@ -390,7 +390,7 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         "chooses (%s)",
         topics_text,
         name,
-        " or empty" if selector == "hash" and not options.kafka_columns else "",  # an empty ``key`` is stored as base64
+        " or empty" if selector == "hash" and not options.kafka_columns else "",  # Kafka's empty key counts as a key
         advice,
     )
     if once:
