@@ -1,15 +1,16 @@
 """Automatic batching: messages for one destination wait a short time and are sent as one batch.
 
 Mirrors ``ProduceAccumulator``. Pure: the clock is an argument, and the caller locks and sends. Messages with the same
-``BatchKey`` share a batch. The key has the topic, the queue if the caller chose one, the wait flag (``waitStoreMsgOK``), the tag,
-and whether the sender waits (two maps in Java). A batch is due when its bodies have more than ``max_bytes``, or when it is
-``max_delay_ms`` old. (Java's code also compares with "more than", although Java's proposal says "or equal".) This module closes
-gaps in Java's code:
+``BatchKey`` share a batch. The key has the topic, the queue if the caller chose one, the wait flag (``waitStoreMsgOK``) and the
+tag. ``sender_waits`` is a part of the key, too; Java has two maps instead. A batch is due when its bodies have more than
+``max_bytes``, or when it is ``max_delay_ms`` old. (Java's code also compares with "more than", although Java's proposal says "or
+equal".) This module closes gaps in Java's code:
 
 * A batch is removed from the map when it is closed, so nothing has to be cleaned up. The number of open batches is limited.
-* Bytes count until the batch has its answer, and are released exactly once. Rejected messages are never counted.
-* The encoded size and the size of the joined KEYS are limited, too. Otherwise many small bodies with large properties would make
-  a batch that the broker rejects as a whole.
+* The bytes of a batch are counted until its answer arrives, and are released exactly once. A message that joins no batch is not
+  counted.
+* The encoded size and the size of the joined KEYS are limited, too. If only bodies were limited, large properties could make the
+  broker reject a whole batch.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 
-MAX_KEYWORD_BYTES = 24_000  # limits the keywords in a batch's properties, which also have a tag and an id
+MAX_KEYWORD_BYTES = 24_000  # the maximum for all keys of a batch; its properties need room for a tag and an id, too
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """When a batch is sent, and how many bytes may wait. The ranges are those of Java's setters."""
+    """When a batch is sent, and how many bytes may wait. The allowed values are those of Java's setters."""
 
     max_bytes: int = 32 * 1024
     max_delay_ms: int = 10
     total_max_bytes: int = 32 * 1024 * 1024
     max_encoded_bytes: int = codes.MAX_BATCH_BYTES
     max_open_batches: int = 1024
-    max_messages_per_queue: int | None = None  # messages of one queue in a batch
+    max_messages_per_queue: int | None = None  # the maximum for a batch whose queue is chosen
 
     def __post_init__(self) -> None:
         problems = [
@@ -187,7 +188,7 @@ class Accumulator:
     def add_plain_message(
         self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
-        """Like ``add``, for a plain message, which has no queue. The message's keys are not added to the batch. ``size`` is the
+        """Add a plain message, which has no queue. Unlike ``add``, does not add the message's keys to the batch. ``size`` is the
         number of bytes by which the message makes the batch larger.
         """
         limits = self.limits
@@ -248,8 +249,8 @@ class Accumulator:
         self.closed_batches += [batch.part(slice(None, middle)), batch.part(slice(middle, None))]
 
     def _start(self, key: BatchKey, owner: Any, now_ms: int) -> MessageBatch:
-        # A caller may have read the clock before it waited for the lock. Start times must not decrease, because batches are sent
-        # in the order of their start times.
+        # Batches are sent in the order of their start times, so these times must not decrease. ``now_ms`` may be too small,
+        # because the caller read the clock before it waited for the lock.
         now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open_batches[key] = batch

@@ -1,6 +1,7 @@
 """Decides which attempts may have stored their messages, and looks up which messages are stored.
 
-Look-ups run on one thread per broker. A look-up serves all sends to the broker that became ambiguous before the look-up starts.
+Each broker has its own thread for look-ups. A look-up includes all ambiguous sends to its broker that wait when the look-up
+starts.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class StoredIds(Protocol):
     """Finds stored messages, so that a producer does not send them again."""
 
     def end(self, queue: MessageQueue) -> QueueEnd:
-        """Return an end offset that the queue had earlier. Raises ``RocketMQError`` if no earlier end offset is known or can be
-        fetched.
+        """Return the end offset of ``queue``, now or at an earlier time. Raises ``RocketMQError`` if no end offset is cached and
+        none can be fetched.
         """
 
     def find_stored(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
-        """Return the ``ids`` of messages that one broker has stored after the offsets in ``since``. Waits until no other of these
-        messages can arrive any more.
+        """Return the ``ids`` of messages that one broker has stored after the offsets in ``since``. Returns only when none of the
+        other messages can still arrive at the broker.
 
         Raises ``RocketMQError`` if it cannot be proved in time that no message arrives later, or if ``master`` is no longer the
         broker's master.
@@ -71,7 +72,7 @@ _DELAY_PROPERTIES = frozenset(
 )
 # Errors that occur before anything is sent.
 _LOCAL_ERRORS = (LocalProtocolError, MessageRefused, OptionError, ClosedError, OutOfTime, RouteNotFound, BrokerNotFound)
-# A broker returns these codes only before it stores anything.
+# A broker that returns one of these codes has stored nothing.
 _REJECTED_CODES = frozenset(
     {
         Response.REQUEST_CODE_NOT_SUPPORTED,
@@ -84,9 +85,9 @@ _REJECTED_CODES = frozenset(
         Response.GO_AWAY,
     }
 )
-# A broker returns these codes before or after it stores the message. But it returns the texts of a code only before. The texts
-# "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are not listed: a broker with a DLedger log also returns them if it has
-# stored the message, but followers did not confirm the message in time.
+# A broker that returns one of these codes may have stored the message. If the answer has one of the texts, the broker has stored
+# nothing. The texts "[PC_SYNCHRONIZED]" and "in-sync replicas not enough" are not listed: a broker with a DLedger log also
+# returns them if it has stored the message, but its followers did not confirm the message in time.
 _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
@@ -120,7 +121,9 @@ LookupResult = set[str] | RocketMQError
 
 
 class RequestAfterLookup(NamedTuple):
-    """The number of stored messages of a request, and a request with the messages that are not stored: None if all are stored."""
+    """The number of stored messages of a request, and a request with the messages that are not stored, or None if all are
+    stored.
+    """
 
     stored_count: int
     unconfirmed_request: SendRequest | None
@@ -167,7 +170,7 @@ class AmbiguousSendResolver:
             fetched_offset, acknowledged_offset = self._queue_ends.get(key, (-1, -1))
             if (
                 fetched_offset != end.offset
-            ):  # fetched again: the acknowledged offset may be from a deleted topic of this name
+            ):  # the end was fetched again: the acknowledged offset may be from a deleted topic of the same name
                 self._queue_ends[key] = end.offset, (acknowledged_offset := end.offset)
         outgoing.lookup_start = QueueEnd(max(end.offset, acknowledged_offset), end.master)
 
@@ -218,8 +221,8 @@ class AmbiguousSendResolver:
         )
 
     def _record_result(self, outgoing: OutgoingSend, result: SendResult) -> None:
-        """Record the offset of a stored message, because later sends are stored after this offset. If the offset is smaller than
-        the start of the look-up, the queue was created again.
+        """Record the offset of a stored message: look-ups for later sends may start at this offset. If the offset is smaller than
+        the start of the look-up for this send, the queue was created again.
         """
         if outgoing.lookup_start is None or result.queue is None or result.queue_offset is None:
             return
@@ -230,7 +233,7 @@ class AmbiguousSendResolver:
                 self._queue_ends[key] = fetched_offset, result.queue_offset
 
     def _queue_lookup(self, send: AmbiguousSend) -> bool:
-        """Start a look-up. Returns False after ``close``, because after ``close`` all requests have outcomes."""
+        """Start a look-up. After ``close``, when all requests have outcomes, does nothing and returns False."""
         broker_name = send.queue.broker_name
         with self._lock:
             if self._closed:
@@ -346,7 +349,7 @@ def without_stored(request: SendRequest, stored_ids: set[str]) -> RequestAfterLo
 
 
 def _ids_and_items(request: SendRequest) -> list[tuple[str, bytes]]:
-    """The id of each message, with its item if the request is a batch."""
+    """The id and the encoded message for each message of a batch; for a single message, its id and no bytes."""
     request = to_storable(request)
     if not request.batch:
         return [(decode_properties(request.properties)[Property.UNIQ_KEY], b"")]

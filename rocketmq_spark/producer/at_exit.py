@@ -30,8 +30,8 @@ _producers_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
 
 def register_at_exit(producer: OpenProducer, close_last: bool = False) -> None:
-    """Register a producer for the exit. A producer with ``close_last`` is closed after the others, because it sends their traces,
-    and the last sends of the others still create trace records.
+    """Register a producer for the exit. A producer with ``close_last`` is closed after the others: it sends their traces, and
+    their last sends still create trace records.
     """
     _open_producers.add(producer)
     if close_last:

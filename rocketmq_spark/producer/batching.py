@@ -1,13 +1,15 @@
 """Automatic batches of producers: one accumulator per name, its timer, and one future per message.
 
-Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. Java polls with two
-guard threads. Here the timer calls when the oldest batch is due. A synchronous sender also sends its own batch if the batch is
-overdue, so that no sender depends on the timer's thread. Java's accumulator ends with the first producer that leaves. This
-accumulator ends with the last producer, and sends all waiting batches whenever a producer leaves.
+Mirrors ``ProduceAccumulator``. Producers of one name share an accumulator, as in ``MQClientManager``, where the name is the
+client id. Java polls with two guard threads; here a timer sends the oldest batch when it is due. A synchronous sender also sends
+its own batch if the batch is overdue, so that no sender depends on the timer's thread. Java's accumulator is closed when the
+first of its producers leaves. This accumulator is closed when its last producer leaves. Whenever a producer leaves, all waiting
+batches are sent.
 
 A plain message has no queue, delay or priority, and its topic does not store a batch as one message. Such a message waits
-unencoded in its promise, and is encoded with the other messages when its batch is sent. The checks of a plain message are those
-of ``encoding.prepare``, which handles all other messages, and reports messages that every broker would reject.
+unencoded in its promise, and is encoded with the other messages when its batch is sent. A plain message gets the same checks as
+in ``encoding.prepare``. All other messages go to ``encoding.prepare``, which raises an error for a message that every broker
+would reject.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ def encode_batch_messages(
         items.append(
             encode_item(topic, entry.body, f"{entry.properties_text}{_ID_START}{msg_id}\x02", entry.flag, now_ms)
         )
-        entry.body, entry.properties_text = b"", ""  # a future that the user keeps does not keep the message
+        entry.body, entry.properties_text = b"", ""  # frees the message, even if the user keeps the future
     batch.encoded_items, batch.has_plain = items, False
 
 
@@ -172,9 +174,11 @@ class Batcher:
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
     def add(self, key: BatchKey, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
-        """Return the batch that contains the message, and may already be in flight. None if the message must be sent directly.
+        """Return the batch that contains the message, or None if the message must be sent directly. The batch may already be in
+        flight.
 
-        If this raises an error, a message that is in a batch stays there, and the promise of any other message is withdrawn.
+        If an error is raised after the message joined a batch, the message stays in the batch. If the message joined no batch,
+        its promise is withdrawn.
         """
         now_ms = self._timer.now_ms()
         batch = None
@@ -260,7 +264,7 @@ class Batcher:
         """Remove a producer, and send all waiting batches."""
         try:
             self.send_all()
-        finally:  # also when ``send_all`` is interrupted
+        finally:
             with self._lock:
                 self.member_count -= 1
 
@@ -292,8 +296,8 @@ class Batcher:
             raise
 
     def _seconds_to_next_call(self, now_ms: int) -> float | None:
-        """Return the seconds until the timer must call ``_on_timer``. Returns None if no batch is open, or if an early enough
-        call is scheduled. The caller holds the lock, and schedules the call after it has released the lock.
+        """Return the seconds until the timer must call ``_on_timer``. Returns None if no batch is open, or if a call that is
+        early enough is scheduled already. The caller holds the lock, and schedules the call after it has released the lock.
         """
         due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
@@ -342,22 +346,22 @@ class BatchingClient:
         self._futures = futures
         self._encoder, self._scope = encoder, settings.scope
         self._send_timeout_s = settings.send_timeout_s
-        # If a Proxy chooses queues, batches mix tags: each message has its own tag, and the messages of a group must stay in
-        # order.
+        # If a Proxy chooses queues, messages with different tags share a batch, because the messages of a group must stay in
+        # order. Each message keeps its own tag.
         self._mixes_tags = settings.features.queue_choice_problem is not None
         self._max_body_bytes = settings.max_message_size
         self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
     def is_batchable(self, prepared: PreparedMessage, how: How) -> bool:
-        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority must be sent alone. A
-        message without a key for a compaction topic must be sent alone, too, because the topic's broker rejects a single message,
-        but would acknowledge a batch and drop the message.
+        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). A message with a priority must be sent alone. If
+        a message for a compaction topic has no key, it must be sent alone: the broker rejects a single message, but drops it from
+        a batch without an error.
         """
         message = prepared.message
         must_be_alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
         if how.timeout_s is not None or must_be_alone:
             return False
-        # The storage is fetched here, because the thread that sends the batch must not wait for an answer.
+        # The topic's ``BatchStorage`` is fetched here, because the thread that sends the batch must not wait for an answer.
         if message.topic not in self._routes.storage:
             self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
         return has_key(message.keys) or not self._routes.is_compaction_topic(message.topic)
@@ -372,7 +376,7 @@ class BatchingClient:
         if self._mixes_tags:
             return None
         try:
-            # The storage is None if no broker has answered. In this case the topic counts as an ordinary topic.
+            # If no broker has answered, ``storage`` is None, and the topic counts as an ordinary topic.
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)
             if storage is not None and (storage.as_one_message or storage.is_compacted):
                 return None
@@ -449,8 +453,8 @@ def _may_split(outcome: Outcome, batch: MessageBatch) -> bool:
 
 
 def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Sequence[Outcome]:
-    """The outcome of each message. A message that the error does not report as stored gets its own copy of the error, because
-    raising one error for several callers would mix their tracebacks.
+    """The outcome of each message. Each failed message gets its own error object: if several callers raised one object, their
+    tracebacks would mix.
     """
     if isinstance(outcome, SendResult):
         try:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class BulkProducer(RequestProducer):
-    """A producer that sends many messages with one call. ``options`` are the producer's; ``row_encoder`` creates the transport's
-    encoder of columns.
+    """A producer that sends many messages with one call. ``options`` are the options of the producer. ``row_encoder`` returns the
+    function that creates the transport's encoder of columns.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class BulkProducer(RequestProducer):
 
         The columns are those of the Spark sink (docs/options.md): ``body`` and any of ``topic``, ``tags``, ``keys``,
         ``properties``, ``shardingKey``, ``queueId``, ``brokerName``, ``delayLevel``, ``delayMs``, ``deliverAt``, ``flag``,
-        ``priority``. Rows whose queue is chosen by ``"hash"``, ``"column"`` or a function reach it in their order, one batch at
-        a time. After a batch fails, this call sends no more rows to its queue.
+        ``priority``. If ``"hash"``, ``"column"`` or a function chooses the queue of each row, a queue gets its rows in their
+        order, one batch at a time. After a batch fails, this call sends no more rows to its queue.
 
         Args:
             rows: A ``pyarrow`` ``Table`` or ``RecordBatch``, of which all rows are checked before any is sent; or a
@@ -62,7 +62,7 @@ class BulkProducer(RequestProducer):
                 ``"hash"``, a row whose ``shardingKey`` is null or empty goes to any queue. With ``"column"``, a row whose
                 ``queueId`` is null goes to any queue. If the rows have both columns and no selector is given, a row without a
                 ``queueId`` goes to the queue of its ``shardingKey``.
-            timeout_s: Seconds for all attempts of a batch instead of the send timeout.
+            timeout_s: Seconds for all attempts of one batch; the send timeout by default.
 
         Returns:
             The outcome of each row, in the order of the rows. No error is raised for rows that brokers reject or do not
@@ -71,9 +71,10 @@ class BulkProducer(RequestProducer):
         Raises:
             OptionError: A column has a wrong name or type, ``delayMs`` or ``deliverAt`` is used with ``longDelay=dmq``, or
                 pyarrow is not installed. Nothing was sent.
-            MessageRefused: Some rows can never be sent; the error lists their numbers. Nothing of a table or a record batch was
-                sent. Of a reader, the batches before the bad batch were sent.
-            RouteNotFound: As for ``send``. Rows may have been sent before, as described for ``MessageRefused``.
+            MessageRefused: Some rows can never be sent; the error lists their numbers. If ``rows`` is a reader, the batches
+                before the bad batch were sent. If ``rows`` is a table or a record batch, nothing was
+                sent.
+            RouteNotFound: As for ``send``. If ``rows`` is a reader, earlier batches may have been sent.
             ClosedError: The producer was closed.
         """
         send_timeout_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
@@ -101,18 +102,18 @@ class BulkProducer(RequestProducer):
             messages: A list or another sequence, of which all messages are checked before any is sent; or another iterable, which
                 is taken, checked and sent in portions.
             queue: The queue of all messages. By default the queues of each topic take batches in turn.
-            key: A function that returns the key of a message: a str, int or bool. Messages of one key go to the queue that
-                ``send`` chooses for it with selector ``"hash"``. The key becomes the message's sharding key, or its message group
-                over gRPC. Messages without a key (None or an empty string) go to any queue.
-            timeout_s: Seconds for all attempts of a batch instead of the send timeout.
+            key: A function that returns the key of a message: a str, int or bool. All messages of a key go to one queue: the
+                queue that ``send`` with selector ``"hash"`` chooses for the key. The key becomes the message's sharding key, or
+                its message group over gRPC. Messages without a key (None or an empty string) go to any queue.
+            timeout_s: Seconds for all attempts of one batch; the send timeout by default.
 
         Returns:
             The outcome of each message, in the order of the messages. As with ``send_arrow``, failures at brokers are not raised.
 
         Raises:
             MessageRefused: Some messages can never be sent, or have ``wait_store_ok=False``; the error lists their numbers. If
-                ``messages`` is a sequence, nothing was sent. If it is another iterable, the portions before the bad message were
-                sent.
+                ``messages`` is a sequence, nothing was sent. If ``messages`` is another iterable, the portions before the bad
+                message were sent.
             OptionError: pyarrow is not installed, or both ``queue`` and ``key`` are given.
             RouteNotFound, ClosedError: As for ``send_arrow``.
         """

@@ -2,8 +2,8 @@
 disabled, or the broker is older than 5.0.
 
 With ``longDelay=dmq``, a message with a long delay goes to ``dmq_inner_topic`` in an envelope, and the delay service sends the
-message when it is due. With ``longDelay=error``, the message is rejected. The limits of timers are cached, and so is whether a
-group consumes envelopes.
+message when it is due. With ``longDelay=error``, the message is rejected. Two answers of brokers are cached: the limits of their
+timers, and whether a group consumes envelopes.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class DelayRouter:
         deadline: Deadline,
         require_answers: bool = False,
     ) -> tuple[PreparedMessage, How]:
-        """Return the message or its envelope, and the destination of what is returned. ``queues`` returns the queues of the
-        topic.
+        """Return the message, or its envelope if it needs one, with the destination to send it to. ``queues`` returns the queues
+        of the topic.
 
         With ``require_answers``, raises ``CallTimeout`` if a broker has never reported its timers.
         """
@@ -120,7 +120,7 @@ class DelayRouter:
                 "a message with a delay of this length needs its queue when it is sent, and no name server reports the "
                 "queues of its topic now",
                 topic=topic,
-                remedy="Send it again when a name server answers",
+                remedy="Send the message again when a name server answers",
             )
         return random.choice(
             queues if destination.selection is None else selector_function(topic, *destination.selection)(queues)
@@ -152,7 +152,7 @@ class DelayRouter:
             return due_ms
         if require_answers and (silent_brokers := sorted(brokers - max_delays.keys())):
             raise CallTimeout(
-                f"{', '.join(silent_brokers)} does not report its timers, and might deliver a delayed message at once",
+                f"{', '.join(silent_brokers)} did not report timers, and might deliver a delayed message at once",
                 topic=topic,
             )
         return None

@@ -48,7 +48,7 @@ class How(NamedTuple):
 
     @property
     def selection(self) -> tuple[str, Any] | None:
-        """The name and argument of a selector that chooses later."""
+        """The name and argument of the selector; None if the selector is a function, or without a selector."""
         return (self.selector, self.arg) if isinstance(self.selector, str) else None
 
 
@@ -156,7 +156,7 @@ def _check_proxy_texts(message: Message, properties: str) -> None:
             f"property {name!r} has the control character {match[0]!r}, which a Proxy rejects", topic=message.topic
         )
     if "|" in (message.tags or ""):
-        raise MessageRefused(f"the tag is {message.tags!r}; a Proxy accepts none with '|'", topic=message.topic)
+        raise MessageRefused(f"the tag is {message.tags!r}; a Proxy accepts no tag with '|'", topic=message.topic)
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:
@@ -167,7 +167,7 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
     priority: object = message.priority
     if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= _MAX_PRIORITY:
         raise MessageRefused(
-            f"the message's priority is {priority!r}; expected 0 or more, a whole number up to {_MAX_PRIORITY}",
+            f"the message's priority is {priority!r}; expected a whole number from 0 to {_MAX_PRIORITY}",
             topic=message.topic,
         )
     return str(priority)
@@ -184,7 +184,7 @@ def check_topic(topic: str, scope: Scope | None = None) -> None:
         raise MessageRefused(problem.rstrip("."), topic=topic or None)
 
 
-@functools.lru_cache(1024)  # messages go to few topics
+@functools.lru_cache(1024)  # many messages go to few topics
 def _topic_problem(topic: str, scope: Scope | None) -> str | None:
     problem = topic_problem(topic or "", scope)
     if problem is None and is_send_forbidden(topic):
@@ -297,9 +297,9 @@ def explicit_batch(
 ) -> SendRequest:
     """The request of ``send_batch``, with Java's rules (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id, because brokers before
-    5.5 copy the properties of a batch over those of its messages. In topics that store each message separately, all messages
-    would get the id of the batch.
+    The batch has no id: if a topic stores each message separately, brokers before 5.5 copy the batch's properties to each
+    message, so all messages would have the same id. For a topic that stores a batch as one message, ``with_storage_properties``
+    adds an id.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
@@ -375,9 +375,9 @@ def with_storage_properties(
 def accumulated_batch(
     batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
-    """The request of a batch of the accumulator. For a topic that stores a batch as one message, ``batch_id`` is given, and the
-    batch has an id, a tag and keys. For other topics, a batch has no id, tag or keys, for the reason that ``explicit_batch``
-    names.
+    """The request of a batch of the accumulator. If the topic stores a batch as one message, the caller passes ``batch_id``, and
+    the batch gets an id, a tag and keys. Without ``batch_id``, the batch gets none of them, because brokers before 5.5 would copy
+    them to each message.
     """
     properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.encode_batch(batch.items())
     if batch_id is None:

@@ -168,8 +168,8 @@ class Engine:
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait for all answers until the deadline. Requests that have no answer at the deadline fail and are returned.
 
-        With a spool and ``keep``, requests without an answer go to the spool instead. Callers that send the requests again anyway
-        pass ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
+        With a spool and ``keep``, requests without an answer go to the spool instead. A caller that sends the requests again
+        itself passes ``keep=False``. Waits up to ``wait_s`` seconds for a running call of the timer.
         """
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:
@@ -271,7 +271,7 @@ class Engine:
     def _on_attempt_done(
         self, outgoing: OutgoingSend, attempt_number: int, queue: MessageQueue | None, outcome: Outcome
     ) -> None:
-        if attempt_number != outgoing.retry_state.attempt_count:  # a second outcome of one attempt
+        if attempt_number != outgoing.retry_state.attempt_count:  # the attempt already has an outcome
             return
         if self.ambiguity_resolver is not None:
             resume = functools.partial(self._on_attempt_done, outgoing, attempt_number)
@@ -340,14 +340,14 @@ class Engine:
 
     def _judge(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Return the final outcome of a request after an attempt, or a ``RetryAttempt`` if another attempt follows."""
-        # The result is of the last attempt; earlier attempts may have stored messages in other queues.
+        # Earlier attempts stored some of the messages, so the queue and offset in the result do not apply to all messages.
         if outgoing.confirmed_count and isinstance(outcome, SendResult):
             may_choose_queue = outgoing.queue is None and outgoing.retry_state.attempt_count > 0
             outcome = outcome._replace(
                 queue=None if may_choose_queue else outcome.queue, queue_offset=None, offset_msg_id=None
             )
         route_brokers: Collection[str] = ()
-        # The message is stored, perhaps less safely than required, or may be stored: it is not sent again.
+        # If the message is or may be stored, it is not sent again, even if it is stored less safely than required.
         if outgoing.at_most_once and classify(outcome, queue is not None) is not SendOutcomeKind.REJECTED:
             outgoing.retry_state.next_action(queue, outcome, route_brokers, 0.0)
             return outcome

@@ -4,15 +4,14 @@ Mirrors ``MQFaultStrategy`` and ``LatencyFaultToleranceImpl`` of Java today; the
 preset ``4.x``. The clock is an argument. Several producers and tasks may share a ``FaultTable``, so it has a lock for changes and
 iterations. To look up a broker, the lock is not needed. This module avoids flaws of Java's code:
 
-* Only the detector restores the reachable flag, yet Java also clears the flag on a broker's error answer while no detector runs.
-  So in Java, a broker that returned an error ranks below a broker that is down. Here the flag counts only while a detector runs
-  (``detecting``).
+* Only a running detector sets a broker's reachable flag again. In Java an error answer clears the flag even if no detector runs,
+  so the broker stays ranked below brokers that are down. Here the flag counts only while a detector runs (``detecting``).
 * Only Java's detector deletes the items of brokers that left the cluster; here ``retain`` follows the routes.
-* The fallback of old releases writes another broker's name into a queue of the published list. This module never changes a list
-  of queues.
+* If all brokers are avoided, old Java releases overwrite the broker's name in a queue of the published list. This module never
+  changes a list of queues.
 
-As in Java, the first choice checks only the isolation time, so a broker whose isolation is over gets a message although no probe
-has reached it. A probe may fail for reasons that do not affect sends, and the cost is one attempt.
+As in Java, the first choice checks only the isolation time. So after its isolation, a broker gets a message even if no probe has
+reached it. The probe may fail for a reason that does not affect sends, and a failed send costs only one attempt.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class FaultTable:
 
     def record_probe(self, broker: str, has_answered: bool) -> None:
         """Record whether ``broker`` answered a probe. An answer makes the broker reachable again, but does not shorten the time
-        for which it is avoided; without an answer, nothing changes.
+        for which the broker is avoided. Without an answer, nothing changes.
         """
         with self._lock:
             if has_answered and broker in self.faults:

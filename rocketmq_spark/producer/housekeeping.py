@@ -38,7 +38,9 @@ class Housekeeping:
         if settings.route_refresh_s:
             timer.call_repeatedly(settings.route_refresh_s, self.refresh_routes, FIRST_REFRESH_S)
         if settings.heartbeat_s:
-            timer.call_repeatedly(DETECTOR_INTERVAL_S, lambda: self.detect(timer.now_ms()), DETECTOR_INTERVAL_S)
+            timer.call_repeatedly(
+                DETECTOR_INTERVAL_S, lambda: self.probe_faulty_brokers(timer.now_ms()), DETECTOR_INTERVAL_S
+            )
 
     def refresh_routes(self) -> None:
         """Refresh the routes, and forget faults of brokers that left."""
@@ -49,7 +51,7 @@ class Housekeeping:
             return
         self._faults.retain(self._routes.brokers())
 
-    def detect(self, now_ms: int) -> None:
+    def probe_faulty_brokers(self, now_ms: int) -> None:
         """Probe brokers with reported faults. Brokers are probed through a topic, so nothing happens before the first send."""
         topic = self._routes.any_topic()
         if topic is None or not self._faults.detecting:

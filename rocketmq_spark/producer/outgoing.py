@@ -153,16 +153,18 @@ class _SendSpec(NamedTuple):
 
 
 class OutgoingSend(_SendSpec):
-    """One request to the engine: a message or a batch. The arguments do not change; the engine keeps its state in the attributes.
+    """One request to the engine: a message or a batch. The fields of the tuple do not change; the engine keeps the request's
+    state in further attributes.
 
-    ``queue`` is the queue that the caller or a selector chose. Without ``queue``, each attempt chooses a queue: with
-    ``filter_queues``, a random queue of the list that this function returns. ``ordered`` requests with the same queue or
-    ``ordering_key`` are sent one after the other. ``selection`` is the name and argument of a selector that a spool applies
-    later, because there was no route yet. A request that is not ``spoolable`` would be useless later. An ``at_most_once`` request
-    is not sent again while it may be stored. ``failed_queues`` has the ordered queues to which a request of the same call has
-    failed, with the errors. Later requests of the call are not sent to these queues. ``timeout`` is a deadline, or the number of
-    seconds after the start of the first attempt. Seconds do not include the time in which the request waits behind earlier
-    requests of its queue. ``done`` is called once, on any thread, and must not block. Hooks get ``message`` and ``msg_ids``.
+    ``queue`` is the queue that the caller or a selector chose. Without ``queue``, each attempt chooses a queue. If
+    ``filter_queues`` is given, each attempt chooses at random from the list that ``filter_queues`` returns. ``ordered`` requests
+    with the same queue or ``ordering_key`` are sent one after the other. ``selection`` is the name and argument of a selector
+    that a spool applies later, because there was no route yet. If ``spoolable`` is False, the request would be useless later, and
+    never goes to a spool. An ``at_most_once`` request is not sent again while it may be stored. ``failed_queues`` has the ordered
+    queues to which a request of the same call has failed, with the errors. Later requests of the call are not sent to these
+    queues. ``timeout`` is a deadline, or the number of seconds after the start of the first attempt. Seconds do not include the
+    time in which the request waits behind earlier requests of its queue. ``done`` is called once, on any thread, and must not
+    block. Hooks get ``message`` and ``msg_ids``.
     """
 
     attempts_deadline: Deadline
@@ -178,7 +180,7 @@ class OutgoingSend(_SendSpec):
     __hash__ = object.__hash__
 
     def reset_attempts(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
-        """Forget earlier attempts; the first attempt follows."""
+        """Forget earlier attempts, so that the next attempt counts as the first."""
         self.attempts_deadline = self.deadline_from_now
         self.retry_state = RetryState(policy, self.queue is not None, rng)
 

@@ -272,8 +272,9 @@ class BaseProducer(ClosedWhenDropped):
     ) -> SendResult:
         """Send ``messages`` of one topic in one request, to ``queue`` or any queue; tags may differ.
 
-        ``timeout_s`` seconds replace the send timeout. ``msg_id`` of the result has all ids, with commas. Raises as ``send``,
-        and ``MessageRefused`` if the batch is empty or too large, has a delayed message, or mixes topics or ``wait_store_ok``.
+        ``timeout_s`` seconds replace the send timeout. ``msg_id`` of the result has all ids, separated by commas. Raises as
+        ``send``, and ``MessageRefused`` if the batch is empty or too large, has a delayed message, or mixes topics or
+        ``wait_store_ok``.
         """
         self._owner.check(self._close_lock.locked())
         check_instance("messages", messages, Collection, "a list of messages")
@@ -306,7 +307,7 @@ class BaseProducer(ClosedWhenDropped):
         return self._futures.wait_until_empty(deadline) and self._engine.wait_until_idle(deadline)
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """Cancel a delayed message of ``topic`` that is not delivered yet, by the ``recall_handle`` of its result.
+        """Cancel a delayed message of ``topic`` before it is delivered. ``recall_handle`` is in the result of its send.
 
         Returns the message id. With ``longDelay=dmq``, a message that is almost due may be delivered nevertheless.
 
@@ -330,8 +331,8 @@ class BaseProducer(ClosedWhenDropped):
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
 
     def _cancel_envelope(self, handle: DelayHandle, topic: str, deadline: Deadline) -> str:
-        """Send a cancellation behind the envelope, and to all other queues: copies of the envelope may be there, and each node
-        of the delay service knows only its own queues.
+        """Send a cancellation to the queue of the envelope, and then to all other queues. Copies of the envelope may be in the
+        other queues, and each node of the delay service knows only its own queues.
         """
         now_ms = self._engine.timer.wall_ms()
         request = cancel_request(handle, topic, _id_source.next(now_ms), self.settings, now_ms)

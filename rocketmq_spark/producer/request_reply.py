@@ -39,8 +39,8 @@ _ANNOUNCE_SHARE = 1 / 3
 class _PendingRequest:
     """A request that waits for its reply. The reply, an error or the timeout completes the request, whichever comes first.
 
-    If the send fails, the error of the send is the outcome. So a timeout completes the request only if the message is stored. If
-    the timeout comes before the result of the send, this result completes the request.
+    A failed send completes the request with its error. The error of a timeout says that the message is stored. So if the timeout
+    comes before the result of the send, the request is completed only when this result arrives.
     """
 
     def __init__(self, topic: str, msg_id: str) -> None:
@@ -108,8 +108,8 @@ class RequestProducer(TransactionProducer):
     ) -> None:
         self._replies = replies
         self._request_timer = make_timer(f"rocketmq-{settings.group}-request")
-        # ``with`` enters this lock, not the condition, because Ctrl-C cannot interrupt the entry to a lock halfway (as in
-        # consumer.polls).
+        # ``with`` enters this lock, not the condition: Ctrl-C can interrupt the entry to a condition halfway, but not the entry
+        # to a lock.
         self._requests_lock = threading.RLock()
         self._requests_changed = threading.Condition(self._requests_lock)
         self._announce_lock = threading.Lock()
@@ -183,7 +183,7 @@ class RequestProducer(TransactionProducer):
             self._engine.submit(outgoing)
             if request.future.done():  # a close may have completed the request before ``unregister`` was set
                 request.unregister()
-        except BaseException:  # also after Ctrl-C: the caller does not get the future
+        except BaseException:  # also Ctrl-C: the request must end, because the caller does not get its future
             request.complete(closed_error())
             raise
         return request.future
@@ -246,8 +246,8 @@ class RequestProducer(TransactionProducer):
         return self._replies
 
     def _announce(self, replies: Replies, deadline: Deadline) -> None:
-        """Announce to all brokers where replies go. After a reply did not arrive, the next request announces again, because a
-        connection may be new.
+        """Announce to all brokers where replies go. If a request got no reply, the next request announces again, because the
+        connection to a broker may be a new one.
         """
         with self._requests_lock:
             if self._is_announced:
@@ -280,8 +280,8 @@ class RequestProducer(TransactionProducer):
 
 
 def sends_without_waiting(producer: RequestProducer, message: Message) -> bool:
-    """Whether ``send_async`` can send a message without a delay at once, that is, without another request first and without
-    waiting.
+    """Whether ``send_async`` would send ``message`` at once: it neither waits nor sends another request first. The message must
+    have no delay.
     """
     engine = producer._engine
     may_wait = producer._spool is not None or engine.ambiguity_resolver is not None
@@ -289,8 +289,8 @@ def sends_without_waiting(producer: RequestProducer, message: Message) -> bool:
 
 
 def has_cached_route(producer: RequestProducer, topic: str, batched: bool) -> bool:
-    """Whether the route of ``topic`` is cached, so that a send does not fetch it. With ``batched``, the storage of the topic
-    must be cached, too, if the producer batches automatically.
+    """Whether the route of ``topic`` is cached, so that a send does not fetch it. With ``batched``, the topic's
+    ``BatchStorage`` must be cached, too, if the producer batches automatically.
     """
     routes = producer._engine.routes
     must_fetch_storage = batched and producer._batching is not None and topic not in routes.storage

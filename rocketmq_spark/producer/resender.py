@@ -40,23 +40,24 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-# The timeout of a send from the spool is Java's default send timeout. The send timeout of a sink may be longer, and records of
-# other queues would wait as long.
+# The timeout of a send from the spool is Java's default send timeout. A longer timeout, such as that of a sink, would let one
+# slow send delay the records of other queues.
 RESEND_TIMEOUT_S = 3.0
-# How long a broker that did not report its timers is not asked again, because other records wait during the request.
+# The pause before a broker that did not report its timers is asked again. During a request, other records wait.
 SILENT_RETRY_S = 1.0
-# How long a topic's storage of batches is cached. The topic may be deleted and created again with another type.
+# How long the ``BatchStorage`` of a topic is cached. The topic may be deleted and created again with another type.
 STORAGE_AGE_S = 30.0
 # How long sends are collected before they are written together.
 GATHER_S = 0.002
-# Limits of one batch: messages, bytes, and how far the born timestamps of its messages differ, because a batch has only one.
+# Limits of one batch: its messages, its bytes, and the span of its messages' born timestamps. All messages of a batch get one
+# born timestamp.
 _MAX_BATCH_MESSAGES, _MAX_BATCH_BYTES, _MAX_BORN_SPREAD_MS = 256, 1 << 20, 1000
 # The system properties that a message in a batch may have. All other system properties are instructions to the broker, and in a
 # batch the broker ignores them.
 _BATCH_PROPERTIES = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
 _TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
-# The errors of a missing topic, and of an environment without a queue. These errors may be temporary, while brokers are down or
-# register.
+# The errors of a missing topic, and of an environment without a queue. These errors may be temporary: a broker may be down, or
+# may not have registered yet.
 _MISSING_TOPIC_ERRORS = (RouteNotFound, OptionError)
 # The text with which a broker without timers rejects a delayed message (code 1), even if the message is due.
 _NO_TIMERS_TEXT = "accurate timer message is not enabled"
@@ -100,7 +101,7 @@ class EngineResender:
         self._settings = settings
         self._long_delays = DelayRouter(sender, BrokerTimers(sender, {}, SILENT_RETRY_S), settings, timer.wall_ms)
         self._gathers_sends = batch_writes is not None
-        self._storage_due_ms: dict[str, int] = {}  # by topic, when its storage is fetched again
+        self._storage_due_ms: dict[str, int] = {}  # by topic: when its ``BatchStorage`` must be fetched again
         self._dispatch_lock = threading.Lock()  # locked while a dispatch is scheduled
 
     def pin_queues(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
@@ -117,12 +118,13 @@ class EngineResender:
         ).try_add
 
     def _stores_keyless_messages(self, topic: str) -> bool:
-        """Whether a batch for the topic may contain messages without a key. Brokers of a compaction topic drop messages without a
-        key. Until a broker has answered, the topic may be a compaction topic.
+        """Whether a batch for the topic may contain messages without a key. False for a compaction topic, whose brokers drop such
+        messages. Also False while no broker has reported the topic's type.
         """
         now_ms = self._timer.now_ms()
         if now_ms >= self._storage_due_ms.get(topic, now_ms):
-            # The due time is set before the call, because ``_fetch_storage`` changes the due time if no broker answers.
+            # The time of the next request is set before the call, because ``_fetch_storage`` sets an earlier time if no broker
+            # answers.
             self._storage_due_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)
             # The request runs on another thread, because the spool must not wait for an answer.
             self._request_executor.call_soon(functools.partial(self._fetch_storage, topic))
@@ -160,11 +162,11 @@ class EngineResender:
             self._resend(send, done)
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """Resend a batch. If no broker answered when the batch was spooled, its topic may be a compaction topic, which drops
-        messages without a key. So the batch is split by keys, unless a broker now reports that the topic is no compaction topic.
+        """Resend a batch. If a broker reports that the topic is no compaction topic, the batch is sent as a whole. If the type is
+        unknown, the batch is split by keys, because a compaction topic drops messages without a key from a batch.
         """
         capture(self._engine.routes.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
-        storage = self._engine.routes.storage.get(send.topic)  # None: it may be a compaction topic
+        storage = self._engine.routes.storage.get(send.topic)  # None if no broker has answered
         self._resend_each([send] if storage is not None and not storage.is_compacted else _split_by_key(send), done)
 
     def _is_of_other_environment(self, queue: MessageQueue | None, environment: Environment) -> bool:
@@ -176,8 +178,8 @@ class EngineResender:
         return not environment.owned([queue], may_be_empty=(queue.topic,))
 
     def _resend_delayed_message(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
-        """Resend a delayed message, as an envelope if a broker has no timers. Perhaps no broker reported its timers when the
-        message was spooled, and a broker without timers would deliver the message at once.
+        """Resend a delayed message, as an envelope if a broker has no timers. The timers are checked now, because they may have
+        been unknown when the message was spooled, and a broker without timers would deliver the message at once.
         """
         try:
             send = self._envelope_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
@@ -218,7 +220,7 @@ class EngineResender:
                     self._resend_each(parts, done)
                     return
                 cause = cause_of(outcome)
-                # Timers were disabled after they were checked.
+                # The timers may have been disabled after the check.
                 lacks_timers = (cause.remark or "").startswith(_NO_TIMERS_TEXT)
                 if (
                     lacks_timers
@@ -226,7 +228,7 @@ class EngineResender:
                 ):
                     self._resend(send_without_delay, done)
                     return
-                # A ``ClosedError`` is not a failure of the send: ``close`` dropped the send.
+                # A ``ClosedError`` is temporary: ``close`` dropped the send, which is still in the spool.
                 is_temporary = lacks_timers or isinstance(cause, (*_MISSING_TOPIC_ERRORS, ClosedError))
                 done(Resent(None, str(outcome), is_temporary or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
@@ -284,7 +286,9 @@ class EngineResender:
 
 
 class _JoinedSend(SpooledSend):
-    """A batch of records that a spool keeps separately. If the batch is rejected, the spool sends each record separately."""
+    """A batch that was joined from several records of a spool. If the batch is rejected, the spool sends each record
+    separately.
+    """
 
 
 def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
@@ -338,8 +342,8 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
-    """Return the send without its delay if the delay has passed. Returns None otherwise. For a topic of delayed messages, a Proxy
-    would reject a message without a delay.
+    """Return the send without its delay; None if the delay has not passed. For a topic of delayed messages, a Proxy would reject
+    a message without a delay.
     """
     properties = decode_properties(send.request.properties)
     due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)

@@ -2,8 +2,8 @@
 
 ``RetryState`` makes the decisions of the loop in ``DefaultMQProducerImpl.sendDefaultImpl``, without requests, threads or clocks.
 Synchronous, asynchronous and batched sends use ``RetryState``, so that all of them are retried alike. In Java, an asynchronous
-send is not retried after a broker's error answer, and its retry keeps the queue id although another broker may have fewer queues.
-Deliberate differences:
+send is not retried after a broker's error answer. After other errors, the send is retried with the same queue id, although the
+next broker may have fewer queues. Deliberate differences:
 
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
 * After an access denial, the same queue is not tried again.
@@ -48,7 +48,8 @@ RETRY_CODES = frozenset(
         Response.GO_AWAY,
     )
 )
-# Retries after errors that are often permanent, even if retries are limited only by time.
+# The maximum number of retries after errors that are often permanent. This maximum applies even if only the timeout limits other
+# retries.
 MAX_UNCERTAIN_RETRIES = 2
 
 # After these errors nothing was sent, and a retry would fail in the same way.
@@ -172,13 +173,15 @@ class RetryState:
         assert self._first_error is not None
         if self.attempt_count == 1 and not is_late:
             return outcome
-        attempts = len(self.brokers)
+        broker_attempt_count = len(self.brokers)
         summary = "the send timeout expired" if is_late else "all retries failed"
         count_text = (
-            f"after {attempts} attempt{'' if attempts == 1 else 's'}" if attempts else "before the first attempt"
+            f"after {broker_attempt_count} attempt{'' if broker_attempt_count == 1 else 's'}"
+            if broker_attempt_count
+            else "before the first attempt"
         )
-        brokers_text = f"; brokers tried: {', '.join(self.brokers)}" if attempts else ""
-        if isinstance(outcome, OutOfTime):  # the first error has the cause
+        brokers_text = f"; brokers tried: {', '.join(self.brokers)}" if broker_attempt_count else ""
+        if isinstance(outcome, OutOfTime):  # ``OutOfTime`` names no cause, but the first error does
             outcome = self._first_error
         errors_differ = self._first_error.message != outcome.message
         errors_text = (

@@ -48,7 +48,7 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 logger = logging.getLogger(__name__)
 
 REFRESH_PAUSE_S = 0.5
-_MAX_REMEDIES = 1000  # cached remedies of topics that do not exist
+_MAX_REMEDIES = 1000  # the maximum number of cached remedies for missing topics
 # The request for a topic's type may take this fraction of the send timeout.
 _STORAGE_TIMEOUT_SHARE = 1 / 3
 
@@ -56,9 +56,9 @@ _ENVIRONMENT_QUEUES = "queues of environments"
 
 
 def queues_of_environment(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues, by topic, of an environment that owns queues by their positions in the list of all queues. All senders to this
-    cluster in this process use the same queues, even if a later route differs: when a broker leaves, other queues get the
-    positions of its queues.
+    """The queues of an environment, by topic. The environment owns queues by their positions in the list of all queues. All
+    senders to this cluster in this process use the same queues, even if a later route differs: when a broker leaves, other queues
+    get the positions of its queues.
     """
     queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.get_or_create(
         _ENVIRONMENT_QUEUES, (sender, environment), dict
@@ -76,8 +76,8 @@ def set_environment_queues(
     for topic, queues in counted_queues.items():
         if queues_by_topic.setdefault(topic, queues) != queues:
             raise SpoolError(
-                f"a spool that this process sends is for {', '.join(map(str, queues_by_topic[topic]))}, and the driver counted "
-                f"{', '.join(map(str, queues))} as the queues of the same environment",
+                f"the driver counted {', '.join(map(str, queues))} as the queues of the environment, but a spool of this "
+                f"process has records for {', '.join(map(str, queues_by_topic[topic]))}",
                 topic=topic,
                 remedy="Set option 'environments' to the number of environments, or to their queues; or start the driver again "
                 "when all brokers are there",
@@ -96,7 +96,7 @@ class RouteCache:
         # Topics that do not exist yet and are published through the template topic.
         self._auto_created_topics: set[str] = set()
         self.storage: dict[str, BatchStorage | None] = {}  # how topics store batches; None without an answer so far
-        self.pinned_queues: Mapping[str, tuple[MessageQueue, ...]] = {}  # override the environment's queues
+        self.pinned_queues: Mapping[str, tuple[MessageQueue, ...]] = {}  # used instead of the environment's queues
         self._refresh_pause = Deadline(0.0)
         self._missing_remedies: dict[str, tuple[Deadline, str | None]] = {}
 
@@ -120,7 +120,9 @@ class RouteCache:
             return cached_queues[1]
 
     def _with_remedy(self, topic: str, error: RocketMQError) -> RocketMQError:
-        """Return ``error``, with the nearest names as remedy if the topic does not exist. One search serves many sends."""
+        """Return ``error``, with the nearest names as remedy if the topic does not exist. The result of the search is cached for
+        other sends.
+        """
         if not isinstance(error, RouteNotFound) or error.broker_code != codes.Response.TOPIC_NOT_EXIST:
             return error
         cached = self._missing_remedies.get(topic)
@@ -147,8 +149,8 @@ class RouteCache:
             pause(min(next(pauses), deadline.remaining()))
 
     def refresh(self, deadline: Deadline) -> None:
-        """Fetch the routes of all cached topics. A topic without a route keeps its queues, as in Java: a name server that
-        restarts has no routes at first, and a broker rejects sends to a deleted topic itself.
+        """Fetch the routes of all cached topics. As in Java, a topic without a route keeps its queues, because a name server that
+        restarts has no routes at first. Brokers themselves reject sends to a deleted topic.
         """
         self._sender.refresh_routes(deadline)
         for topic in list(self._queues_by_topic):
@@ -193,8 +195,8 @@ class RouteCache:
             queues = self._sender.publish_queues(topic, deadline, refresh)
         except (RouteNotFound, BrokerNotFound) as e:
             if e.broker_code != codes.Response.TOPIC_NOT_EXIST:
-                # A topic without write permission raises this error without a code, at least if its route is cached. Brokers do
-                # not check the permission, so the template must not be used. Java asks again for each send.
+                # The error may mean that the topic has no write permission. The template topic must not be used then, because
+                # brokers do not check the permission. As in Java, each send fetches the route again.
                 if refresh:
                     raise
                 return self._sender.publish_queues(topic, deadline, True)

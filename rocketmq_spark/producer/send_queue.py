@@ -1,13 +1,13 @@
 """The sends of an engine that have no outcome. This module limits the number of these sends, and keeps their order.
 
 ``SendWindow`` limits the number of requests, the bytes of requests, and the number of requests at each broker. It has no lock and
-no clock. If the user set no limit per broker, the limit per broker adapts. A large limit makes slow brokers hard to recognise:
-they are recognised by their latency, and every batch that waits in a broker adds to the latency. So the limit grows while few
-bytes are in flight, and halves when a request is retried.
+no clock. If the user set no limit per broker, the limit per broker adapts. Slow brokers are recognised by their latency. With a
+large limit, many batches wait in a broker, and the waits raise the latency of fast brokers, too. So the limit grows only while
+few bytes are in flight, and halves if a request is retried.
 
-``OrderedQueues`` keeps the order of sends. It has no lock and no clock. Each ordered queue has one send in flight. A send that is
-retried stays first, because its queue is muted until the next attempt. Sends without a queue have no order. Kafka's accumulator
-mutes partitions in the same way. RocketMQ's Java client does not order pipelined sends.
+``OrderedQueues`` keeps the order of sends. It has no lock and no clock. Each ordered queue has at most one send in flight. A send
+that is retried stays first: its queue is muted until the next attempt, as Kafka's accumulator mutes partitions. Sends without a
+queue have no order. RocketMQ's Java client does not order pipelined sends.
 
 ``SendQueue`` has the only lock of an engine. ``SendQueue`` decides under the lock, with ``SendWindow`` and ``OrderedQueues``, and
 the engine acts after the lock is released.
@@ -66,7 +66,7 @@ class SendWindow:
         )
 
     def has_room(self, size: int, ordered: bool) -> bool:
-        """Whether a request of ``size`` bytes is within the limits. A request is always within the limits if there is no other.
+        """Whether a request of ``size`` bytes is within the limits. Always True if the window counts no other request.
 
         With a limit per broker, requests that may go to any queue wait in the caller, where they cost nothing. Ordered requests
         wait for their queue in ``OrderedQueues``, so that a slow or muted queue does not delay other queues.
@@ -198,7 +198,7 @@ class SendQueue:
         self._timer = timer
         self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.window.max_concurrent)
         self._failed_queues: dict[Hashable, RocketMQError] = {}  # stays empty unless failed queues stay closed
-        self._lock = threading.RLock()  # ``with`` enters the lock, because to enter the condition costs more
+        self._lock = threading.RLock()  # ``with`` enters it, because entering ``_changed`` takes longer
         self._changed = threading.Condition(self._lock)  # notified when a request has its outcome
         self._blocking_sends: set[OutgoingSend] = set()  # requests that their callers' threads send
         self._closed = False
@@ -210,8 +210,7 @@ class SendQueue:
 
     def wait_for_room(self, outgoing: OutgoingSend) -> None:
         """Wait until the request is within the limits. Raises ``SendFailed`` at the request's deadline. Also raises
-        ``SendFailed`` if the thread for retries cannot start, because the thread that reads the answer could not handle this
-        error later.
+        ``SendFailed`` if the thread for retries cannot start, because the thread that reads answers could not report this later.
         """
         try:
             self._timer.start()
@@ -219,7 +218,8 @@ class SendQueue:
             raise SendFailed(f"nothing was sent: {e}", remedy="Raise the limits of threads and processes") from e
         deadline = outgoing.deadline_from_now
         with self._lock:
-            # A caller that may not wait has called ``has_room`` for the body, so only properties may exceed the limit.
+            # A caller that must not wait has already called ``has_room`` with the bytes of the body. So only its properties may
+            # exceed the limit.
             while may_block() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     window = self.window
@@ -310,8 +310,8 @@ class SendQueue:
         """
         followers: list[OutgoingSend] = []
         queue = outgoing.ordered_queue
-        # Over gRPC an ordered queue is a lane of many message groups. If one message is rejected, the messages behind it may
-        # belong to other groups.
+        # Over gRPC an ordered queue is a lane of many message groups. If one message is rejected, the messages behind it do not
+        # fail, because they may belong to other groups.
         fails_alone = self._uses_lanes and isinstance(outcome, MessageIllegal) and outgoing.ordering_key is None
         if queue is not None and isinstance(outcome, RocketMQError) and not fails_alone:
             followers = self._queues.fail(outgoing)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """One attempt of a send, as hooks see it. ``latency_ms``, and ``result`` or ``error``, are set for the hook ``after`` only.
+    """One attempt of a send, as hooks see it. Only the hook ``after`` gets ``latency_ms``, and ``result`` or ``error``.
 
     ``message`` is None for a batch. ``mode`` is sync, async or oneway; a oneway send has neither result nor error.
     """
@@ -90,13 +90,14 @@ class ProducerSettings:
     """Settings of one producer. An error about a value names its option, if there is one.
 
     If ``retries`` or ``pinned_retries`` is None, a send is retried until its timeout; ``attempt_timeout_s`` then limits one
-    attempt. If ``batch_*`` is None, the limit of a shared accumulator does not change. 0 for ``heartbeat_s`` or
-    ``route_refresh_s`` means never, for producers with a short life. If a send fails, sends that wait behind it in its
+    attempt. If ``batch_*`` is None, the limit of a shared accumulator does not change. ``heartbeat_s`` or ``route_refresh_s`` may
+    be 0, which means never: a producer that is closed soon needs neither. If a send fails, sends that wait behind it in its
     ordered queue fail, too; with ``failed_queues_stay_closed``, also all later sends to the queue. ``max_in_flight`` limits the
     requests at brokers; None limits them per broker instead, by ``max_in_flight_per_broker`` or adaptively.
-    ``max_async_messages``, if not None, and ``max_async_bytes`` limit the sends without an outcome. ``features`` are those of
-    the transport. ``scope`` converts the topic in a recall handle, which is the name on the wire; all other names here are the
-    user's. ``transaction_check`` decides about half messages when brokers ask.
+    ``max_async_messages`` and ``max_async_bytes`` limit the sends without an outcome. If ``max_async_messages`` is None, only
+    their bytes are limited. ``features`` are those of the transport. ``scope`` converts the topic in a recall handle, because the
+    handle has the name on the wire. All other names in the settings are those of the user. ``transaction_check`` decides about
+    half messages when brokers ask.
     """
 
     group: str

@@ -1,7 +1,7 @@
 """The spool of an engine: which failures are temporary, and the outcome of a send that is spooled.
 
-Asynchronous sends are written to the spool on a separate thread, because their outcomes may arrive on the thread that reads
-answers, which must not wait for a disk. One call writes all waiting sends.
+A separate thread writes asynchronous sends to the spool: their outcomes may arrive on the thread that reads answers, and this
+thread must not wait for a disk. One call writes all waiting sends.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def is_transient(error: RocketMQError, sender: Sender) -> bool:
     """Whether the same send may succeed later, because the error is a timeout, a lost connection, a busy broker, or a missing
     name server or master.
 
-    If a topic has no route, the function sends requests. The error is not temporary if any broker has a master and the topic
-    still has no route. Without an answer, the error counts as temporary.
+    If the error is a missing route, the route is requested again. If there is still no route, although a broker has a master, the
+    error is permanent. If no name server answers, the error counts as temporary.
     """
     error = cause_of(error)
     if not isinstance(error, RouteNotFound):
@@ -189,7 +189,7 @@ def _lane_send(outgoing: OutgoingSend) -> SpooledSend:
 
 
 def _with_due_time(request: SendRequest) -> SendRequest:
-    """Replace a relative delay by the due time. Otherwise the delay would start when a broker accepts the message."""
+    """Replace a relative delay by the due time. A relative delay would start only when a broker accepts the message."""
     if not any(name in request.properties for name in _RELATIVE_DELAY_PROPERTIES):
         return request
     properties = decode_properties(request.properties)

@@ -58,7 +58,7 @@ _STATE_NAMES = {
 
 
 class Records(Protocol):
-    """Records that may be created when they are read. ``len`` is their maximum number."""
+    """Trace records that may be created only when they are read. ``len`` returns their maximum number."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[TraceRecord]: ...
@@ -147,7 +147,8 @@ class TraceProducer(BaseProducer):
             self._is_flush_scheduled = self._is_flush_scheduled or must_schedule
         if is_full:
             self._count_lost(
-                count, ClosedError(f"records are added faster than they are sent, {MAX_BUFFERED_RECORDS} records wait")
+                count,
+                ClosedError(f"{MAX_BUFFERED_RECORDS} records wait, because they are added faster than they are sent"),
             )
         elif must_flush:
             self._flush_timer.call_soon(self._send_records)
@@ -186,8 +187,8 @@ class TraceProducer(BaseProducer):
         return not was_finished
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
-        """Send the collected records. Stops at ``deadline``, because each trace message may have to wait for a route or for the
-        limits.
+        """Send the collected records. Drops the records that are not sent by ``deadline``: each trace message may have to wait
+        for a route or for the limits.
         """
         with self._records_lock:
             records, self._records, self._new_count, self._is_flush_scheduled = self._records, [], 0, False
@@ -196,7 +197,7 @@ class TraceProducer(BaseProducer):
         ):
             on_sent = functools.partial(self._on_sent, count)
             if deadline is not None and deadline.expired:
-                on_sent(CallTimeout("there was no time to send them before the close", topic=self.topic))
+                on_sent(CallTimeout("there was no time to send the records before the close", topic=self.topic))
                 continue
             timeout_s = SEND_TIMEOUT_S if deadline is None else deadline.remaining()
             message = Message(self.topic, body.encode(), keys=keys)
@@ -221,16 +222,17 @@ class TraceProducer(BaseProducer):
             self._lost_count += count
             lost_count, is_log_due = self._lost_count, self._loss_log_limit.due()
         if is_log_due:
-            hint = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
+            hint = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created. "
             logger.warning(
-                "%d trace records of %s are lost so far; the messages themselves are not affected. %s%s",
+                "%d trace records of %s are lost so far; the messages themselves are not affected. %sThe last error: %s",
                 lost_count, self.settings.group, "" if isinstance(error, ClosedError) else hint, error,
             )  # fmt: skip
 
 
 class TracedSender:
     """A sender that passes a record of each call to ``append``. A ``TracedSender`` raises the errors of the wrapped sender, and
-    blocks as long. Both senders are equal, so that both use the objects that a process caches for a sender.
+    blocks as long as the wrapped sender. A ``TracedSender`` equals its wrapped sender, so that both use the objects that a
+    process caches for a sender.
     """
 
     def __init__(

@@ -4,12 +4,12 @@ Mirrors ``TransactionMQProducer``: a broker asks a producer of the group about a
 times at most (``checkTransactionState``). Deliberate differences:
 
 * A decision is a request with an answer, so that the caller learns whether it has arrived; Java's is one-way.
-* A half message that may be stored is not sent again, because only the check could decide the second half message.
-* A broker writes a half message again before it asks, and a decision about the first copy leaves the second copy undecided. So
-  the answer to a check is ``UNKNOWN`` while this process has not decided, and this process records the broker and offset of the
-  second copy. Copies have the same content. If a message of another client has the same id, its content differs, and its offset
-  is not recorded. A check that arrives during a commit is about a second copy. The second copy is rolled back, because the first
-  copy is delivered. The user's function decides about all other messages.
+* A half message that may be stored is not sent again. If it were stored twice, only a check could decide the second one.
+* Before a broker asks, it stores a second copy of the half message; a decision about the first copy leaves the second copy
+  undecided. So while this process has not decided, it answers ``UNKNOWN``, and records the broker and offset of the second copy.
+  Copies have the same content. If a message of another client has the same id, its content differs, and its offset is not
+  recorded. A check that arrives during a commit is about a second copy; the answer rolls the second copy back, because the commit
+  delivers the first copy. The user's function decides about all other messages.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ TransactionCheck = (
 )
 _CheckedMessage = ReceivedMessage | PoppedMessage
 
-# With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. After a send without an
-# answer, the broker may have died. After its restart, the broker asks about a message that is not older than 72 hours
-# (fileReservedTime).
+# With default settings brokers ask for seven and a half minutes; decisions are remembered for longer. If a send gets no answer,
+# the broker may have died; after its restart, the broker still asks about messages of the last 72 hours (fileReservedTime).
 REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED_FATES = 900.0, 72 * 3600.0, 100_000
 # If only garbage references a half message, such as the traceback of a failed attempt, the user's function must decide. An idle
 # process does not collect garbage. So a check starts a garbage collection, at most once in ``COLLECTION_INTERVAL_S``.
@@ -80,8 +79,8 @@ _TRANSITIONS = {
 
 
 class HalfFate:
-    """The state of a half message in this process. A ``HalfFate`` does not reference the message or its producer, because many
-    states are kept for a long time.
+    """The state of a half message in this process. A ``HalfFate`` does not reference the message or its producer, because many of
+    these objects are kept for a long time.
 
     While the program references the half message, the program may decide. ``owner_ref`` is a weak reference to the half message.
     The decision names the broker and offset of the stored message, or of the last copy that the broker made. Another message with
@@ -96,8 +95,8 @@ class HalfFate:
         self._lock = threading.Lock()
         self._crossing_until: Deadline | None = None
         self.state = state
-        self.last_decision: TransactionState | None = None  # also a decision that could not be sent
-        self.owner_ref: Callable[[], object] = lambda: True  # returns True until ``HalfMessage`` sets a weak reference
+        self.last_decision: TransactionState | None = None  # set even if the decision could not be sent
+        self.owner_ref: Callable[[], object] = lambda: True  # ``HalfMessage`` sets a weak reference
 
     @property
     def is_deciding(self) -> bool:
@@ -144,7 +143,7 @@ class HalfFate:
             if next_state is None:
                 return False
             self.last_decision = decision
-            self.state = HalfState.UNKNOWN  # remains if Ctrl-C interrupts the request
+            self.state = HalfState.UNKNOWN  # stays ``UNKNOWN`` if Ctrl-C interrupts the request
             try:
                 is_confirmed = send(self._place._replace(digest=self.digest), decision, deadline)
             except RocketMQError as e:
@@ -245,11 +244,11 @@ class HalfMessage:
         self._send = None
         if not is_decided:
             raise LocalProtocolError(
-                f"the half message {self.result.msg_id} is {self.state.value} and takes no {decision.value}",
+                f"{decision.value} is not possible: the state of half message {self.result.msg_id} is {self.state.value}",
                 topic=self.message.topic,
                 remedy="Decide each half message once",
             )
-        # Remember the decision from now on, however late it was: brokers may ask about it.
+        # The decision is remembered from now on, because brokers may also ask about a message that was decided late.
         _registry.add(self.result.msg_id, self._fate, self)
 
     def _abandon(self) -> None:
@@ -273,7 +272,8 @@ class _TransactionRegistry:
         # The lock is reentrant, because a garbage collection may end a block or a half message in the thread that holds the lock.
         self._lock = threading.RLock()
         self._recent_fates: _FatesById = OrderedDict()
-        self._abandoned_fates: _FatesById = OrderedDict()  # never displaced by later messages in ``_recent_fates``
+        # Separate from ``_recent_fates``, so that many recent messages do not displace abandoned ones.
+        self._abandoned_fates: _FatesById = OrderedDict()
         self._referenced_messages: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
     def add(self, msg_id: str, fate: HalfFate, half_message: HalfMessage | None = None) -> None:
@@ -283,16 +283,16 @@ class _TransactionRegistry:
             self._remember(self._recent_fates, msg_id, fate, REMEMBERED_S)
 
     def abandon(self, msg_id: str, fate: HalfFate) -> None:
-        """Remember a message whose send failed, and that may be stored."""
+        """Remember a message that may be stored, although its send failed."""
         with self._lock:
             self._remember(self._abandoned_fates, msg_id, fate, ABANDONED_S)
 
-    def _remember(self, states: _FatesById, msg_id: str, fate: HalfFate, seconds: float) -> None:
-        states[msg_id] = Deadline.after(seconds), fate
-        states.move_to_end(msg_id)
+    def _remember(self, fates: _FatesById, msg_id: str, fate: HalfFate, seconds: float) -> None:
+        fates[msg_id] = Deadline.after(seconds), fate
+        fates.move_to_end(msg_id)
         with contextlib.suppress(RuntimeError):  # a garbage collection may change the dict during the iteration
-            while len(states) > MAX_REMEMBERED_FATES or next(iter(states.values()))[0].expired:
-                states.popitem(last=False)
+            while len(fates) > MAX_REMEMBERED_FATES or next(iter(fates.values()))[0].expired:
+                fates.popitem(last=False)
 
     def get(self, msg_id: str) -> HalfFate | None:
         with self._lock:
@@ -357,8 +357,9 @@ def _call_check(check: Callable[[Any], Any], message: _CheckedMessage) -> Transa
 def weakly_bound(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that calls ``check``. If ``check`` is a method, the function has only a weak reference to its object.
 
-    The object often owns the producer. The client's table of producers has this function, and would otherwise keep the object
-    and the producer alive after the program drops them. The producer has a strong reference to ``check``.
+    The object often owns the producer. The client's table of producers has the returned function: with a strong reference, this
+    table would keep the object and the producer alive after the program drops them. The producer has a strong reference to
+    ``check``.
     """
     if not inspect.ismethod(check):
         return check
@@ -393,9 +394,9 @@ class TransactionProducer(BaseProducer):
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
 
-        While you hold the returned object undecided, the broker's checks get ``UNKNOWN``. If you drop it, or the program ends,
-        the broker calls ``transaction_check`` of a producer of the group, 15 times at most by default. Half messages are not
-        batched, spooled or delayed.
+        While you hold the returned object undecided, the broker's checks get ``UNKNOWN``. If you drop the object undecided, or
+        the program ends, the broker calls ``transaction_check`` of a producer of the group, 15 times at most by default. Half
+        messages are not batched, spooled or delayed.
 
         Args:
             message: What to send, without a priority.
@@ -461,8 +462,8 @@ class TransactionProducer(BaseProducer):
         If the decision cannot be sent or is not answered, the error is logged and not raised, because the work of the block is
         done; the broker calls ``transaction_check`` later. ``message``, ``timeout_s`` and errors are those of ``send_half``.
 
-        If your own decision in the block could not be sent, it still counts. After ``rollback``, the end of the block rolls
-        back. After ``commit``, the end of the block commits; but if the block raises, ``transaction_check`` decides.
+        If your own decision in the block could not be sent, the end of the block sends it again. If the block raises after a
+        ``commit`` that could not be sent, ``transaction_check`` decides.
         """
         half_message = self.send_half(message, timeout_s=timeout_s)
         try:

@@ -245,7 +245,7 @@ def test_trace_buffer_is_bounded_and_has_room_after_sending(
     bench.time.advance(tracing.FLUSH_S)
     sending.producer.append([record(2), record(3)])  # those before have no answer yet
     assert "2 trace records of" in caplog.text
-    assert "records are added faster than they are sent, 3 records wait" in caplog.text
+    assert "3 records wait, because they are added faster than they are sent" in caplog.text
     assert "traceTopicEnable" not in caplog.text, "which is no remedy"
     sending.producer.append([record(4)])
     bench.sender.answer()

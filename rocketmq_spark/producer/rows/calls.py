@@ -38,7 +38,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT_BYTES = 32 << 20
-# The approximate memory of a request besides its bytes, for Python's objects.
+# The approximate memory that Python's objects need for a request, in addition to its bytes.
 REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
@@ -84,8 +84,8 @@ class CallTools(NamedTuple):
 
 
 class RowCall:
-    """Implements ``sender.RowOwner``. ``bad_rows`` creates the collector of a portion's bad rows, from the number of its first
-    row.
+    """Implements ``sender.RowOwner``. ``bad_rows`` takes the number of a portion's first row, and returns the collector of the
+    portion's bad rows.
     """
 
     def __init__(self, tools: CallTools, options: Options, bad_rows: Callable[[int], BadRows]) -> None:
@@ -95,12 +95,12 @@ class RowCall:
         self._ids = RecordingIds(os.urandom(8), self._engine.timer.wall_ms)
         self._window = SendWindow(_window_settings(tools.row_tools.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
-        self._failed_queues: dict[Hashable, RocketMQError] = {}  # is ``failed_queues`` of each request of the call
-        self._queues: dict[str, QueueList] = {}  # by topic; a key keeps its queue during the call
+        self._failed_queues: dict[Hashable, RocketMQError] = {}  # shared by all requests of the call
+        self._queues: dict[str, QueueList] = {}  # by topic; unchanged during the call, so that a key keeps its queue
         self._checked_topics: set[tuple[str, bool]] = set()
         self._timer_columns: list[str] = []  # columns of delays in the current portion
-        # ``with`` enters this lock, not the condition, because Ctrl-C cannot interrupt the entry to a lock halfway (as in
-        # consumer.polls).
+        # ``with`` enters this lock, not the condition: Ctrl-C can interrupt the entry to a condition halfway, but not the entry
+        # to a lock.
         self._completions_lock = threading.RLock()
         self._completions_changed = threading.Condition(self._completions_lock)
         self._completions: deque[tuple[Rows, SendCompletion]] = deque()  # not processed yet
@@ -160,7 +160,7 @@ class RowCall:
         self._window.add(size)
         try:
             self._engine.submit(outgoing)
-        except RocketMQError as e:  # other callers kept the limits reached during the whole send timeout
+        except RocketMQError as e:  # for example if other callers left no room within the limits until the timeout
             if ordered:
                 self._failed_queues.setdefault(outgoing.ordered_queue, e)
             outgoing.done(SendCompletion(outgoing, e))

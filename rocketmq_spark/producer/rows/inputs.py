@@ -41,12 +41,13 @@ from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.queues.selection import Select
 
 BATCH_BYTES = 1 << 20
-# A portion of rows is encoded at once. A portion makes several batches, and is small enough for the caches of the processor.
+# The rows of a portion are encoded together. A portion is large enough for several batches, and small enough for the caches of
+# the processor.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
 PORTION_MESSAGES, CHUNK_MESSAGES = 1 << 14, 256
 # The maximum number of messages that are taken from an iterator before their bytes are counted, because messages may be large.
 _MAX_UNCOUNTED_MESSAGES = 32
-# If the chunks of a table have fewer rows on average, they are combined, because small chunks make small batches.
+# If the chunks of a table have fewer rows than this on average, they are combined, because small chunks make small batches.
 SMALL_CHUNK_ROWS = 4096
 
 
@@ -98,7 +99,9 @@ def send_many(
     """Implements ``BulkProducer.send_many``."""
     features = tools.row_tools.settings.features
     if message_target.queue is not None and message_target.key is not None:
-        raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
+        raise OptionError(
+            "send_many got a queue and a key; expected only one of them, because the key chooses the queue"
+        )
     if message_target.queue is not None and features.queue_choice_problem:
         raise MessageRefused(f"the messages name {message_target.queue}, but {features.queue_choice_problem}")
     options, _ = call_options(

@@ -1,9 +1,9 @@
 """Chooses the queue of each row, and splits an Arrow batch into ranges of rows of one topic and queue.
 
-A ``RowSelector`` returns an index into the topic's queues for each row, for a whole column at once if possible. Rows without a
-sharding key or queue id may go to any queue, as in Kafka. The index of such a row is the number of queues. A row whose queue does
-not exist is added to ``BadRows`` and gets the index of the first queue, which is never used. ``Router`` splits an Arrow batch
-into ranges of rows that go to one topic, and to one queue if rows choose their queue.
+A ``RowSelector`` returns an index into the topic's queues for each row, for a whole column at once if possible. A row without a
+sharding key or queue id may go to any queue, as in Kafka, and gets ``len(queues)`` as its index. A row whose queue does not exist
+is added to ``BadRows``; its index is 0, and is never used. ``Router`` splits an Arrow batch into ranges of rows that go to one
+topic, and to one queue if rows choose their queue.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class ByHash:
 
 
 class ByColumn:
-    """The queue that the row names. If the columns of a row are null, ``other_selector`` chooses the queue (``Router``). Without
-    ``other_selector``, a row with null in these columns may go to any queue.
+    """The queue that the row names. If a row names no queue, ``Router`` lets ``other_selector`` choose one. Without
+    ``other_selector``, a row that names no queue may go to any queue.
     """
 
     needs_good_rows = False
@@ -207,8 +207,8 @@ def _missing_queue_reason(topic: str, queue_id: int, broker: str | None, is_ambi
 
 class ByPartition:
     """The queue with the partition number in the row. The number is an index into the queues that ``partitions_of`` returns for
-    the topic, of which some may not accept messages now. A row without a number goes to the queue of its key, or to any queue if
-    it has no key.
+    the topic. Some of these queues may not accept messages now. A row without a number goes to the queue of its key, or to any
+    queue if it has no key.
     """
 
     needs_good_rows = False
@@ -219,13 +219,13 @@ class ByPartition:
         self.other_selector = ByHash(columns) if "shardingkey" in columns else None
 
     def number_queues(self, topic: str) -> None:
-        """Number the queues of a topic. May wait for brokers that name servers do not list yet, so that a route that is fetched
-        afterwards contains these brokers.
+        """Number the queues of a topic. May wait for brokers that name servers do not list yet. If the route is fetched after
+        this call, it contains these brokers.
         """
         self._partitions_of(topic)
 
     def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
-        """Return the brokers of partitions that the rows name, if ``queues`` has no queue of the broker."""
+        """Return the brokers that have a partition named by a row, but no queue in ``queues``."""
         partitions = self._partitions_of(rows.topic)
         numbers = pc.unique(rows.column(self._column)).drop_null().to_pylist()
         present_brokers = {queue.broker_name for queue in queues}
@@ -237,7 +237,7 @@ class ByPartition:
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._partitions_of(rows.topic)
         index_by_queue = {queue: index for index, queue in enumerate(queues)}
-        missing_number = len(partitions)  # stands for a number that the topic does not have
+        missing_number = len(partitions)  # replaces each number in a row that no partition has
         queue_indexes = np.array([*(index_by_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing_number), missing_number, numbers)
         named_indexes = queue_indexes[numbers]
@@ -390,7 +390,7 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         "chooses (%s)",
         topics_text,
         name,
-        " or empty" if selector == "hash" and not options.kafka_columns else "",  # an empty ``key`` is stored as base64
+        " or empty" if selector == "hash" and not options.kafka_columns else "",  # Kafka's empty key counts as a key
         advice,
     )
     if once:
@@ -437,10 +437,10 @@ def _all_queues(queues: QueueList) -> QueueList:
 class Router:
     """Plans the Arrow batches of one task.
 
-    ``queues(topic, refresh)`` returns a topic's queues. This function is called once per task and topic, so that a key keeps its
-    queue while the task runs. Routers of one call have the same ``shared_queues``. If a row names a queue that the list does not
-    have, the route is refreshed once per batch. From then on, rows that name a queue use the newest route, and rows with a key
-    still use the first list.
+    ``queues(topic, refresh)`` returns a topic's queues. The first list for a topic is kept while the task runs, so that a key
+    keeps its queue. Routers of one call have the same ``shared_queues``. If a row names a queue that is not in the list, the
+    route is refreshed, at most once per batch. After a refresh, rows that name a queue use the newest list. Rows with a key still
+    use the first list.
 
     ``partitions_of`` returns a topic's queues by partition number. A partition keeps its number while the task runs. If rows name
     a partition of a broker that has no queue in the route, ``wait_for_brokers`` is called once per task and topic.
@@ -557,7 +557,7 @@ class Router:
         trial_bad_rows = BadRows()
         named_indexes = self._selector(rows, newest_queues, trial_bad_rows)
         if trial_bad_rows.reasons_by_row():
-            # A refreshed route may have more queues.
+            # A refreshed route may have the queues that the rows name.
             newest_queues = self._newest_queues[rows.topic] = self._refreshed_queues(rows)
             if is_new:  # no key has a queue yet, so keys can use all queues, too
                 first_queues = self._queues[rows.topic] = newest_queues

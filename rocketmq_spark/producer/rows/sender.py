@@ -49,12 +49,12 @@ logger = logging.getLogger(__name__)
 # The maximum number of tags in an Arrow batch whose rows are grouped by tag. With more tags, the groups would be small.
 MAX_TAGS = 16
 
-# How long the storage of a topic is not requested again after a slow request without an answer.
+# The pause before a topic's storage is requested again, if the last request was slow and got no answer.
 SILENT_RETRY_S = 30.0
 
 # How long after the send timeout a request counts as lost, if no request completes.
 LOST_SEND_S = 60.0
-# The number of steps of a look-up of a batch that may be stored. Each step may take the send timeout.
+# The number of steps of a look-up of a batch that may be stored. Each step may take as long as the send timeout.
 LOOKUP_STEPS = 4
 
 
@@ -123,7 +123,8 @@ class StoragePlan:
             return None
         deadline = Deadline.after(timeout_s := self._options.request_timeout)
         storage = self._sender.batch_storage(topic, deadline)
-        # Otherwise each Arrow batch would wait for the silent broker again.
+        # After a slow request without an answer, no request is sent for ``SILENT_RETRY_S``, because each Arrow batch would wait
+        # for the answer.
         if storage is None and deadline.remaining() < timeout_s / 2:
             self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
         return storage
@@ -134,8 +135,8 @@ def group_by_tag(
 ) -> RoutingPlan:
     """The plan with a range for each tag. ``batch_by_tag`` is the option ``batchByTag``.
 
-    Rows that name their queue keep their order in this queue. If the option is ``true``, only rows of the same tag keep their
-    order.
+    Rows that choose their queue are grouped by tag only if the option is ``true``: among grouped rows, only rows of the same tag
+    keep their order.
     """
     if (
         batch_by_tag == "false"
@@ -192,7 +193,7 @@ class RowOwner(Protocol):
         """Whether the error is temporary, and the producer has a spool for sends that fail with a temporary error."""
 
     def submit(self, outgoing: OutgoingSend) -> None:
-        """Submit a request to the engine when it is within the limits."""
+        """Wait until the request is within the limits, and submit it to the engine."""
 
     def on_completion(self, rows: Rows, completion: SendCompletion) -> None:
         """Receive the completion of the request of ``rows``. This method is called on any thread, and must not block."""
@@ -243,10 +244,10 @@ class RowChecks(NamedTuple):
 
 
 class RowSender:
-    """Sends the Arrow batches of one owner, whose columns are ``columns``, by role.
+    """Sends the Arrow batches of one owner. ``columns`` has the names of their columns by role.
 
-    ``failed_queues`` is the same as in ``OutgoingSend``. ``queues`` is a cache of the queues of topics that several senders
-    share. ``partitions_of`` returns the queues of a topic in the order of Kafka's partitions.
+    ``failed_queues`` is the same as in ``OutgoingSend``. ``queues`` caches the queues of topics, and may be shared by several
+    senders. ``partitions_of`` returns the queues of a topic in the order of Kafka's partitions.
     """
 
     def __init__(
@@ -291,7 +292,9 @@ class RowSender:
     def send(
         self, batch: pa.RecordBatch, checked: CheckedRows, plan: RoutingPlan, encoded: Encoded, first_row: int = 0
     ) -> None:
-        """Submit the rows in requests. The owner gets completions with row numbers, of which ``first_row`` is the first."""
+        """Submit the rows in requests. The owner gets completions with the row numbers; the number of the first row is
+        ``first_row``.
+        """
         self._first_row = first_row
         plan = self._storage.split_by_tag(batch, plan)
         delayed_mask = checked.is_delayed

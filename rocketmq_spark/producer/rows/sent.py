@@ -207,7 +207,7 @@ class OutcomeCollector:
         self.row_count = 0
 
     def add_rows(self, ids: npt.NDArray[np.uint8]) -> None:
-        """Add the rows with these message ids, which are sent next."""
+        """Add the rows that are sent next. ``ids`` are their message ids."""
         self._ids.append(ids)
         self.row_count += len(ids)
 
