@@ -134,7 +134,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
     package_root = str(Path(rocketmq_spark.__file__).parent.parent)
     arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[package_root])
     if distribution.CACHE_VARIABLE in arguments["env"]:
-        # The value may be a path relative to the folder of this process.
+        # A relative path in the variable is relative to the folder of this process.
         arguments["env"][distribution.CACHE_VARIABLE] = str(distribution.cache_folder())
     with open(read_fd, encoding="utf-8") as answers:
         child = subprocess.Popen(
@@ -157,7 +157,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
         child.wait()
         reason = answer.get("message") or f"The local broker ended while starting; see {log_path()}"
         raise LocalBrokerError(reason, remedy=answer.get("remedy"))
-    child.returncode = 0  # the process continues to run: this prevents a ResourceWarning when ``child`` is deleted
+    child.returncode = 0  # prevents a ResourceWarning about the process, which continues to run
     return broker
 
 
@@ -241,7 +241,7 @@ def _run(answers: IO[str], request: StartRequest) -> None:
             return
         print(json.dumps({"ready": True}), file=answers)
         answers.close()
-        Latch().wait()  # unlike signal.pause(), this wait also ends if the signal came just before it
+        Latch().wait()  # unlike signal.pause(), this wait also ends if the signal came just before the wait
 
 
 def _servers(request: StartRequest) -> LocalBroker:
@@ -278,7 +278,7 @@ def _lock() -> Iterator[None]:
     with open(folders.open_private(_path("lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
         while not folders.try_lock(lock):  # a status command may hold the lock for a moment
             if deadline.expired:
-                raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", lock.name)
+                raise BlockingIOError(errno.EWOULDBLOCK, "another process holds the lock", lock.name)
             deadline.pause(_PAUSE_S)
         yield
 

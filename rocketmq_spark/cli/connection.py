@@ -135,7 +135,7 @@ class Target:
 
 
 _SPARK_ROLES = frozenset({"stream source", "batch source", "sink"})
-# Hints for options of queries that a command replaces.
+# Hints for options that only queries have: what to give a command instead, by field.
 _COMMAND_HINTS = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
 # Options of a source that also apply to commands, because commands read messages as a source does.
 _READ_FIELDS = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
@@ -144,8 +144,8 @@ _SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
 
 
 def _topic_environment_options(record: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of a recorded environment that has its own topics. Other environments need no options, because the
-    recorded positions name their queues.
+    """Return the options of a recorded environment that has its own topics. An environment that shares topics needs no options,
+    because the recorded positions name its queues.
     """
     has_suffix = record.get("environmentMode") == "suffix" and "environment" in record
     return {"environment": record["environment"], "environmentMode": "suffix"} if has_suffix else {}

@@ -151,7 +151,7 @@ class Chains:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
-        self._united_functions: set[Function] = set()  # the functions whose results were united before
+        self._united_functions: set[Function] = set()  # the functions whose results have been united
         self.chains: list[CallChain] = []
         self._chain_by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []
@@ -283,7 +283,7 @@ class KafkaChains:
         self._program = chains.program
         self._chains = chains
         self.format_constants: set[ast.Constant] = set()  # the texts that are used as formats
-        self.explained_options: set[tuple[int, str]] = set()  # line and name
+        self.explained_options: set[tuple[int, str]] = set()  # the line and the name of each option
 
     def findings(self, tree: ast.Module) -> Iterator[KafkaFinding]:
         nodes = set(ast.walk(tree))

@@ -180,7 +180,7 @@ def _other_findings(tree: ast.Module, program: PythonProgram, kafka_chains: Kafk
                 yield from _dictionary_findings(node, program, kafka_chains)
             case ast.Assign(targets=[ast.Subscript(value=dictionary, slice=key)], value=value):
                 variable, _ = program.bindings(dictionary)
-                if variable not in checked_dictionaries:  # a dictionary may have a thousand such lines
+                if variable not in checked_dictionaries:  # a thousand lines may set items of a dictionary
                     checked_dictionaries.add(variable)
                     yield from _dictionary_findings(dictionary, program, kafka_chains)
                 yield from _dictionary_findings(ast.Dict([key], [value]), program, kafka_chains)
@@ -212,7 +212,7 @@ def _built_sql_findings(
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
     findings = [finding for text in texts for finding in sql_findings(text, line_node.lineno)]
     seen_nodes.update(parts)
-    if findings:  # otherwise each part is searched separately
+    if findings:  # without findings, each part is searched separately
         seen_nodes.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
     yield from findings
 

@@ -125,8 +125,8 @@ def resend(
     and is skipped, unless --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does not
     exist, are reported and skipped. If no broker accepts a dead letter, the command fails: run the command again later. The
     command ignores onSendFailure=spool, because the next command would not find messages that wait in a spool, and would send
-    them again. The topic is unknown if GROUP reads both a topic and the dead letters of another group from that topic:
-    --to-topic then names the topic.
+    them again. If GROUP also reads the dead-letter topic of another group, the topic of a letter may be unknown: name it with
+    --to-topic.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -238,7 +238,7 @@ def _resend(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | Roc
     key = letter.properties.get(Property.SHARDING_KEY)
     try:
         return producer.send(_new_message(letter), selector="hash" if key else None, arg=key or None)
-    except RouteNotFound as e:  # no queue of this topic is writable, but other topics may have writable queues
+    except RouteNotFound as e:  # not raised, because letters of other topics can still be resent
         return e
     except RocketMQError as e:
         if e.retriable:

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 # A value that the program's text does not show. Within a string, this character is an unknown part.
 UNKNOWN = "\0"
-# Beyond these limits, a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
+# The limits of an expression: its values, the steps to compute them, and the steps for all expressions of a program. Beyond a
+# limit, the value of the expression is UNKNOWN.
 _MAX_VALUES, _MAX_STEPS, _MAX_TOTAL_STEPS = 32, 5_000, 300_000
-# Beyond these limits, a value is UNKNOWN, too: characters of a computed string; items of a computed list; values in computed
-# JSON. One step may double each of these numbers.
+# The limits of a computed value: the characters of a string, the items of a list, the values in JSON. Beyond its limit, a value
+# is UNKNOWN. One step of the computation may double the size of a value.
 _MAX_TEXT_CHARS, _MAX_LIST_ITEMS, _MAX_JSON_VALUES = 100_000, 1_000, 10_000
-_MAX_TOTAL_CHARS = 20_000_000  # a value is UNKNOWN, too, if the strings of all expressions have more characters
+_MAX_TOTAL_CHARS = 20_000_000  # the limit of characters in the strings of all expressions
 # The maximum depth of nested expressions, for which Python's stack has room.
 _MAX_DEPTH = 100
 # Calls that copy an object and change attributes.
@@ -719,7 +720,7 @@ class PythonProgram:
                     return [UNKNOWN]
                 if any(len(text) * len(new) > _MAX_TEXT_CHARS for text in texts for _, new in changes):
                     return [UNKNOWN]
-                return (text.replace(*change) for text in texts for change in changes)  # lazily: there may be many
+                return (text.replace(*change) for text in texts for change in changes)  # lazy: there may be many texts
             case "join", [parts]:
                 lists = self.values(parts)
                 return (

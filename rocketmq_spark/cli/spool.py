@@ -169,7 +169,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark.spool.owner_rights import become_owner
 
     parsed_options = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    if is_by_position(parsed_options):  # records that were spooled while a broker was down would go to other queues
+    if is_by_position(parsed_options):  # the records could go to another environment's queues
         raise OptionError(
             position_problem(parsed_options, "a command does not know the count of the programs that filled the spool")
         )
@@ -498,8 +498,8 @@ def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
 
 
 def _decode_delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
-    """Return the envelope in a record, the message that a node without rules would send, and the reason why the message was
-    given up; the reason is None if the message was not given up. Raises ``DecodeError`` if the envelope cannot be delivered.
+    """Return the envelope in a record, the message that a node without rules would send, and why the message was given up. The
+    last value is None if the message was not given up. Raises ``DecodeError`` if the envelope cannot be delivered.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, open_dead_letter
     from rocketmq_spark.delay.release import delivery

@@ -105,7 +105,8 @@ def _check_not_shared(target: Target, name: str, effect: str = "remove messages 
     if environment_of(options) is not None:
         raise OptionError(
             f"topic {name} is shared by environments, and {options.environment_source} names one of them: this would {effect}",
-            remedy="To do that for all, omit the environment. If the environment has its own topics, set environmentMode=suffix",
+            remedy="To change the topic for all environments, omit the environment. If the environment has its own topics, set "
+            "environmentMode=suffix",
         )
 
 

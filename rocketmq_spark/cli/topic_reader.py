@@ -45,8 +45,8 @@ _MAX_ROUTE_AGE_S = 10.0
 
 # A function that returns the start offsets for the bounds of all queues.
 StartFunction = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
-# The next message of a queue: its store time, its broker and its position in the commit log, which order messages of one
-# millisecond, and its queue.
+# The next message of a queue, in a form that sorts by time: its store time, its broker, its position in the commit log, and the
+# queue.
 HeapEntry = tuple[int, str, int, MessageQueue]
 
 
@@ -152,7 +152,7 @@ class TopicReader:
             time.sleep(_POLL_INTERVAL_S)
 
     def _follow_queue(self, queue: MessageQueue, bounds: QueueBounds) -> None:
-        """Read a queue from its start if it was added later or created again."""
+        """If a queue is new or was created again, begin at its first message."""
         position = self._next_offsets.setdefault(queue, bounds.min_offset)
         if bounds.max_offset < position:
             self._on_loss(OffsetRange(queue, bounds.max_offset, position), Cause.WENT_BACK)

@@ -1,8 +1,8 @@
 """The Java that runs the servers, and a class-data archive (CDS) that makes later starts a third shorter.
 
-The Java in JAVA_HOME is preferred to the Java on PATH. It must have version 17 or newer, as PySpark needs. The version is read
-from the ``release`` file of the installation, because ``java -version`` would add a tenth of a second to every start. That
-command runs only if the file is missing.
+The Java in JAVA_HOME is preferred to the Java on PATH. Java must have version 17 or newer, which PySpark requires, too. The
+version is read from the ``release`` file of the installation. If there is no ``release`` file, ``java -version`` is run, which
+takes a tenth of a second.
 
 Without an archive, the servers record the classes that they load. Once the servers are up, a background JVM with the lowest
 priority makes the archive from the lists of these classes. The archive is optional: after a failure, starts are as slow as

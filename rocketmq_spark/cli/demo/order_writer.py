@@ -14,7 +14,7 @@ from rocketmq_spark.session.producers import Producer
 # The number of orders that ``end_windows`` sends. No total includes these orders.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
-# Timeout of unacknowledged orders if the run has failed.
+# If the run has failed, the producer waits this long for the acknowledgements of orders.
 _FAILED_CLOSE_S = 1.0
 
 

@@ -146,7 +146,7 @@ def _request_error(client: Client, address: str, command: Command) -> RocketMQEr
 def check_brokers(client: Client, options: Options) -> Iterator[Finding]:
     try:
         cluster: Mapping[str, BrokerData] = client.routes.cluster()
-    except (AccessDenied, NotSupported):  # reported by check_name_servers
+    except (AccessDenied, NotSupported):  # ``check_name_servers`` reports the error
         return
     yield servers.brokers_finding(cluster)
     for name, data in sorted(cluster.items()):
@@ -201,7 +201,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
         )
     except RocketMQError as e:
         error = e
-    was_reached = isinstance(error, BrokerError)  # an error that the broker itself returned
+    was_reached = isinstance(error, BrokerError)
     if isinstance(error, NotSupported):
         yield servers.not_a_broker_finding(name, error)
         return
@@ -222,7 +222,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     )
     yield from (finding for finding in checks if finding is not None)
     if not client.rpc_client.is_private(address):
-        return  # the answer contains passwords, which others in the network could read
+        return  # others on the network could read the passwords in the answer
     try:
         config = bodies.read_config(client.rpc_client.request(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
     except RocketMQError as e:
