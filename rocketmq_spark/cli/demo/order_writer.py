@@ -15,7 +15,7 @@ from rocketmq_spark.session.producers import Producer
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
 # If the run has failed, the producer waits this long for the acknowledgements of orders.
-_FAILED_CLOSE_S = 1.0
+_CLOSE_TIMEOUT_AFTER_FAILURE_S = 1.0
 
 
 class OrderWriter:
@@ -46,7 +46,7 @@ class OrderWriter:
         self._stop_latch.set()
         if kind is not None:
             # Closing the producer also ends the thread, which may be waiting for a broker that does not answer.
-            self._producer.close(_FAILED_CLOSE_S)
+            self._producer.close(_CLOSE_TIMEOUT_AFTER_FAILURE_S)
         self._executor.shutdown()
         self._producer.close()
 

@@ -201,13 +201,15 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
         )
     except RocketMQError as e:
         error = e
-    was_reached = isinstance(error, BrokerError)
+    is_from_broker = isinstance(error, BrokerError)
     if isinstance(error, NotSupported):
         yield servers.not_a_broker_finding(name, error)
         return
     connected_address = client.rpc_client.pool.connect_options.reachable_address(address)
-    yield servers.broker_address_finding(name, address, connected_address, None if was_reached else error, options.tls)
-    if error is not None and not was_reached:
+    yield servers.broker_address_finding(
+        name, address, connected_address, None if is_from_broker else error, options.tls
+    )
+    if error is not None and not is_from_broker:
         return
     if isinstance(error, AccessDenied):
         yield servers.unknown_user_finding(name, error)
@@ -238,17 +240,17 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
         yield failed_finding(f"topic {topic}", e, "Check its name")
         return
     yield from servers.topic_findings(route, _attributes(client, route))
-    answers: dict[str, RocketMQError | None] = {}
+    errors_by_role: dict[str, RocketMQError | None] = {}
     if queues := [queue for queue in route.readable_queues() if route.brokers[queue.broker_name].master]:
-        answers["source"] = findings.worst_read_error(client, route, queues, group or options.group)
+        errors_by_role["source"] = findings.worst_read_error(client, route, queues, group or options.group)
     try:
         writable_queues = route.writable_queues()
     except RemoteProtocolError as e:
         yield failed_finding(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
         writable_queues = []
     if writable_queues:
-        answers["sink"] = findings.worst_write_error(client, route, writable_queues)
-    yield from servers.rights_findings(topic, options.access_key, answers)
+        errors_by_role["sink"] = findings.worst_write_error(client, route, writable_queues)
+    yield from servers.rights_findings(topic, options.access_key, errors_by_role)
 
 
 def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:

@@ -293,13 +293,15 @@ def topic_findings(route: TopicRoute, config: Mapping[str, str] | None) -> Itera
         )
 
 
-def rights_findings(topic: str, user: str | None, answers: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
-    """Report the rights of a user. ``answers`` has the error of a trial request for each of ``source`` and ``sink``, None if the
-    request was allowed.
+def rights_findings(
+    topic: str, user: str | None, errors_by_role: Mapping[str, RocketMQError | None]
+) -> Iterator[Finding]:
+    """Report the rights of a user. ``errors_by_role`` has the error of a trial request for each of ``source`` and ``sink``, None
+    if the request was allowed.
     """
     user_text = f"user {user}" if user else "a user without accessKey"
     needed_rights = {"source": "Sub and Get on the topic, Sub on the group", "sink": "Pub on the topic"}
-    for role, error in answers.items():
+    for role, error in errors_by_role.items():
         check, verb = f"rights {role}", "read" if role == "source" else "write"
         if error is None:
             yield ok_finding(check, f"{user_text} may {verb} {topic}")
