@@ -52,7 +52,7 @@ class RunningBroker:
     conf: list[str] = field(default_factory=list)
 
     def is_up(self, server: str) -> bool:
-        """Whether the server accepts connections now. A server may have died after the state was recorded."""
+        """Whether the server accepts connections now: the server may have died after the state was recorded."""
         return processes.is_listening(int(self.servers[server][0].rpartition(":")[2]))
 
 
@@ -113,8 +113,8 @@ def start(request: StartRequest) -> RunningBroker:
 
 
 def _check_no_foreign_files() -> None:
-    """Raise ``LocalBrokerError`` if the folder has a file of another user, because that user could write there earlier.
-    ``LocalBroker`` checks the data folder.
+    """Raise ``LocalBrokerError`` if the folder has a file of another user, because that user once had the right to write to the
+    folder. ``LocalBroker`` checks the data folder.
     """
     if (foreign_file := folders.foreign_file_in(_folder(), (_DATA_NAME,))) is not None:
         raise _foreign_file_error(foreign_file)

@@ -304,8 +304,8 @@ def rewind(
 ) -> None:
     """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time.
 
-    The query reads the messages after the given batch again. The command removes the files of later batches, after it has
-    copied them to a backup beside FOLDER. Nothing is sent to brokers.
+    When the query is restarted, it reads all messages after the end of this batch again. The command removes the files of later
+    batches, after it has copied them to a backup beside FOLDER. Nothing is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as rewinding
     from rocketmq_spark.spark.checkpoints.files import open_folder

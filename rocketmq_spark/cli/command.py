@@ -244,7 +244,7 @@ _PAGE_FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")
 _RECIPE_PREFIX = "how-to/"
 # Pages whose tables have one row for each name.
 _PAGES_WITH_TABLES = ("errors", "options", "metrics")
-_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # such a block stands at the start of a page
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # a page may begin with this block
 _CELL_SEPARATOR = re.compile(r"(?<!\\)\|")
 
 

@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 class Target:
     """The connection options of a command. Connections open at the first use.
 
-    ``allows_query_options``: options of queries are accepted, because the command examines a query.
+    With ``allows_query_options``, options of queries are accepted, because the command examines a query.
     """
 
     given_options: dict[str, Any] = field(repr=False)
     allows_query_options: bool = False
 
     def options(self, role: str = "batch source") -> Options:
-        """Return the parsed options. Raises ``OptionError`` also for options of queries, which a command ignores."""
+        """Return the parsed options. Also raises ``OptionError`` for options that only queries have, because a command would
+        ignore them.
+        """
         from rocketmq_spark import options
 
         parsed_options = options.parse(self.settings()).for_role(role)
@@ -71,8 +73,8 @@ class Target:
 
     def in_checkpoint_scope(self, identities: Sequence[Mapping[str, object]]) -> Target:
         """Return a target with the namespace of a checkpoint's sources, and with the environment of the sources if that
-        environment has its own topics. Returns this target if the checkpoint does not record namespaces, or if its sources have
-        different namespaces or environments.
+        environment has its own topics. Returns this target unchanged if the checkpoint does not record namespaces, or if its
+        sources have different namespaces or environments.
         """
         recorded_scopes = [record for record in identities if "namespace" in record]
         scopes = [

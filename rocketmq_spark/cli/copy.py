@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Location = tuple[str, str, Environment | None]
 
 _POLL_TIMEOUT_S = 0.5
-# If the command is killed, a restart repeats the messages sent within this time, and those in flight.
+# If the command is killed, a restart repeats the messages in flight, and those sent in the last ``COMMIT_INTERVAL_S``.
 COMMIT_INTERVAL_S, MAX_IN_FLIGHT = 0.25, 256
 # The most bytes of the original messages of one batch. A larger message is sent without a batch.
 _MAX_BATCH_BYTES = 512 << 10

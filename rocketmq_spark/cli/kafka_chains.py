@@ -223,7 +223,7 @@ class Chains:
         return self._owners.setdefault(self._root_of(key), ReaderOrWriter(self.program))
 
     def _key(self, node: ast.expr) -> object:
-        """Return the union-find key of the object whose methods ``node`` calls."""
+        """Return the key of the union-find structure for the object whose methods ``node`` calls."""
         while (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)

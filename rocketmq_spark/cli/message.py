@@ -299,8 +299,8 @@ def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
 def _dead_letters(
     output: Output, target: Target, group: str, letter_filter: DeadLetterFilter
 ) -> Iterator[ReceivedMessage]:
-    """Yield dead letters. ``topic`` is the topic in which the group read the message, or the dead-letter topic if that is
-    unknown.
+    """Yield dead letters. The ``topic`` of a yielded letter is the topic in which the group read the message, or the dead-letter
+    topic if the group's topic is unknown.
     """
     from rocketmq_spark.admin.groups import similar_groups_hint
     from rocketmq_spark.base.codes import Property
@@ -345,9 +345,9 @@ def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[
     """Return a function that finds the topic in which the group read a dead letter. The function returns None if no topic, or
     several topics, are possible.
 
-    Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group.
-    A client that may write dead letters can claim any original topic. So the group must have read that topic, unless the topics
-    of the group are unknown.
+    Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group. A
+    client that may write dead letters can claim any original topic. So the original topic is returned only if the group reads it,
+    or if the topics of the group are unknown.
     """
     from rocketmq_spark.base.codes import DLQ_PREFIX
 

@@ -71,7 +71,7 @@ def spool() -> None:
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
     if os.geteuid() == folders.ROOT:
-        terminal.continue_in_child()  # needed because ``become_owner`` gives up the terminal
+        terminal.continue_in_child()  # because ``become_owner`` will give up the terminal
 
 
 @spool.command()

@@ -86,8 +86,8 @@ def _resize_options(function: Callable[..., None]) -> Callable[..., None]:
 def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
     """Add queues to a topic.
 
-    Messages stay in their queues. Hash selectors use the new queues from now on, so the messages of a key may go to another
-    queue than before.
+    Messages stay in their queues. Hash selectors use the new queues from now on, so new messages of a key may go to another queue
+    than earlier messages of this key.
     """
     from rocketmq_spark.admin import topics
 

@@ -68,7 +68,7 @@ class TopicReader:
         self._next_offsets: dict[MessageQueue, int] = {}
         self._start_offsets: Mapping[MessageQueue, int] | None = None
         self._end_offsets: Mapping[MessageQueue, int] = {}
-        # The number of offsets of each queue to read next. The number is small if the messages are large.
+        # How many offsets to read next in each queue; the number is small if the messages are large.
         self._read_ahead: dict[MessageQueue, int] = {}
         self._next_messages: dict[MessageQueue, ReceivedMessage] = {}  # the next message of each queue
         self._buffered_messages: dict[
@@ -229,13 +229,15 @@ class TopicReader:
 
 
 class BufferedAnswers:
-    """Undecoded answers of one queue, up to ``max_bytes``. Answers beyond this limit are dropped, and requested again later."""
+    """Buffers undecoded answers of one queue, up to ``max_bytes``. Answers above this limit are dropped, and requested again
+    later.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._buffered_bytes = 0
         self._answers: deque[tuple[FetchedAnswer, bytes]] = deque()
-        self._rest_start: int | None = None  # the first offset that did not fit
+        self._rest_start: int | None = None  # the first offset whose answer was dropped
 
     def add(self, fetched: FetchedAnswers, answer: FetchedAnswer) -> None:
         if (

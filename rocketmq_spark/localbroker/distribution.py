@@ -233,7 +233,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
             writing_to(cache),
             file_locked(cache / "jars" / "lock", lambda: _print(quiet, "Waiting for another download")),
         ):
-            # Such a folder was left by a killed process, because a running process would have the lock.
+            # A killed process left this folder, because a running process would hold the lock.
             for abandoned_folder in (cache / "jars").glob("fetch-*"):
                 shutil.rmtree(abandoned_folder, ignore_errors=True)
             unusable_jars = _unusable_jars(cache, sections)

@@ -142,7 +142,7 @@ class Archive:
     """The class-data archive for one class path and one JVM.
 
     The archive contains code that the JVM does not compare with the jars. So the archive is in ``folder`` only if no other user
-    may change it there; otherwise it is created in the user's own cache.
+    may change files there; otherwise the archive is in the user's own cache.
     """
 
     def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:
@@ -248,7 +248,7 @@ def _merged_class_lists(server_folders: Sequence[Path]) -> dict[str, None]:
     """Return the lines of all servers' class lists, without repetitions. Omits the last line of each list, because a server may
     still be writing that line.
 
-    Newer JVMs number the classes. These numbers are removed, because they differ between lists, and are not needed.
+    The numbers that newer JVMs give to classes are removed, because they differ between lists, and are not needed.
     """
     lines: dict[str, None] = {}
     for home in server_folders:

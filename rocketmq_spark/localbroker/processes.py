@@ -144,8 +144,8 @@ def port_in_use_error(name: str, ports: Iterable[int]) -> LocalBrokerError:
 
 
 class PortAssignments:
-    """The ports of the servers of a data folder. A server gets the requested port, or its previous port if it is free, or a new
-    port.
+    """The ports of the servers of a data folder. A server gets the requested port. Without a request, it gets its previous port
+    if this port is free, otherwise a new port.
     """
 
     def __init__(self, path: Path, requested_ports: Mapping[str, int]) -> None:

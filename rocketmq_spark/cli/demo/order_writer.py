@@ -76,8 +76,8 @@ class OrderWriter:
                 return
 
     def _send(self, count: int) -> None:
-        # A group is acknowledged before the next group gets its times. So orders arrive nearly sorted, and no order arrives
-        # late.
+        # These orders are acknowledged before the next orders get their times. So orders arrive nearly sorted by time, and none
+        # is too late for its window.
         orders = [self._orders.next() for _ in range(count)]
         futures = [self._producer.send_async(order.message(self._topic)) for order in orders]
         for order, future in zip(orders, futures, strict=True):

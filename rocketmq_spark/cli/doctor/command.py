@@ -311,7 +311,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     is_root = os.geteuid() == folders.ROOT
     owner = owner_of(folder) if is_root else folders.ROOT
     if (exposure_problem := exposure(folder, owner)) is not None:
-        # Root cannot start such a query; other users are only warned.
+        # With this problem, root cannot start the query; another user only gets a warning.
         yield (broken_finding if is_root else advice_finding)(check, *exposure_problem)
     elif owner != folders.ROOT:
         problem = f"belongs to {folders.user_text(owner)}, so root starts no query to RocketMQ with it"

@@ -114,7 +114,7 @@ def advertised_address_findings(address: str, errors: Mapping[str, RocketMQError
             continue
         text = f"advertises {address}, which cannot be reached from here"
         yield _unreachable_finding(check, text, error, tls, error.remedy or CHECK_PROXY_REMEDY)
-        return  # the error is the same for the other brokers behind this address
+        return  # the other brokers behind this address have the same error
 
 
 def unchecked_addresses_finding(error: RocketMQError) -> Finding:
@@ -402,7 +402,7 @@ def retention_finding(reader: str, rows: Sequence[QueueLag], retention_ms: int |
             f"{reader.partition(' ')[2]} --to earliest --yes",
         )
     remedy = "Raise fileReservedTime, or read faster"
-    if reader.startswith("checkpoint "):  # members of a group continue at the first message that is kept
+    if reader.startswith("checkpoint "):  # a group needs no option: it skips removed messages
         remedy += "; to continue after removed messages, start the query once with failOnDataLoss=warn"
     if totals.lost:
         return broken_finding(reader, f"{totals.lost} messages were removed before they were read", remedy)
