@@ -64,8 +64,7 @@ class Copier:
     """Sends copies of messages, and commits the offsets behind acknowledged messages. ``stop`` ends a pause.
 
     The messages of a source queue go to one queue. Messages with a sharding key go to the queue that the hash of the key selects.
-    A batch contains messages for one queue, and is acknowledged before the next batch is sent. This keeps the order of
-    messages.
+    To keep the order of messages, a batch contains messages for one queue, and is acknowledged before the next batch is sent.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop: Latch) -> None:
@@ -154,9 +153,9 @@ class Copier:
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of the destination that gets the copies of a source queue. This is the queue with the same broker name and
-    id. If there is no such queue, a number that is computed from broker name and id selects a queue. Other source queues do not
-    influence the result, so it stays the same if one of them is missing in the route.
+    """Return the queue of the destination that gets the copies of a source queue: the queue with the same broker name and id. If
+    the destination has no queue with this broker name and id, a number that is computed from both selects a queue. Other source
+    queues do not influence the result, so it stays the same if one of them is missing in the route.
     """
     broker_and_id = source.broker_name, source.queue_id
     queue_number = zlib.crc32(source.broker_name.encode()) + source.queue_id

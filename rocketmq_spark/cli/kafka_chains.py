@@ -63,7 +63,7 @@ class CallChain:
         return {name for name, _ in self.calls}
 
     def formats(self, program: PythonProgram) -> list[ast.expr | None]:
-        """Return the expressions of the format. An entry is None if the program does not show the value of the option."""
+        """Return the expressions of the format. An expression that the program does not show is None."""
         formats: list[ast.expr | None] = []
         for name, call in self.calls:
             if name == "format":

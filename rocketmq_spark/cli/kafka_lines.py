@@ -61,7 +61,7 @@ _REPLACEMENT_BY_MODULE = {
 _MAGIC_PREFIX = re.compile(r"^(?:#|--|//) MAGIC(?: |$)", re.MULTILINE)
 _MAGIC_CELL = re.compile(r"(?:^# MAGIC(?: .*)?$\n?)+", re.MULTILINE)
 _MARKDOWN_CELL = re.compile(r"\s*%%?(?:md|markdown)\b")
-# Lines of a notebook's cell for IPython or a shell. A backslash at the end continues such a line.
+# Lines of a notebook's cell for IPython or a shell. A backslash at the end of a line continues the line.
 _LINE_MAGIC = re.compile(r"^([^\S\n]*)[%!](?:.*\\\n)*.*", re.MULTILINE)
 # What ``ast.parse`` and ``json.loads`` raise for texts that they cannot parse, or that are nested too deeply.
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -84,7 +84,9 @@ def port_report(name: str, text: str | bytes) -> PortReport:
 
 
 def _magic_cells(text: str) -> Iterator[str]:
-    """Yield the cells of a Databricks notebook in other languages, each after empty lines, so that its line numbers stay."""
+    """Yield the cells of a Databricks notebook in other languages, each after empty lines, so that its lines keep their
+    numbers.
+    """
     text = text.replace("\r\n", "\n")
     for part in _MAGIC_CELL.finditer(text):
         plain_text = _MAGIC_PREFIX.sub("", part[0])
@@ -94,7 +96,7 @@ def _magic_cells(text: str) -> Iterator[str]:
 
 def _parse_program(text: str | bytes) -> ast.Module:
     try:
-        return ast.parse(text)  # bytes may declare their encoding
+        return ast.parse(text)  # ``text`` may be bytes that declare their encoding
     except SyntaxError as e:
         if "'utf-8' codec" in e.msg:
             e.msg += ": save the file as UTF-8, or name its encoding in the first line"
@@ -135,12 +137,12 @@ def _notebook_report(text: str) -> PortReport:
 
 def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
     """Return the parsed cell without its line magics, and the line magics. The parsed cell is None if the cell is not Python.
-    Each line magic follows empty lines, so that its line number stays.
+    Each line magic follows empty lines, so that it keeps its line number.
     """
     if cell.lstrip().startswith("%%"):
         return None, []
     with contextlib.suppress(*PARSE_ERRORS):
-        return ast.parse(cell), []  # a line may begin with the operator ``%``
+        return ast.parse(cell), []  # in Python, too, a line may begin with ``%``
     line_magics = ["\n" * cell.count("\n", 0, part.start()) + part[0] for part in _LINE_MAGIC.finditer(cell)]
     with contextlib.suppress(*PARSE_ERRORS):
         return ast.parse(_LINE_MAGIC.sub(lambda part: f"{part[1]}pass" + "\n" * part[0].count("\n"), cell)), line_magics

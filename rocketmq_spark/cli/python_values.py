@@ -437,7 +437,9 @@ class PythonProgram:
         return constructors
 
     def _is_object(self, node: ast.expr) -> bool:
-        """Whether a name is a class of the program, or an object of such a class, whose methods may be named as Spark's."""
+        """Whether a name is a class of the program, or an object of one. A class of the program may have methods with the names
+        of Spark's methods.
+        """
         if not isinstance(node, ast.Name):
             return False
         if node.id in ("self", "cls"):

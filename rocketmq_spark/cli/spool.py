@@ -79,7 +79,7 @@ def spool() -> None:
 @click.option("--records", is_flag=True, help="Also show each record: when it is due, how often it failed, and why.")
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
-    """Show the state of the spools in FOLDER. Processes may use the spools meanwhile.
+    """Show the state of the spools in FOLDER. Processes may use the spools while the command runs.
 
     The exit code is 1 if a damaged folder could not be read completely.
     """
@@ -275,10 +275,10 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     """Copy the spools in FOLDER, also those of other users, into the new folder COPY.
 
     COPY must not exist; it belongs to you alone. A process with the rights of the owner reads FOLDER. Each entry is checked and
-    written into a new database, so 'spool export' of the copy shows what 'spool send' sends from the copy. FOLDER does not
-    change: no process may use it meanwhile, and its owner deletes it when the copy is sent. COPY is a spool if FOLDER is a spool
-    without other spools in it; otherwise COPY contains the spools worker-1, worker-2 and so on. The exit code is 1 if not
-    everything could be copied.
+    written into a new database, so 'spool export' of the copy shows what 'spool send' sends from the copy. The command does not
+    change FOLDER, and no process may use FOLDER while the command runs. The owner of FOLDER deletes it after the copy is sent.
+    COPY is a spool if FOLDER is a spool without other spools in it; otherwise COPY contains the spools worker-1, worker-2 and so
+    on. The exit code is 1 if not everything could be copied.
     """
     from rocketmq_spark.delay.envelope_records import COPY_RULES
     from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder

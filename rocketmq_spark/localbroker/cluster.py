@@ -45,8 +45,8 @@ class LocalBroker(Closeable):
             Without ``data``, the data is in a temporary folder that is deleted at the end.
         proxy: Whether to run a Proxy, too, or the fields of its ``rmq-proxy.json`` by name. With ``tlsCertPath`` and
             ``tlsKeyPath``, the Proxy accepts only TLS. With ``proxyMode`` ``LOCAL``, it runs in the process of the only broker,
-            as ``mqbroker --enable-proxy`` starts it. Clients of such a Proxy can use only the gRPC port, and only groups that
-            exist.
+            as ``mqbroker --enable-proxy`` starts it. Clients of a ``LOCAL`` Proxy can use only the gRPC port, and only groups
+            that exist.
         queues: Default number of queues on each broker for topics that ``create_topic`` creates.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.

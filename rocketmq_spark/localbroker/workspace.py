@@ -85,7 +85,7 @@ def _check_data_folder(data: Path) -> None:
 
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one, because that user could change
     the configuration of the servers, or replace files by links. Also raises ``LocalBrokerError`` if others may have moved a
-    folder to the name of such a file.
+    folder to the name of one of these files.
     """
     folders.make_folders(data)
     problem = _data_folder_problem(data)

@@ -349,7 +349,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
 
 
 def check_exactly_once(target: Target, subject: Subject) -> Finding:
-    """Check whether a sink can write the topics exactly once. This runs the checks that a sink runs in its first batch."""
+    """Check whether a sink can write the topics exactly once, with the checks that a sink makes in its first batch."""
     from rocketmq_spark import options as options_table
     from rocketmq_spark.spark.checkpoints import batch_notes, files
     from rocketmq_spark.spark.sink import exactly_once, exactly_once_checks
