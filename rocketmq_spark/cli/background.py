@@ -52,7 +52,7 @@ class RunningBroker:
     conf: list[str] = field(default_factory=list)
 
     def is_up(self, server: str) -> bool:
-        """Whether the server accepts connections now. A server may have died after the state was recorded."""
+        """Whether the server accepts connections now: the server may have died after the state was recorded."""
         return processes.is_listening(int(self.servers[server][0].rpartition(":")[2]))
 
 
@@ -113,8 +113,8 @@ def start(request: StartRequest) -> RunningBroker:
 
 
 def _check_no_foreign_files() -> None:
-    """Raise ``LocalBrokerError`` if the folder has a file of another user, because that user could write there earlier.
-    ``LocalBroker`` checks the data folder.
+    """Raise ``LocalBrokerError`` if the folder has a file of another user, because that user once had the right to write to the
+    folder. ``LocalBroker`` checks the data folder.
     """
     if (foreign_file := folders.foreign_file_in(_folder(), (_DATA_NAME,))) is not None:
         raise _foreign_file_error(foreign_file)
@@ -134,7 +134,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
     package_root = str(Path(rocketmq_spark.__file__).parent.parent)
     arguments = python_call("-P", "-m", __name__, str(write_fd), import_first=[package_root])
     if distribution.CACHE_VARIABLE in arguments["env"]:
-        # The value may be a path relative to the folder of this process.
+        # A relative path in the variable is relative to the folder of this process.
         arguments["env"][distribution.CACHE_VARIABLE] = str(distribution.cache_folder())
     with open(read_fd, encoding="utf-8") as answers:
         child = subprocess.Popen(
@@ -157,7 +157,7 @@ def _spawn(request: StartRequest, log: IO[str]) -> RunningBroker:
         child.wait()
         reason = answer.get("message") or f"The local broker ended while starting; see {log_path()}"
         raise LocalBrokerError(reason, remedy=answer.get("remedy"))
-    child.returncode = 0  # the process continues to run: this prevents a ResourceWarning when ``child`` is deleted
+    child.returncode = 0  # prevents a ResourceWarning about the process, which continues to run
     return broker
 
 
@@ -241,7 +241,7 @@ def _run(answers: IO[str], request: StartRequest) -> None:
             return
         print(json.dumps({"ready": True}), file=answers)
         answers.close()
-        Latch().wait()  # unlike signal.pause(), this wait also ends if the signal came just before it
+        Latch().wait()  # unlike signal.pause(), this wait also ends if the signal came just before the wait
 
 
 def _servers(request: StartRequest) -> LocalBroker:
@@ -278,7 +278,7 @@ def _lock() -> Iterator[None]:
     with open(folders.open_private(_path("lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
         while not folders.try_lock(lock):  # a status command may hold the lock for a moment
             if deadline.expired:
-                raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", lock.name)
+                raise BlockingIOError(errno.EWOULDBLOCK, "another process holds the lock", lock.name)
             deadline.pause(_PAUSE_S)
         yield
 

@@ -144,7 +144,9 @@ def logs(output: Output, name: str, lines: int) -> None:
 
 
 def _start_command(broker_state: RunningBroker) -> str:
-    """The command that starts the same broker again. The data folder does not store the names in --conf."""
+    """The command that starts the same broker again. It includes the names of the settings in --conf, because the data folder
+    does not store these settings.
+    """
     from rocketmq_spark.cli import background
 
     words = ["rocketmq-spark", "broker", "start"]

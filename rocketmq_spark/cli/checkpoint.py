@@ -171,9 +171,9 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
     No problem: read (nothing new), behind, and new (the query will read the queue from its beginning).
 
-    Data loss: lost (messages were deleted before the query read them), made again (it is certain that the topic was deleted and
-    created again), went back (the queue ends before the query's position, for that reason or because the broker lost messages),
-    and gone (the topic or the queue does not exist).
+    Data loss: lost (messages were deleted before the query read them), made again (the topic was certainly deleted and created
+    again), went back (the queue ends before the query's position: the broker lost messages, or the topic was created again), and
+    gone (the topic or the queue does not exist).
 
     No loss, but not readable now: not registered (the broker is down) and unknown (the broker does not answer).
 
@@ -304,8 +304,8 @@ def rewind(
 ) -> None:
     """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time.
 
-    The query reads the messages after the given batch again. The command removes the files of later batches, after it has
-    copied them to a backup beside FOLDER. Nothing is sent to brokers.
+    When the query is restarted, it reads all messages after the end of this batch again. The command removes the files of later
+    batches, after it has copied them to a backup beside FOLDER. Nothing is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as rewinding
     from rocketmq_spark.spark.checkpoints.files import open_folder

@@ -52,7 +52,7 @@ class CliCommand(click.Command):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt as interrupt:
-            for note in getattr(interrupt, "__notes__", ()):  # name the brokers that have applied a change
+            for note in getattr(interrupt, "__notes__", ()):  # the notes name the brokers that have applied a change
                 output.note(note)
             ctx.exit(INTERRUPTED)
         except Exception as error:
@@ -67,7 +67,7 @@ class CliCommand(click.Command):
 
 
 class SendingCommand(CliCommand):
-    """A command that sends messages while it prints. When it can no longer print, messages are still unsent."""
+    """A command that sends messages while it prints. If it can no longer print, it has failed, because it also stops sending."""
 
     broken_pipe_exit_code = 1
 
@@ -244,7 +244,7 @@ _PAGE_FOLDERS = (_PACKAGE / "pages", _PACKAGE.parent / "docs")
 _RECIPE_PREFIX = "how-to/"
 # Pages whose tables have one row for each name.
 _PAGES_WITH_TABLES = ("errors", "options", "metrics")
-_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # such a block stands at the start of a page
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # a page may begin with this block
 _CELL_SEPARATOR = re.compile(r"(?<!\\)\|")
 
 

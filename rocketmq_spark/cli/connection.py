@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 class Target:
     """The connection options of a command. Connections open at the first use.
 
-    ``allows_query_options``: options of queries are accepted, because the command examines a query.
+    With ``allows_query_options``, options of queries are accepted, because the command examines a query.
     """
 
     given_options: dict[str, Any] = field(repr=False)
     allows_query_options: bool = False
 
     def options(self, role: str = "batch source") -> Options:
-        """Return the parsed options. Raises ``OptionError`` also for options of queries, which a command ignores."""
+        """Return the parsed options. Also raises ``OptionError`` for options that only queries have, because a command would
+        ignore them.
+        """
         from rocketmq_spark import options
 
         parsed_options = options.parse(self.settings()).for_role(role)
@@ -71,8 +73,8 @@ class Target:
 
     def in_checkpoint_scope(self, identities: Sequence[Mapping[str, object]]) -> Target:
         """Return a target with the namespace of a checkpoint's sources, and with the environment of the sources if that
-        environment has its own topics. Returns this target if the checkpoint does not record namespaces, or if its sources have
-        different namespaces or environments.
+        environment has its own topics. Returns this target unchanged if the checkpoint does not record namespaces, or if its
+        sources have different namespaces or environments.
         """
         recorded_scopes = [record for record in identities if "namespace" in record]
         scopes = [
@@ -135,7 +137,7 @@ class Target:
 
 
 _SPARK_ROLES = frozenset({"stream source", "batch source", "sink"})
-# Hints for options of queries that a command replaces.
+# Hints for options that only queries have: what to give a command instead, by field.
 _COMMAND_HINTS = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
 # Options of a source that also apply to commands, because commands read messages as a source does.
 _READ_FIELDS = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
@@ -144,8 +146,8 @@ _SCOPE_OPTIONS = ("namespace", *ENVIRONMENT_OPTIONS)
 
 
 def _topic_environment_options(record: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of a recorded environment that has its own topics. Other environments need no options, because the
-    recorded positions name their queues.
+    """Return the options of a recorded environment that has its own topics. An environment that shares topics needs no options,
+    because the recorded positions name its queues.
     """
     has_suffix = record.get("environmentMode") == "suffix" and "environment" in record
     return {"environment": record["environment"], "environmentMode": "suffix"} if has_suffix else {}

@@ -47,14 +47,13 @@ if TYPE_CHECKING:
     Location = tuple[str, str, Environment | None]
 
 _POLL_TIMEOUT_S = 0.5
-# If the command is killed, a restart repeats the messages sent within this time, and those in flight.
+# If the command is killed, a restart repeats the messages in flight, and those sent in the last ``COMMIT_INTERVAL_S``.
 COMMIT_INTERVAL_S, MAX_IN_FLIGHT = 0.25, 256
-# The most bytes of the original messages of one batch. A larger message is sent alone, because the limit of single messages is
-# higher.
+# The most bytes of the original messages of one batch. A larger message is sent without a batch.
 _MAX_BATCH_BYTES = 512 << 10
 # The interval of the checks whether the group has reached the end, while messages arrive.
 _END_CHECK_INTERVAL_S = 1.0
-# The command does not wait if the pause that the rate requires is shorter.
+# The command skips a pause that is not longer than this.
 _MIN_PAUSE_S = 0.01
 # With ``--rate``, the command may catch up for at most this many seconds in which it had no messages.
 _MAX_CREDIT_S = 1.0
@@ -65,8 +64,7 @@ class Copier:
     """Sends copies of messages, and commits the offsets behind acknowledged messages. ``stop`` ends a pause.
 
     The messages of a source queue go to one queue. Messages with a sharding key go to the queue that the hash of the key selects.
-    A batch contains messages for one queue, and is acknowledged before the next batch is sent. This keeps the order of
-    messages.
+    To keep the order of messages, a batch contains messages for one queue, and is acknowledged before the next batch is sent.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, arguments: dict[str, Any], stop: Latch) -> None:
@@ -80,9 +78,9 @@ class Copier:
         self.copied_count = self.skipped_count = self.spooled_count = 0
 
     def send(self, polled: PolledMessages, limit: int | None = None) -> int:
-        """Send copies of the messages of one queue, in order. Returns how many messages were copied or skipped. Ends early if
-        the command stops. Also ends early if the queue was revoked, because the rest of the messages belong to the next owner,
-        which may be this command.
+        """Send copies of the messages of one queue, in order. Returns how many messages were copied or skipped. Ends early if the
+        command stops, or if the queue was revoked. The next owner of a revoked queue, which may be this command, gets the rest of
+        the messages.
         """
         rate, done_count = self._arguments["rate"], 0
         for chunk in chunks(
@@ -100,8 +98,8 @@ class Copier:
         return done_count
 
     def _pace(self, duration_s: float) -> None:
-        """Wait until the rate allows the next messages, for which the rate reserves ``duration_s``. Idle time counts for at most
-        a second.
+        """Wait until the rate allows the next messages, and reserve ``duration_s`` for them. After idle time, the command sends
+        at most one second's messages without a pause.
         """
         self._next_send_s = max(self._next_send_s, time.monotonic() - _MAX_CREDIT_S)
         while not self._stop.is_set() and (early_s := self._next_send_s - time.monotonic()) > _MIN_PAUSE_S:
@@ -130,7 +128,7 @@ class Copier:
         except _BAD_MESSAGE_ERRORS as e:
             if len(messages) == 1:
                 self._skip_or_raise(messages[0], e)
-            else:  # find the bad message; nothing was stored, because a broker stores a batch as a whole
+            else:  # none was stored, because a broker stores a batch as a whole: send each message alone
                 for message in messages:
                     self._send_to(queue, [message])
 
@@ -155,9 +153,9 @@ class Copier:
 
 
 def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of the destination that gets the copies of a source queue. This is the queue with the same broker name and
-    id. If there is no such queue, a number that is computed from broker name and id selects a queue. The result does not depend
-    on other source queues, because a queue is missing in the route while its broker is down.
+    """Return the queue of the destination that gets the copies of a source queue: the queue with the same broker name and id. If
+    the destination has no queue with this broker name and id, a number that is computed from both selects a queue. Other source
+    queues do not influence the result, so it stays the same if one of them is missing in the route.
     """
     broker_and_id = source.broker_name, source.queue_id
     queue_number = zlib.crc32(source.broker_name.encode()) + source.queue_id
@@ -259,7 +257,7 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
     source_target, group = target.for_role("batch source"), arguments["group"]
     offsets_before = copied_offsets(
         source_target, group, source
-    )  # must be read before a new group gets its start offsets
+    )  # read before ``subscribed_consumer``, which stores start offsets
     with subscribed_consumer(target, source, arguments) as consumer, destination_target.producer() as producer:
         changes = remapped_queues(list(offsets_before), producer.queues(destination))
         if changes := {queue: old_and_new for queue, old_and_new in changes.items() if offsets_before[queue]}:
@@ -274,13 +272,15 @@ def copy(output: Output, /, target: Target, **arguments: Any) -> None:
 
 
 def _is_same_location(source: set[Location], destination: set[Location]) -> bool:
-    """Whether two locations are the same. A location without an environment is in all environments."""
+    """Whether a location of the source is also a location of the destination. A location without an environment matches the same
+    location in every environment.
+    """
     return any(a[:2] == b[:2] and (a[2] == b[2] or None in (a[2], b[2])) for a in source for b in destination)
 
 
 def _locations(target: Target, topic: str) -> set[Location]:
-    """The addresses of a topic's brokers, each with the topic's name on brokers and the environment. All spellings of a topic
-    have the same locations.
+    """Return the locations of a topic: for each address of its brokers, the address, the topic's name on the wire, and the
+    environment. All spellings of a topic have the same locations.
     """
     from rocketmq_spark.queues.environment import environment_of
 
@@ -294,12 +294,12 @@ def _locations(target: Target, topic: str) -> set[Location]:
 
 
 def _destination_target(target: Target, arguments: dict[str, Any]) -> Target:
-    """The target of the copies: the cluster of the source, with the options of the source that a producer has, too, or another
-    cluster. Source and destination are in the same environment, because environments share the queues of the destination, too;
-    ``environment=`` means no environment.
+    """The target of the copies: another cluster, or the cluster of the source with those of its options that a producer has. By
+    default, copies go to the environment of the source, because environments share the queues of the destination, too. The option
+    ``environment=`` chooses no environment.
 
     Raises ``OptionError`` if messages that are read with TLS would be sent in plain text without an explicit option. Also raises
-    ``OptionError`` for a Proxy, because copies name their queues, and a Proxy rejects such messages.
+    ``OptionError`` for a Proxy, because a Proxy rejects messages that name their queue, as copies do.
     """
     from rocketmq_spark import options
     from rocketmq_spark.options.transport import features
@@ -432,7 +432,7 @@ def _has_reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> b
                 f"{queue} ended at {end} when the copy began, and now {now_text}: its topic was created again, or "
                 "has fewer queues",
                 topic=queue.topic,
-                remedy="Its other messages up to then are not copied. To copy what is there now, run the command again",
+                remedy="The copy may lack messages of this queue. To copy the messages that are there now, run the command again",
             )
     return False
 

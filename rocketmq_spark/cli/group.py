@@ -189,7 +189,7 @@ def _parse_target(ctx: click.Context, param: click.Parameter, value: str) -> Off
         return queue_offsets(value) if value.lstrip().startswith("{") else start_or_time(value)
     except ValueError as e:
         raise click.BadParameter(
-            f'{value!r} is not {e}, and JSON such as {{"orders":{{"broker-a":{{"0":17}}}}}}'
+            f'{value!r} is not {e}. Offsets are JSON such as {{"orders":{{"broker-a":{{"0":17}}}}}}'
         ) from e
 
 

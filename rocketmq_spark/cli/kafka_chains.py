@@ -63,7 +63,7 @@ class CallChain:
         return {name for name, _ in self.calls}
 
     def formats(self, program: PythonProgram) -> list[ast.expr | None]:
-        """Return the expressions of the format. An entry is None if the program does not show the value of the option."""
+        """Return the expressions of the format. An expression that the program does not show is None."""
         formats: list[ast.expr | None] = []
         for name, call in self.calls:
             if name == "format":
@@ -151,7 +151,7 @@ class Chains:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
-        self._united_functions: set[Function] = set()  # the functions whose results were united before
+        self._united_functions: set[Function] = set()  # the functions whose results have been united
         self.chains: list[CallChain] = []
         self._chain_by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []
@@ -223,7 +223,7 @@ class Chains:
         return self._owners.setdefault(self._root_of(key), ReaderOrWriter(self.program))
 
     def _key(self, node: ast.expr) -> object:
-        """Return the union-find key of the object whose methods ``node`` calls."""
+        """Return the key of the union-find structure for the object whose methods ``node`` calls."""
         while (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -283,7 +283,7 @@ class KafkaChains:
         self._program = chains.program
         self._chains = chains
         self.format_constants: set[ast.Constant] = set()  # the texts that are used as formats
-        self.explained_options: set[tuple[int, str]] = set()  # line and name
+        self.explained_options: set[tuple[int, str]] = set()  # the line and the name of each option
 
     def findings(self, tree: ast.Module) -> Iterator[KafkaFinding]:
         nodes = set(ast.walk(tree))

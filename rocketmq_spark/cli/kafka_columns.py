@@ -85,7 +85,7 @@ def _hint_without_option(kafka_column: str, is_read: bool) -> str:
 def _frame_calls(
     tree: ast.Module, reads: Callable[[ast.expr], bool], written_nodes: Container[ast.expr]
 ) -> Iterator[tuple[ast.Call, bool]]:
-    """Yield each call of a method of a frame that is read, and each call of ``written_nodes``; also whether the frame is read."""
+    """Yield each call of a method of a frame that is read, with True, and each other call of ``written_nodes``, with False."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=frame)):

@@ -16,7 +16,7 @@ class Frames:
         self._program = chains.program
         self._chains = chains
         self._format = format
-        self._result_by_key: dict[object, bool | None] = {}  # by variable and function
+        self._result_by_key: dict[object, bool | None] = {}  # a key stands for a variable or a function
         # The origin of a chain, by each node from the end of the chain to its origin.
         self._origins: dict[ast.expr, ast.expr] = {}
         self._examined_keys: set[object] = set()

@@ -61,7 +61,7 @@ _REPLACEMENT_BY_MODULE = {
 _MAGIC_PREFIX = re.compile(r"^(?:#|--|//) MAGIC(?: |$)", re.MULTILINE)
 _MAGIC_CELL = re.compile(r"(?:^# MAGIC(?: .*)?$\n?)+", re.MULTILINE)
 _MARKDOWN_CELL = re.compile(r"\s*%%?(?:md|markdown)\b")
-# Lines of a notebook's cell for IPython or a shell. A backslash at the end continues such a line.
+# Lines of a notebook's cell for IPython or a shell. A backslash at the end of a line continues the line.
 _LINE_MAGIC = re.compile(r"^([^\S\n]*)[%!](?:.*\\\n)*.*", re.MULTILINE)
 # What ``ast.parse`` and ``json.loads`` raise for texts that they cannot parse, or that are nested too deeply.
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -84,7 +84,9 @@ def port_report(name: str, text: str | bytes) -> PortReport:
 
 
 def _magic_cells(text: str) -> Iterator[str]:
-    """Yield the cells of a Databricks notebook in other languages, each after empty lines, so that its line numbers stay."""
+    """Yield the cells of a Databricks notebook in other languages, each after empty lines, so that its lines keep their
+    numbers.
+    """
     text = text.replace("\r\n", "\n")
     for part in _MAGIC_CELL.finditer(text):
         plain_text = _MAGIC_PREFIX.sub("", part[0])
@@ -94,7 +96,7 @@ def _magic_cells(text: str) -> Iterator[str]:
 
 def _parse_program(text: str | bytes) -> ast.Module:
     try:
-        return ast.parse(text)  # bytes may declare their encoding
+        return ast.parse(text)  # ``text`` may be bytes that declare their encoding
     except SyntaxError as e:
         if "'utf-8' codec" in e.msg:
             e.msg += ": save the file as UTF-8, or name its encoding in the first line"
@@ -135,12 +137,12 @@ def _notebook_report(text: str) -> PortReport:
 
 def _parse_cell(cell: str) -> tuple[ast.Module | None, list[str]]:
     """Return the parsed cell without its line magics, and the line magics. The parsed cell is None if the cell is not Python.
-    Each line magic follows empty lines, so that its line number stays.
+    Each line magic follows empty lines, so that it keeps its line number.
     """
     if cell.lstrip().startswith("%%"):
         return None, []
     with contextlib.suppress(*PARSE_ERRORS):
-        return ast.parse(cell), []  # a line may begin with the operator ``%``
+        return ast.parse(cell), []  # in Python, too, a line may begin with ``%``
     line_magics = ["\n" * cell.count("\n", 0, part.start()) + part[0] for part in _LINE_MAGIC.finditer(cell)]
     with contextlib.suppress(*PARSE_ERRORS):
         return ast.parse(_LINE_MAGIC.sub(lambda part: f"{part[1]}pass" + "\n" * part[0].count("\n"), cell)), line_magics
@@ -180,7 +182,7 @@ def _other_findings(tree: ast.Module, program: PythonProgram, kafka_chains: Kafk
                 yield from _dictionary_findings(node, program, kafka_chains)
             case ast.Assign(targets=[ast.Subscript(value=dictionary, slice=key)], value=value):
                 variable, _ = program.bindings(dictionary)
-                if variable not in checked_dictionaries:  # a dictionary may have a thousand such lines
+                if variable not in checked_dictionaries:  # a thousand lines may set items of a dictionary
                     checked_dictionaries.add(variable)
                     yield from _dictionary_findings(dictionary, program, kafka_chains)
                 yield from _dictionary_findings(ast.Dict([key], [value]), program, kafka_chains)
@@ -212,7 +214,7 @@ def _built_sql_findings(
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
     findings = [finding for text in texts for finding in sql_findings(text, line_node.lineno)]
     seen_nodes.update(parts)
-    if findings:  # otherwise each part is searched separately
+    if findings:  # without findings, each part is searched separately
         seen_nodes.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
     yield from findings
 

@@ -128,7 +128,7 @@ def _partition_replacements(setting: Setting) -> Iterator[str]:
 def _numbers_partitions(text: str) -> bool:
     """Whether a value of ``PARTITION_OPTIONS`` names partitions as Kafka does: by number, without a broker."""
     try:
-        value = json.loads(text, strict=False)  # UNKNOWN is a control character
+        value = json.loads(text, strict=False)  # ``strict`` would reject UNKNOWN, a control character
     except ValueError:
         return bool(_PARTITION_NUMBER.search(text))
     queues = value.values() if isinstance(value, dict) else ()

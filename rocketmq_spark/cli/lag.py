@@ -87,8 +87,8 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     If a broker is unavailable, --checkpoint shows '-' (JSON: null) for the queues of that broker and exits with 1; --group fails,
     because the brokers store the offsets of a group.
 
-    If a queue ends before the position of the group or query, its lag is unknown: its topic was created again, or its broker
-    lost messages. In this case, the exit code is 1, too.
+    If a queue ends before the position of the group or query, its lag is unknown: its topic was created again, or its broker lost
+    messages. The exit code is also 1 if a queue ends before the position of the group or query.
     """
     from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus, went_back_count
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class LagSnapshot(NamedTuple):
     """The lag of a reader at ``now_ms`` (epoch ms). ``reader`` is ``{"group": …}`` or ``{"checkpoint": …, "batchId": …}``.
 
-    ``rows_before`` has the rows of the previous snapshot, which is ``elapsed_s`` old; rates are computed from both.
+    ``rows_before`` has the rows of the previous snapshot, which was taken ``elapsed_s`` before this one. Rates are computed from
+    the difference.
     """
 
     reader: Mapping[str, object]

@@ -125,8 +125,8 @@ def resend(
     and is skipped, unless --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does not
     exist, are reported and skipped. If no broker accepts a dead letter, the command fails: run the command again later. The
     command ignores onSendFailure=spool, because the next command would not find messages that wait in a spool, and would send
-    them again. The topic is unknown if GROUP reads both a topic and the dead letters of another group from that topic:
-    --to-topic then names the topic.
+    them again. If GROUP also reads the dead-letter topic of another group, the topic of a letter may be unknown: name it with
+    --to-topic.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -238,7 +238,7 @@ def _resend(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | Roc
     key = letter.properties.get(Property.SHARDING_KEY)
     try:
         return producer.send(_new_message(letter), selector="hash" if key else None, arg=key or None)
-    except RouteNotFound as e:  # no queue of this topic is writable, but other topics may have writable queues
+    except RouteNotFound as e:  # not raised, because letters of other topics can still be resent
         return e
     except RocketMQError as e:
         if e.retriable:
@@ -299,8 +299,8 @@ def _resend_finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
 def _dead_letters(
     output: Output, target: Target, group: str, letter_filter: DeadLetterFilter
 ) -> Iterator[ReceivedMessage]:
-    """Yield dead letters. ``topic`` is the topic in which the group read the message, or the dead-letter topic if that is
-    unknown.
+    """Yield dead letters. The ``topic`` of a yielded letter is the topic in which the group read the message, or the dead-letter
+    topic if the group's topic is unknown.
     """
     from rocketmq_spark.admin.groups import similar_groups_hint
     from rocketmq_spark.base.codes import Property
@@ -345,9 +345,9 @@ def _read_topic_finder(output: Output, target: Target, group: str) -> Callable[[
     """Return a function that finds the topic in which the group read a dead letter. The function returns None if no topic, or
     several topics, are possible.
 
-    Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group.
-    A client that may write dead letters can claim any original topic. So the group must have read that topic, unless the topics
-    of the group are unknown.
+    Brokers record only the original topic of a message, even if the group read it in the dead-letter topic of another group. A
+    client that may write dead letters can claim any original topic. So the original topic is returned only if the group reads it,
+    or if the topics of the group are unknown.
     """
     from rocketmq_spark.base.codes import DLQ_PREFIX
 

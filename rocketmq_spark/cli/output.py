@@ -28,7 +28,7 @@ _CONTROL_CHARACTER = re.compile(f"[{CONTROL_CHARACTERS}]")
 
 
 class Output(Protocol):
-    """A format of output. ``is_for_programs``: programs read the output, so commands must not draw."""
+    """A format of output. If ``is_for_programs``, programs read the output, so commands must not draw pictures."""
 
     is_for_programs: bool
 
@@ -49,7 +49,7 @@ class Output(Protocol):
 
 
 class Text:
-    """For people."""
+    """Output for people, as text."""
 
     is_for_programs = False
 
@@ -72,7 +72,7 @@ class Text:
 
 
 class Json:
-    """For programs: each result is an object on a separate line."""
+    """Output for programs: each result is a JSON object on a separate line."""
 
     is_for_programs = True
 

@@ -200,7 +200,9 @@ def _orders(topic: str, rate: float, count: int | None, stop: Latch) -> Iterator
 
 
 def _check_topic(target: Target, topic: str) -> None:
-    """Check that the topic exists. The error suggests similar names. Otherwise brokers might create the topic."""
+    """Check that the topic exists, because brokers might create a missing topic. For a missing topic, the error suggests similar
+    names.
+    """
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.wire.names import topic_problem
 
@@ -257,7 +259,7 @@ def _send_all(producer: BaseProducer, messages: Iterable[Message], report: SendR
 
     def report_finished(max_unacknowledged: int) -> None:
         while unacknowledged and (unacknowledged[0].done() or len(unacknowledged) > max_unacknowledged):
-            # The future is removed after this wait, because Ctrl-C may interrupt it.
+            # The future is removed only after ``result()``, because Ctrl-C may interrupt ``result()``.
             result = unacknowledged[0].result()
             unacknowledged.popleft()
             report.add_acknowledged(result)

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 # A value that the program's text does not show. Within a string, this character is an unknown part.
 UNKNOWN = "\0"
-# Beyond these limits, a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
+# The limits of an expression: its values, the steps to compute them, and the steps for all expressions of a program. Beyond a
+# limit, the value of the expression is UNKNOWN.
 _MAX_VALUES, _MAX_STEPS, _MAX_TOTAL_STEPS = 32, 5_000, 300_000
-# Beyond these limits, a value is UNKNOWN, too: characters of a computed string; items of a computed list; values in computed
-# JSON. One step may double each of these numbers.
+# The limits of a computed value: the characters of a string, the items of a list, the values in JSON. Beyond its limit, a value
+# is UNKNOWN. One step of the computation may double the size of a value.
 _MAX_TEXT_CHARS, _MAX_LIST_ITEMS, _MAX_JSON_VALUES = 100_000, 1_000, 10_000
-_MAX_TOTAL_CHARS = 20_000_000  # a value is UNKNOWN, too, if the strings of all expressions have more characters
+_MAX_TOTAL_CHARS = 20_000_000  # the limit of characters in the strings of all expressions
 # The maximum depth of nested expressions, for which Python's stack has room.
 _MAX_DEPTH = 100
 # Calls that copy an object and change attributes.
@@ -71,7 +72,7 @@ class Parameter(NamedTuple):
     default: ast.expr | None
 
 
-# What a name is bound to. None means a value that the program does not show, such as an import.
+# What a name is bound to; None stands for a value that the program does not show, such as an import.
 Binding = ast.expr | UnpackedItem | Parameter | Function | ast.ClassDef | None
 
 
@@ -105,21 +106,21 @@ class PythonProgram:
     def __init__(self, trees: Iterable[ast.Module]) -> None:
         self.module_scope = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
-        self._attributes: dict[str, list[Binding]] = {}  # the bindings by name of the attribute, for all objects
+        self._attributes: dict[str, list[Binding]] = {}  # bindings of the attributes of all objects, by attribute name
         self._sets_any_attribute = False  # whether the program sets attributes whose names its text does not show
         self._attribute_changes = NameScope(None)  # holds the changes of dictionaries that are in attributes
         self._classes: list[tuple[ast.ClassDef, NameScope]] = []
-        self._methods: dict[str, list[Function]] = {}  # the functions by name of the method, for all classes
+        self._methods: dict[str, list[Function]] = {}  # functions of the methods of all classes, by method name
         self._returned_by: dict[ast.AST, list[ast.expr]] = {}  # by function
         self._calls_of: dict[ast.AST, list[ast.Call]] = {}  # by function
-        self._all_calls: list[ast.Call] = []  # these calls are resolved when all functions are bound
+        self._all_calls: list[ast.Call] = []  # resolved when all functions are bound
         self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
         self._evaluated_keys: set[object] = set()  # keys of the values that are being computed, to detect cycles
         self._used_constants: set[ast.Constant] = set()  # constants that the current expression uses
         # Whether a cycle or a limit made a value incomplete, which is then not kept in the memo.
         self._is_incomplete = False
         self._step_count = self._total_step_count = 0
-        self._json_budget = 0  # characters that the current JSON may still have
+        self._json_budget = 0  # how many more characters the JSON that is computed now may have
         self._total_chars = 0  # characters in all strings that were computed so far
         for tree in trees:
             self._bind_all(tree)
@@ -436,7 +437,9 @@ class PythonProgram:
         return constructors
 
     def _is_object(self, node: ast.expr) -> bool:
-        """Whether a name is a class of the program, or an object of such a class, whose methods may be named as Spark's."""
+        """Whether a name is a class of the program, or an object of one. A class of the program may have methods with the names
+        of Spark's methods.
+        """
         if not isinstance(node, ast.Name):
             return False
         if node.id in ("self", "cls"):
@@ -563,7 +566,7 @@ class PythonProgram:
 
     def _values_of_name(self, node: ast.expr) -> Iterable[Value]:
         if isinstance(node, ast.Attribute) and node.attr == "value" and node.attr not in self._attributes:
-            return self.values(node.value)  # ``node`` may be the value of a member of an enum
+            return self.values(node.value)  # ``node.value`` may be a member of an enum
         key, bindings = self.bindings(node)
         if key is node or not isinstance(key, tuple):
             return [UNKNOWN]
@@ -719,7 +722,7 @@ class PythonProgram:
                     return [UNKNOWN]
                 if any(len(text) * len(new) > _MAX_TEXT_CHARS for text in texts for _, new in changes):
                     return [UNKNOWN]
-                return (text.replace(*change) for text in texts for change in changes)  # lazily: there may be many
+                return (text.replace(*change) for text in texts for change in changes)  # lazy: there may be many texts
             case "join", [parts]:
                 lists = self.values(parts)
                 return (

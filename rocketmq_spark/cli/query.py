@@ -63,7 +63,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     batch_here, other_clusters = batch.batch_of_clusters(cluster_names)
     new_queues, errors = unplanned_queues(client, batch_here)
     starts: dict[MessageQueue, int] = {}
-    if unfinished_batch is not None:  # its log also has the start offsets of new sources
+    if unfinished_batch is not None:  # the log of this batch also has the start offsets of new sources
         planned_sources = unfinished_batch.batch.batch_of_clusters(cluster_names)[0].sources
         starts = lowest_positions(offsets.new_queue_starts for offsets in planned_sources.values())
         new_queues |= {

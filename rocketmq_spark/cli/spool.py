@@ -71,7 +71,7 @@ def spool() -> None:
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
     if os.geteuid() == folders.ROOT:
-        terminal.continue_in_child()  # needed because ``become_owner`` gives up the terminal
+        terminal.continue_in_child()  # because ``become_owner`` will give up the terminal
 
 
 @spool.command()
@@ -79,7 +79,7 @@ def spool() -> None:
 @click.option("--records", is_flag=True, help="Also show each record: when it is due, how often it failed, and why.")
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
-    """Show the state of the spools in FOLDER. Processes may use the spools meanwhile.
+    """Show the state of the spools in FOLDER. Processes may use the spools while the command runs.
 
     The exit code is 1 if a damaged folder could not be read completely.
     """
@@ -169,7 +169,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark.spool.owner_rights import become_owner
 
     parsed_options = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    if is_by_position(parsed_options):  # records that were spooled while a broker was down would go to other queues
+    if is_by_position(parsed_options):  # the records could go to another environment's queues
         raise OptionError(
             position_problem(parsed_options, "a command does not know the count of the programs that filled the spool")
         )
@@ -275,10 +275,10 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     """Copy the spools in FOLDER, also those of other users, into the new folder COPY.
 
     COPY must not exist; it belongs to you alone. A process with the rights of the owner reads FOLDER. Each entry is checked and
-    written into a new database, so 'spool export' of the copy shows what 'spool send' sends from the copy. FOLDER does not
-    change: no process may use it meanwhile, and its owner deletes it when the copy is sent. COPY is a spool if FOLDER is a spool
-    without other spools in it; otherwise COPY contains the spools worker-1, worker-2 and so on. The exit code is 1 if not
-    everything could be copied.
+    written into a new database, so 'spool export' of the copy shows what 'spool send' sends from the copy. The command does not
+    change FOLDER, and no process may use FOLDER while the command runs. The owner of FOLDER deletes it after the copy is sent.
+    COPY is a spool if FOLDER is a spool without other spools in it; otherwise COPY contains the spools worker-1, worker-2 and so
+    on. The exit code is 1 if not everything could be copied.
     """
     from rocketmq_spark.delay.envelope_records import COPY_RULES
     from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder
@@ -498,8 +498,8 @@ def _summary_fields(entry: SpoolEntry) -> dict[str, object]:
 
 
 def _decode_delayed(record: Record) -> tuple[DecodedEnvelope, Original, str | None]:
-    """Return the envelope in a record, the message that a node without rules would send, and the reason why the message was
-    given up; the reason is None if the message was not given up. Raises ``DecodeError`` if the envelope cannot be delivered.
+    """Return the envelope in a record, the message that a node without rules would send, and why the message was given up. The
+    last value is None if the message was not given up. Raises ``DecodeError`` if the envelope cannot be delivered.
     """
     from rocketmq_spark.delay.envelope_records import DEAD_LETTER_KIND, open_dead_letter
     from rocketmq_spark.delay.release import delivery

@@ -278,8 +278,9 @@ def subscribed_consumer(target: Target, topic: str, arguments: dict[str, Any]) -
 def _store_start_offsets(target: Target, topic: str, arguments: dict[str, Any]) -> None:
     """Store the start offsets of queues in which the group has no offset, before anything is read.
 
-    Without stored offsets, a command that follows a killed command could start at a later offset and miss messages. A group with
-    members already has positions. For a topic that does not exist, the error suggests similar names.
+    Without stored offsets, a command that follows a killed command could start at a later offset and miss messages. Nothing is
+    stored if the group has members, because these members have positions already. For a topic that does not exist, the error
+    suggests similar names.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.lag import own_group

@@ -86,8 +86,8 @@ def _resize_options(function: Callable[..., None]) -> Callable[..., None]:
 def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
     """Add queues to a topic.
 
-    Messages stay in their queues. Hash selectors use the new queues from now on, so the messages of a key may go to another
-    queue than before.
+    Messages stay in their queues. Hash selectors use the new queues from now on, so new messages of a key may go to another queue
+    than earlier messages of this key.
     """
     from rocketmq_spark.admin import topics
 
@@ -105,7 +105,8 @@ def _check_not_shared(target: Target, name: str, effect: str = "remove messages 
     if environment_of(options) is not None:
         raise OptionError(
             f"topic {name} is shared by environments, and {options.environment_source} names one of them: this would {effect}",
-            remedy="To do that for all, omit the environment. If the environment has its own topics, set environmentMode=suffix",
+            remedy="To change the topic for all environments, omit the environment. If the environment has its own topics, set "
+            "environmentMode=suffix",
         )
 
 

@@ -45,8 +45,8 @@ _MAX_ROUTE_AGE_S = 10.0
 
 # A function that returns the start offsets for the bounds of all queues.
 StartFunction = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
-# The next message of a queue: its store time, its broker and its position in the commit log, which order messages of one
-# millisecond, and its queue.
+# The next message of a queue, in a form that sorts by time: its store time, its broker, its position in the commit log, and the
+# queue.
 HeapEntry = tuple[int, str, int, MessageQueue]
 
 
@@ -68,7 +68,7 @@ class TopicReader:
         self._next_offsets: dict[MessageQueue, int] = {}
         self._start_offsets: Mapping[MessageQueue, int] | None = None
         self._end_offsets: Mapping[MessageQueue, int] = {}
-        # The number of offsets of each queue to read next. The number is small if the messages are large.
+        # How many offsets to read next in each queue; the number is small if the messages are large.
         self._read_ahead: dict[MessageQueue, int] = {}
         self._next_messages: dict[MessageQueue, ReceivedMessage] = {}  # the next message of each queue
         self._buffered_messages: dict[
@@ -152,7 +152,7 @@ class TopicReader:
             time.sleep(_POLL_INTERVAL_S)
 
     def _follow_queue(self, queue: MessageQueue, bounds: QueueBounds) -> None:
-        """Read a queue from its start if it was added later or created again."""
+        """If a queue is new or was created again, begin at its first message."""
         position = self._next_offsets.setdefault(queue, bounds.min_offset)
         if bounds.max_offset < position:
             self._on_loss(OffsetRange(queue, bounds.max_offset, position), Cause.WENT_BACK)
@@ -229,13 +229,15 @@ class TopicReader:
 
 
 class BufferedAnswers:
-    """Undecoded answers of one queue, up to ``max_bytes``. Answers beyond this limit are dropped, and requested again later."""
+    """Buffers undecoded answers of one queue, up to ``max_bytes``. Answers above this limit are dropped, and requested again
+    later.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._buffered_bytes = 0
         self._answers: deque[tuple[FetchedAnswer, bytes]] = deque()
-        self._rest_start: int | None = None  # the first offset that did not fit
+        self._rest_start: int | None = None  # the first offset whose answer was dropped
 
     def add(self, fetched: FetchedAnswers, answer: FetchedAnswer) -> None:
         if (

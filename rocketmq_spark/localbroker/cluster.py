@@ -27,8 +27,8 @@ from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.workspace import Workspace, reserve
 
-# RocketMQ rejects messages if more of the disk is used, and no setting raises this limit. Some space must also be free because
-# the operating system kills a server if the disk has no space for its memory-mapped files.
+# If more than ``_MAX_DISK_USAGE`` of the disk is used, RocketMQ rejects messages, and no setting raises this limit.
+# ``_MIN_FREE_MB`` must also be free: the operating system kills a server if the disk has no space for its memory-mapped files.
 _MAX_DISK_USAGE = 0.90
 _MIN_FREE_MB = 128
 
@@ -45,8 +45,8 @@ class LocalBroker(Closeable):
             Without ``data``, the data is in a temporary folder that is deleted at the end.
         proxy: Whether to run a Proxy, too, or the fields of its ``rmq-proxy.json`` by name. With ``tlsCertPath`` and
             ``tlsKeyPath``, the Proxy accepts only TLS. With ``proxyMode`` ``LOCAL``, it runs in the process of the only broker,
-            as ``mqbroker --enable-proxy`` starts it. Clients of such a Proxy can use only the gRPC port, and only groups that
-            exist.
+            as ``mqbroker --enable-proxy`` starts it. Clients of a ``LOCAL`` Proxy can use only the gRPC port, and only groups
+            that exist.
         queues: Default number of queues on each broker for topics that ``create_topic`` creates.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.
@@ -343,8 +343,8 @@ class LocalBroker(Closeable):
 
 @contextlib.contextmanager
 def _starting_on(folder: Path) -> Iterator[None]:
-    """Like ``distribution.writing_to``. In addition, if the disk is full, an error without a remedy gets the remedy to free some
-    space: on a full disk the operating system ends a server, and the log of the server has no room for the cause.
+    """Like ``distribution.writing_to``. Also, if the disk is full, an error without a remedy gets the remedy to free some space.
+    On a full disk, the operating system kills a server, and the server's log has no room for the cause.
     """
     with distribution.writing_to(folder):
         try:

@@ -250,7 +250,7 @@ class ClusterServers:
         return next((server for name in self._name_servers if (server := self.server(name)).pid is not None), None)
 
     def _await_registrations(self, deadline: Deadline) -> None:
-        """Wait until brokers have registered at a restarted name server. Without a trigger, this takes up to ten seconds."""
+        """Wait until brokers have registered at a restarted name server. By itself, a broker may take ten seconds to register."""
         for spec in self._specs:
             server = self.server(spec.name)
             if server.pid is not None:

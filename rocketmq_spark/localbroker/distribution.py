@@ -85,7 +85,7 @@ def cache_folder() -> Path:
     folder is not safe or cannot be created, as in containers with random uids, returns a folder among temporary files.
 
     The files in the folder are executed. So the folder and the folders in it must belong to this user or root, only this user may
-    write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` if other users have such rights.
+    write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` if another user may change these files.
     """
     if configured_folder := os.environ.get(CACHE_VARIABLE):
         return _prepare_cache(Path(configured_folder).expanduser().absolute())
@@ -114,7 +114,7 @@ def _prepare_cache(folder: Path) -> Path:
     """Create the cache for this user only. If the cache exists, revoke the right of other users to write to it and to its
     folders. If the cache is not safe, changes no mode and raises ``LocalBrokerError``.
     """
-    with contextlib.suppress(OSError):  # the first write will raise an error with the reason
+    with contextlib.suppress(OSError):  # if this fails, the first write raises an error with the reason
         folders.make_folders(folder)
     _check_all(folder, _can_close)
     problem = None
@@ -233,7 +233,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
             writing_to(cache),
             file_locked(cache / "jars" / "lock", lambda: _print(quiet, "Waiting for another download")),
         ):
-            # Such a folder was left by a killed process, because a running process would have the lock.
+            # A killed process left this folder, because a running process would hold the lock.
             for abandoned_folder in (cache / "jars").glob("fetch-*"):
                 shutil.rmtree(abandoned_folder, ignore_errors=True)
             unusable_jars = _unusable_jars(cache, sections)
@@ -276,7 +276,7 @@ def file_locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Itera
 
 def _unusable_jars(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Jar]]:
     jars = [(section, jar) for section in sections for jar in section.jars]
-    with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter lock
+    with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter lock, so threads hash in parallel
         usable_flags = pool.map(
             lambda section_and_jar: _is_usable(
                 cache / "jars" / section_and_jar[0].key / section_and_jar[1].file_name, section_and_jar[1]

@@ -1,8 +1,8 @@
 """The Java that runs the servers, and a class-data archive (CDS) that makes later starts a third shorter.
 
-The Java in JAVA_HOME is preferred to the Java on PATH. It must have version 17 or newer, as PySpark needs. The version is read
-from the ``release`` file of the installation, because ``java -version`` would add a tenth of a second to every start. That
-command runs only if the file is missing.
+The Java in JAVA_HOME is preferred to the Java on PATH. Java must have version 17 or newer, which PySpark requires, too. The
+version is read from the ``release`` file of the installation. If there is no ``release`` file, ``java -version`` is run, which
+takes a tenth of a second.
 
 Without an archive, the servers record the classes that they load. Once the servers are up, a background JVM with the lowest
 priority makes the archive from the lists of these classes. The archive is optional: after a failure, starts are as slow as
@@ -142,7 +142,7 @@ class Archive:
     """The class-data archive for one class path and one JVM.
 
     The archive contains code that the JVM does not compare with the jars. So the archive is in ``folder`` only if no other user
-    may change it there; otherwise it is created in the user's own cache.
+    may change files there; otherwise the archive is in the user's own cache.
     """
 
     def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:
@@ -248,7 +248,7 @@ def _merged_class_lists(server_folders: Sequence[Path]) -> dict[str, None]:
     """Return the lines of all servers' class lists, without repetitions. Omits the last line of each list, because a server may
     still be writing that line.
 
-    Newer JVMs number the classes. These numbers are removed, because they differ between lists, and are not needed.
+    The numbers that newer JVMs give to classes are removed, because they differ between lists, and are not needed.
     """
     lines: dict[str, None] = {}
     for home in server_folders:

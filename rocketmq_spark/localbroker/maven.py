@@ -80,8 +80,8 @@ def download(
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
     ``progress`` is called with the number of bytes that have arrived. Interrupted downloads are resumed while every round makes
-    progress. ``sizes`` has the bytes of files by coordinate; the limit of a file without a size is ``MAX_DOWNLOAD_BYTES``
-    bytes. Raises ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
+    progress. ``sizes`` has the bytes of files by coordinate; a file that is not in ``sizes`` may have up to
+    ``MAX_DOWNLOAD_BYTES`` bytes. Raises ``LocalBrokerError`` if a file is too large, or cannot be downloaded.
     """
     sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)

@@ -22,14 +22,15 @@ def close_if_safe(
     folder: Path, check_entries: Callable[[bool], str | None], close_entries: Callable[[], str | None] = lambda: None
 ) -> str | None:
     """Check a folder, revoke the right of others to write to the folder, and check the folder again, because others could change
-    it during the first check. Returns None if the folder is closed. Otherwise returns a clause about the problem, and restores
-    the folder's mode.
+    it during the first check. Returns None if these steps succeed. If a step fails, the folder keeps its old mode, and the result
+    is a clause about the problem.
 
     Args:
         folder: The folder.
         check_entries: Checks the entries, and returns a clause about a problem. Its argument is whether others could write to the
             folder before this call.
-        close_entries: Called when the folder is closed. Closes the entries, checks them, and returns a clause about a problem.
+        close_entries: Called when others can no longer write to the folder. Revokes the right of others to write to the entries,
+            checks the entries, and returns a clause about a problem.
     """
     old_status = folder.stat()
     was_open = folders.others_may_write(old_status)
@@ -49,7 +50,7 @@ def _restore_mode(folder: Path, old_status: os.stat_result) -> None:
         new_status = os.fstat(descriptor)
         if (
             os.path.samestat(new_status, old_status) and new_status.st_mode != old_status.st_mode
-        ):  # differs if another folder has taken the name
+        ):  # the statuses differ if another folder has taken the name
             os.fchmod(descriptor, stat.S_IMODE(old_status.st_mode))
 
 

@@ -2,12 +2,13 @@
 its ports are on loopback.
 
 The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``watchdog.py`` the child ends even
-if Python is killed. The kernel ends the child with the *thread* that started it. So one permanent thread starts all children.
+if Python is killed. The kernel kills the child when the *thread* that started it ends, so one permanent thread starts all
+children.
 
 Free ports are chosen below the kernel's range for outgoing connections, so that no connection takes a port between the choice and
 the start. Each process chooses from its own blocks of ports, and chooses no port twice. So a server that was killed finds its
-ports free when it is restarted. Without blocks, two processes may choose the same port. Then the later start fails, and is
-repeated on other ports.
+ports free when it is restarted. If a process cannot lock blocks of ports, it may choose a port that another process chose. The
+server that starts later then fails, and is started again on other ports.
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ def port_in_use_error(name: str, ports: Iterable[int]) -> LocalBrokerError:
 
 
 class PortAssignments:
-    """The ports of the servers of a data folder. A server gets the requested port, or its previous port if it is free, or a new
-    port.
+    """The ports of the servers of a data folder. A server gets the requested port. Without a request, it gets its previous port
+    if this port is free, otherwise a new port.
     """
 
     def __init__(self, path: Path, requested_ports: Mapping[str, int]) -> None:
@@ -244,7 +245,7 @@ class Server:
         the deadline.
         """
         while not is_ready():
-            # Do not wait for the exit of a broker that cannot listen: it takes ten seconds.
+            # A broker that cannot listen takes ten seconds to exit, so do not wait for its exit.
             if self.pid is None or _PORT_IN_USE_TEXT in self.output_since_start():
                 raise self._start_error("ended while starting")
             if deadline.expired:
@@ -377,7 +378,7 @@ def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen
         return future.result()
     except BaseException:
         if not future.cancel():
-            future.exception()  # this waits for the end of a call that has begun
+            future.exception()  # waits until the call, which has begun, ends
         raise
 
 

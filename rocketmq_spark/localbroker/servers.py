@@ -21,13 +21,13 @@ from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import processes
 from rocketmq_spark.localbroker.processes import Program
 
-# Settings in broker.conf and rmq-proxy.json that the cluster sets itself; other values would break it.
+# Settings in broker.conf and rmq-proxy.json that the cluster sets itself; other values would break the cluster.
 RESERVED_SETTINGS = frozenset(
     {"brokerName", "brokerId", "brokerRole", "listenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}
     | {"remotingListenPort", "grpcServerPort", "proxyMode"}
 )
 BROKER_CONF, PROXY_CONF = "broker.conf", "rmq-proxy.json"
-TLS_CERT_FIELD = "tlsCertPath"  # a proxy with this field accepts only TLS
+TLS_CERT_FIELD = "tlsCertPath"  # if this field is set, the proxy accepts only TLS
 
 
 def template(name: str) -> str:

@@ -19,7 +19,7 @@ def _become(parent_pid: int, command: list[str]) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() == parent_pid:  # otherwise the parent died before the request to the kernel
+    if os.getppid() == parent_pid:  # if the parent died before ``prctl``, no signal will come
         os.execv(command[0], command)
 
 

@@ -1,12 +1,12 @@
 """The data folder, ports and child processes of one cluster, and how a child is started.
 
 Here servers are only programs with ports; ``cluster_servers`` knows their relations. A start may fail without a fault of the
-user. If another process took a port that was chosen at random, the start is repeated on other ports. If the start used a
-class-data archive, it is repeated without the archive.
+user. If another process took a port that was chosen at random, the start is repeated on other ports. If the cause is unknown and
+the start used a class-data archive, the start is repeated without the archive.
 
-A cluster holds two locks while it runs: one lock on its record in the cache, and one lock in its data folder. A record whose
-lock is free belongs to a killed Python process. The next start ends the JVMs whose command line contains the record's data
-folder, and deletes the folder if it is temporary, unless the folder has a new owner.
+A cluster holds two locks while it runs: one lock on its record in the cache, and one lock in its data folder. A record whose lock
+is free belongs to a killed Python process. The next start ends the JVMs whose command line contains the record's data folder, and
+deletes the folder if it is temporary. The next start changes nothing if another process uses the folder.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _check_data_folder(data: Path) -> None:
 
     Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one, because that user could change
     the configuration of the servers, or replace files by links. Also raises ``LocalBrokerError`` if others may have moved a
-    folder to the name of such a file.
+    folder to the name of one of these files.
     """
     folders.make_folders(data)
     problem = _data_folder_problem(data)
@@ -98,8 +98,8 @@ def _check_data_folder(data: Path) -> None:
 
 
 def _data_folder_problem(data: Path) -> str | None:
-    """Close a data folder and the files of clusters in it for other users, or return a clause about why servers must not use it.
-    A rejected folder keeps its mode, so that the next start rejects it, too.
+    """Revoke the right of other users to write to a data folder, and to the files of clusters in it. If servers must not use the
+    folder, return a clause that says why. A rejected folder keeps its mode, so that the next start rejects it, too.
     """
     if (foreign_file := folders.foreign_file(data)) is not None:
         return str(foreign_file)
@@ -128,7 +128,9 @@ def _entries_problem(data: Path, was_open: bool) -> str | None:
 
 
 def _close_entries(data: Path) -> str | None:
-    """Close the files of clusters in a closed data folder, and return a clause about the first problem that remains."""
+    """Revoke the right of other users to write to the files of clusters in a data folder, which others cannot change any more.
+    Returns a clause about the first problem that remains.
+    """
     for entry in _cluster_entries(data):
         folders.revoke_write_all(entry)
     if (problem := _entries_problem(data, False)) is not None:
@@ -171,8 +173,8 @@ def _lock_data(data: Path) -> IO[str]:
 
 
 def _clean_up(record: Path) -> None:
-    """End the processes and remove the folder that are named in the record of a killed process. Ignores a record that other
-    users could have written.
+    """Clean up after a killed process: end the servers in the data folder that its record names, and remove the folder if it is
+    temporary. Ignores a record that other users could have written.
     """
     if folders.foreign_file(record) is not None:
         return
@@ -184,10 +186,10 @@ def _clean_up(record: Path) -> None:
             return
         reservation = json.load(record_file)
         data = Path(reservation["data"])
-        # Another user may have created a folder of this name after it was removed.
+        # After this folder was removed, another user may have created a folder of the same name.
         is_own_folder = folders.foreign_file(data) is None
         was_reserved = folders.foreign_file(data / LOCK_FILE) is None and (data / LOCK_FILE).is_file()
-        # A process with another cache may use the folder now. In this case, the servers belong to that process.
+        # If a process with another cache uses the folder now, the servers belong to that process.
         with _locked_if_unused(data) if is_own_folder else contextlib.nullcontext():
             for pid in _server_pids(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -207,7 +209,7 @@ def _locked_if_unused(data: Path) -> Iterator[None]:
         return
     with _open_lock(data) as lock:
         if not folders.try_lock(lock):
-            raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", str(data / LOCK_FILE))
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process holds the lock", str(data / LOCK_FILE))
         yield
 
 
@@ -274,7 +276,9 @@ class Workspace:
     def _may_retry(
         self, name: str, port: int, distances: tuple[int, ...], program: Program, failure: LocalBrokerError
     ) -> bool:
-        """Whether another attempt may succeed: an attempt on other ports, or without the archive if no other cause is known."""
+        """Whether another attempt to start may succeed. If another process has taken a port, an attempt on other ports may
+        succeed. If no cause is known, an attempt without the archive, which this method removes, may succeed.
+        """
         if not processes.are_all_free(port, distances):
             return self._ports.may_change(name)
         return failure.remark is not None and self._archive(program.jars).discard()
@@ -300,7 +304,7 @@ class Workspace:
             archive.start_dump(server_folders, spawn)
 
     def stop(self, servers: Iterable[Server], is_clean: bool) -> None:
-        """Stop all servers at once. With ``is_clean``, they flush their memory to disk; otherwise they are killed."""
+        """Stop servers, all at the same time. With ``is_clean``, they flush their memory to disk; otherwise they are killed."""
         servers, deadline = list(servers), Deadline.after(_STOP_TIMEOUT_S if is_clean else 0.0)
         try:
             for server in servers if is_clean else ():

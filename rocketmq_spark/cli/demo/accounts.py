@@ -1,9 +1,10 @@
 """The counts that check the result of the demo.
 
-The result is right if the orders written, the orders read, and the orders in the totals read back are the same number, and so are
-the amounts written and read back. The numbers can be equal exactly, because an order belongs to one window and one region;
-append mode emits the total of a window once, when the watermark has passed the window's end; and a last order dated far ahead
-moves the watermark past the end of every window with orders. The window of that last order stays open, so no total includes it.
+The result is right if the numbers of orders written, of orders read, and of orders in the totals are the same. The amounts
+written and read back must also be the same. The numbers can be equal exactly, because each order belongs to one window and one
+region, and append mode emits the total of a window once. It emits the total when the watermark has passed the window's end. A
+last order, dated far ahead, moves the watermark past the end of every window with orders. No total includes this last order,
+because its window stays open.
 """
 
 from __future__ import annotations

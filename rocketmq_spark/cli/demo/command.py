@@ -60,7 +60,7 @@ def demo(
         raise click.UsageError(
             "--proxy-endpoint requires --transport grpc and --name-server, and these two together require --proxy-endpoint"
         )
-    # This line must precede the import of PySpark, because this package then checks the variable.
+    # This line must precede the import of PySpark, at which rocketmq_spark checks the Python that the variable names.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     import pyspark  # noqa: F401 - fails here, not in the driver's process, if PySpark is missing
 
@@ -147,7 +147,9 @@ def _print_result(output: Output, environment: DemoEnvironment, result: DemoResu
 
 
 def _activation_hint() -> list[str]:
-    """``make demo`` runs in an environment that is not activated."""
+    """If ``rocketmq-spark`` is not on PATH, as after ``make demo``, return a line about how to activate its virtual
+    environment.
+    """
     if shutil.which("rocketmq-spark"):
         return []
     folder = os.path.dirname(sys.executable)
@@ -167,8 +169,8 @@ def _delete_commands(environment: DemoEnvironment) -> list[str]:
 
 
 def _command(environment: DemoEnvironment, command: str) -> str:
-    """Return a command for the cluster of the run. Commands for the demo's own broker need no address, because ``broker start``
-    starts this broker.
+    """Return a command for the cluster of the run. The command has no address for the demo's own broker, because commands by
+    default use the broker that ``broker start`` has started.
     """
     server_option = "" if environment.starts_broker else f" --name-server {shlex.quote(environment.name_server)}"
     return f"rocketmq-spark {command}{server_option}"

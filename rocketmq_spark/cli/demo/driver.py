@@ -30,7 +30,7 @@ _READ_BYTES = 1 << 16
 
 
 class SparkDriver:
-    """Starts the driver on entry and kills it on exit. In the block, ``kill`` and ``start`` replace it.
+    """Starts the driver on entry and kills it on exit. In the block, ``kill`` and then ``start`` replace the driver.
 
     Args:
         environment: The environment of the run.
@@ -97,8 +97,8 @@ class SparkDriver:
             self._watcher.stdin.flush()
 
     def finish(self) -> None:
-        """Tell the driver that all orders are written. The driver ends the query when the query has read them, and reads the
-        totals back.
+        """Tell the driver that all orders are written. When the query has read the orders, the driver ends the query, and reads
+        the totals back.
         """
         self._send(FINISH + b"\n")
 

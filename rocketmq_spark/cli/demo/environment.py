@@ -80,8 +80,8 @@ class DemoEnvironment:
         return cls(**values | {"folder": Path(values["folder"]), "broker_data": Path(data) if data else None})
 
     def check(self) -> None:
-        """Raise ``LocalBrokerError`` if the disk of the run is full, or if one of its servers has ended. These problems are the
-        causes of other errors.
+        """Raise ``LocalBrokerError`` if the disk of the run is full, or if a server of the run has ended. Each of these problems
+        causes other errors.
         """
         if problem := disk_problem(self.folder, for_broker=self.starts_broker):
             remedy = f"Free some space, or set {distribution.CACHE_VARIABLE} to a folder on another disk"
@@ -114,10 +114,11 @@ class DemoEnvironment:
 def demo_environment(
     name_server: str | None, with_own_proxy: bool = False, proxy: str | None = None
 ) -> Iterator[DemoEnvironment]:
-    """Start a broker with new data, and a Proxy if ``with_own_proxy``; or use the cluster of ``name_server``, with its ``proxy``.
+    """Without ``name_server``, start a broker with new data, and a Proxy if ``with_own_proxy``. With ``name_server``, use
+    the cluster of this name server, and its Proxy ``proxy``.
 
-    Servers that were started stop at the end of the block. An error in the block is replaced by its cause if a server has ended
-    or the disk is full.
+    Servers that were started stop at the end of the block. If an error occurs in the block because a server has ended or the disk
+    is full, a ``LocalBrokerError`` about this cause replaces the error.
     """
     demo_folder = distribution.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
@@ -149,8 +150,8 @@ def demo_environment(
 
 
 def _free_folder(demo_folder: Path) -> tuple[Path, int]:
-    """Return the first of run-1, run-2, ... that is not in use, after emptying it, and the descriptor that locks it. A folder is
-    in use if a broker runs on its data. Folders in which other users may create files are skipped.
+    """Empty the first of the folders run-1, run-2, ... that is not in use, and return it with the descriptor of its lock. A
+    folder is in use if a broker runs on its data. Folders in which other users may create files are skipped.
     """
     for number in itertools.count(1):
         folder = demo_folder / f"run-{number}"

@@ -42,7 +42,7 @@ _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SPARK_CONF = {
     **exactly_once_conf(),
     "spark.python.daemon.module": "rocketmq_spark.daemon",
-    # Otherwise every user of this machine may connect to the driver's ports, and run code in it.
+    # Without authentication, every user of this machine may connect to the driver's ports, and run code in it.
     "spark.authenticate": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -120,7 +120,7 @@ def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     folder_conf = {
         "spark.driver.extraJavaOptions": f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{quoted_folder}"',
         "spark.sql.warehouse.dir": str(environment.folder / "warehouse"),
-        "spark.local.dir": "local",  # in the current folder, which is that of the run: a comma in a path separates folders
+        "spark.local.dir": "local",  # relative, because Spark splits paths at commas, which the folder may contain
     }
     folders.make_folders(socket_folder := environment.folder / "sockets")
     for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(socket_folder)}.items():
@@ -138,7 +138,7 @@ def _start(spark: SparkSession, environment: DemoEnvironment) -> StreamingQuery:
     totals = region_totals(read_orders(spark, environment.name_server, environment.orders), WINDOW, WATERMARK)
     writer = write_totals(totals, environment.name_server, environment.totals, str(environment.checkpoint))
     if environment.exactly_once:
-        # This is the shortest settling time that is allowed. A short time helps, because the repeated batch waits for it to pass.
+        # The shortest settling time that is allowed, because a repeated batch waits until this time has passed.
         writer = writer.option("deliveryGuarantee", "exactly-once").option("exactlyOnceSettle", "4s")
     else:
         writer = writer.option("transport", "grpc").option("proxyEndpoint", environment.proxy)

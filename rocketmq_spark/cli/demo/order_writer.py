@@ -14,8 +14,8 @@ from rocketmq_spark.session.producers import Producer
 # The number of orders that ``end_windows`` sends. No total includes these orders.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
-# Timeout of unacknowledged orders if the run has failed.
-_FAILED_CLOSE_S = 1.0
+# If the run has failed, the producer waits this long for the acknowledgements of orders.
+_CLOSE_TIMEOUT_AFTER_FAILURE_S = 1.0
 
 
 class OrderWriter:
@@ -46,7 +46,7 @@ class OrderWriter:
         self._stop_latch.set()
         if kind is not None:
             # Closing the producer also ends the thread, which may be waiting for a broker that does not answer.
-            self._producer.close(_FAILED_CLOSE_S)
+            self._producer.close(_CLOSE_TIMEOUT_AFTER_FAILURE_S)
         self._executor.shutdown()
         self._producer.close()
 
@@ -76,8 +76,8 @@ class OrderWriter:
                 return
 
     def _send(self, count: int) -> None:
-        # A group is acknowledged before the next group gets its times. So orders arrive nearly sorted, and no order arrives
-        # late.
+        # These orders are acknowledged before the next orders get their times. So orders arrive nearly sorted by time, and none
+        # is too late for its window.
         orders = [self._orders.next() for _ in range(count)]
         futures = [self._producer.send_async(order.message(self._topic)) for order in orders]
         for order, future in zip(orders, futures, strict=True):

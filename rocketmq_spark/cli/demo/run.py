@@ -125,8 +125,8 @@ class DemoRun:
             )
 
     def _kill_in_a_batch(self) -> None:
-        """Wait until the driver should be killed, but at most until the next refresh. The decision is made while all processes
-        of the driver are stopped. Otherwise Spark might finish the batch meanwhile, or a worker might send more of its totals.
+        """Wait until the driver should be killed, and kill it. Return at the next refresh at the latest. During the decision,
+        all processes of the driver are stopped, so that Spark cannot finish the batch, and no worker sends more of its totals.
         """
         end_s = time.monotonic() + _REFRESH_S
         while time.monotonic() < end_s:
@@ -146,8 +146,8 @@ class DemoRun:
     def _stored_in_flight(self) -> int | None:
         """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
 
-        The checkpoint is listed after the totals were counted. If this listing equals the listing of the last call, nothing has
-        changed in between.
+        The checkpoint is listed after the totals were counted. If this listing equals the listing of the last call, no batch
+        began or finished in between.
         """
         total_count = self._watch.stored_totals()
         if total_count is None:

@@ -119,8 +119,8 @@ def _picture(title: str, state: DemoState) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """Return the newest batches as bars, and the last batch in numbers. A bar is at most as high as a bar for four times the
-    median, because the first batch of a driver takes longer: it starts Python.
+    """Return the newest batches as bars, and the last batch in numbers. Every batch that took more than four times the median
+    gets a bar of the same height, because the first batch of a driver, which starts Python, takes much longer.
     """
     if not times_ms:
         return "batches: none yet"

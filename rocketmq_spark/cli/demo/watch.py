@@ -24,8 +24,8 @@ _LAG_TIMEOUT_S, _COUNT_TIMEOUT_S = 1.0, 10.0
 class DemoState:
     """The demo at one moment. ``DemoRun`` sets ``sent``, ``closing``, ``phase``, ``elapsed_s`` and ``events``.
 
-    ``read`` is the number of messages before the offsets of the last finished batch, by Spark's checkpoint; ``closing`` of them
-    are not orders, but end windows.
+    ``read`` is how many messages the finished batches have read, according to Spark's checkpoint. ``closing`` of these messages
+    end windows, and do not count as orders.
     """
 
     phase: str = "starting"
@@ -63,7 +63,9 @@ class DemoState:
 
 @dataclass(frozen=True, slots=True)
 class ReturnedTotals:
-    """Sums over the totals that the driver read back: how many are different, and how many of them are stored more than once."""
+    """Sums over the totals that the driver read back. ``different`` counts each total once. ``repeated`` is the number of totals
+    that are stored more than once.
+    """
 
     different: int
     repeated: int

@@ -146,7 +146,7 @@ def _request_error(client: Client, address: str, command: Command) -> RocketMQEr
 def check_brokers(client: Client, options: Options) -> Iterator[Finding]:
     try:
         cluster: Mapping[str, BrokerData] = client.routes.cluster()
-    except (AccessDenied, NotSupported):  # reported by check_name_servers
+    except (AccessDenied, NotSupported):  # ``check_name_servers`` reports the error
         return
     yield servers.brokers_finding(cluster)
     for name, data in sorted(cluster.items()):
@@ -201,13 +201,15 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
         )
     except RocketMQError as e:
         error = e
-    was_reached = isinstance(error, BrokerError)  # an error that the broker itself returned
+    is_from_broker = isinstance(error, BrokerError)
     if isinstance(error, NotSupported):
         yield servers.not_a_broker_finding(name, error)
         return
     connected_address = client.rpc_client.pool.connect_options.reachable_address(address)
-    yield servers.broker_address_finding(name, address, connected_address, None if was_reached else error, options.tls)
-    if error is not None and not was_reached:
+    yield servers.broker_address_finding(
+        name, address, connected_address, None if is_from_broker else error, options.tls
+    )
+    if error is not None and not is_from_broker:
         return
     if isinstance(error, AccessDenied):
         yield servers.unknown_user_finding(name, error)
@@ -222,7 +224,7 @@ def _check_broker(client: Client, options: Options, name: str, address: str) -> 
     )
     yield from (finding for finding in checks if finding is not None)
     if not client.rpc_client.is_private(address):
-        return  # the answer contains passwords, which others in the network could read
+        return  # others on the network could read the passwords in the answer
     try:
         config = bodies.read_config(client.rpc_client.request(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
     except RocketMQError as e:
@@ -238,17 +240,17 @@ def check_topic(client: Client, options: Options, topic: str, group: str | None)
         yield failed_finding(f"topic {topic}", e, "Check its name")
         return
     yield from servers.topic_findings(route, _attributes(client, route))
-    answers: dict[str, RocketMQError | None] = {}
+    errors_by_role: dict[str, RocketMQError | None] = {}
     if queues := [queue for queue in route.readable_queues() if route.brokers[queue.broker_name].master]:
-        answers["source"] = findings.worst_read_error(client, route, queues, group or options.group)
+        errors_by_role["source"] = findings.worst_read_error(client, route, queues, group or options.group)
     try:
         writable_queues = route.writable_queues()
     except RemoteProtocolError as e:
         yield failed_finding(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
         writable_queues = []
     if writable_queues:
-        answers["sink"] = findings.worst_write_error(client, route, writable_queues)
-    yield from servers.rights_findings(topic, options.access_key, answers)
+        errors_by_role["sink"] = findings.worst_write_error(client, route, writable_queues)
+    yield from servers.rights_findings(topic, options.access_key, errors_by_role)
 
 
 def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
@@ -309,7 +311,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
     is_root = os.geteuid() == folders.ROOT
     owner = owner_of(folder) if is_root else folders.ROOT
     if (exposure_problem := exposure(folder, owner)) is not None:
-        # Root cannot start such a query; other users are only warned.
+        # With this problem, root cannot start the query; another user only gets a warning.
         yield (broken_finding if is_root else advice_finding)(check, *exposure_problem)
     elif owner != folders.ROOT:
         problem = f"belongs to {folders.user_text(owner)}, so root starts no query to RocketMQ with it"
@@ -347,7 +349,7 @@ def _check_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Ite
 
 
 def check_exactly_once(target: Target, subject: Subject) -> Finding:
-    """Check whether a sink can write the topics exactly once. This runs the checks that a sink runs in its first batch."""
+    """Check whether a sink can write the topics exactly once, with the checks that a sink makes in its first batch."""
     from rocketmq_spark import options as options_table
     from rocketmq_spark.spark.checkpoints import batch_notes, files
     from rocketmq_spark.spark.sink import exactly_once, exactly_once_checks

@@ -65,7 +65,7 @@ def broken_finding(check: str, text: str, remedy: str) -> Finding:
 
 
 def failed_finding(check: str, error: RocketMQError, remedy: str, prefix: str = "") -> Finding:
-    """Return a broken finding for an error, with the error's remedy if it has one, otherwise ``remedy``."""
+    """Return a finding of level ``BROKEN`` for an error. Its remedy is the error's own, or ``remedy`` if the error has none."""
     reason = error.message if not error.remark else f"{error.message}: {error.remark}"
     where_text = f" (at {error.addr})" if error.addr else ""
     return broken_finding(check, " ".join(f"{prefix}{reason}{where_text}".split()), error.remedy or remedy)
@@ -225,7 +225,9 @@ _TYPE_REMEDIES = {
 
 
 def proxy_endpoint_finding(address: str, error: RocketMQError | None, tls: bool) -> Finding:
-    """Report whether a Proxy answers. ``error`` is the error of a request for a route. A Proxy may also answer with an error."""
+    """Report whether a Proxy answers. ``error`` is the error of a request for a route. An error that the Proxy itself returned is
+    an answer, too.
+    """
     if error is None or _is_answer_of_proxy(error):
         return ok_finding(PROXY_CHECK, f"{address} answers over gRPC{', in TLS' if tls else ''}")
     if isinstance(error, AccessDenied):
@@ -249,7 +251,7 @@ def proxy_endpoint_finding(address: str, error: RocketMQError | None, tls: bool)
 
 
 def _is_answer_of_proxy(error: RocketMQError) -> bool:
-    """Whether a Proxy returned the error: the topic does not exist, or this user has no right to it."""
+    """Whether the Proxy itself returned the error: for example, the topic does not exist, or this user has no right to it."""
     is_broker_answer = isinstance(error, BrokerError) and error.broker_code not in (None, Code.UNAUTHORIZED)
     return is_broker_answer or isinstance(error, RouteNotFound)
 
@@ -259,7 +261,9 @@ def _error_text(error: RocketMQError) -> str:
 
 
 def proxy_topic_finding(address: str, name: str, types_or_error: frozenset[str] | RocketMQError) -> Finding:
-    """Report whether a sink can write to a topic. ``types_or_error`` has the types of messages that the topic takes."""
+    """Report whether a sink can write to a topic. ``types_or_error`` are the types of messages that the topic takes, or the error
+    of the request for these types.
+    """
     check = f"topic {name}"
     if isinstance(types_or_error, RocketMQError):
         return failed_finding(check, types_or_error, "Check its name: rocketmq-spark topic list, at a name server")

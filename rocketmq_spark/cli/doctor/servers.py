@@ -32,8 +32,8 @@ from rocketmq_spark.wire import bodies
 # Settings that make reads slow if they are lower than these values (docs/performance.md).
 PULL_MINIMUMS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4_194_304}
 COLD_PULL_MINIMUMS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytesOnMessageInDisk": 4_194_304}
-# Limits for the used part of a disk. Above ``ADVISED_MAX_DISK_USAGE``, RocketMQ deletes messages before their retention
-# ends. Above ``BROKEN_DISK_USAGE``, it rejects new messages.
+# Limits for the used part of a disk. Above ``ADVISED_MAX_DISK_USAGE``, RocketMQ deletes messages before their retention ends.
+# Above ``BROKEN_DISK_USAGE``, RocketMQ rejects new messages.
 ADVISED_MAX_DISK_USAGE, BROKEN_DISK_USAGE = 0.85, 0.90
 # The comparison of clocks is not exact, because a broker reports its uptime in whole seconds.
 CLOCK_TOLERANCE_MS = 5_000
@@ -114,7 +114,7 @@ def advertised_address_findings(address: str, errors: Mapping[str, RocketMQError
             continue
         text = f"advertises {address}, which cannot be reached from here"
         yield _unreachable_finding(check, text, error, tls, error.remedy or CHECK_PROXY_REMEDY)
-        return  # the error is the same for the other brokers behind this address
+        return  # the other brokers behind this address have the same error
 
 
 def unchecked_addresses_finding(error: RocketMQError) -> Finding:
@@ -202,7 +202,7 @@ def unknown_user_finding(name: str, error: AccessDenied) -> Finding:
 def unreadable_state_finding(name: str, error: RocketMQError) -> Finding:
     """Report a broker that does not return its state.
 
-    A broker of RocketMQ 5.5.0 returns an error instead in the first seconds after its start (docs/upstream.md).
+    In the first seconds after its start, a broker of RocketMQ 5.5.0 returns an error instead of its state (docs/upstream.md).
     """
     return advice_finding(
         f"broker {name}",
@@ -293,11 +293,15 @@ def topic_findings(route: TopicRoute, config: Mapping[str, str] | None) -> Itera
         )
 
 
-def rights_findings(topic: str, user: str | None, answers: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
-    """Report the rights of a user. ``answers`` has the errors of ``source`` and ``sink``, None for an allowed request."""
+def rights_findings(
+    topic: str, user: str | None, errors_by_role: Mapping[str, RocketMQError | None]
+) -> Iterator[Finding]:
+    """Report the rights of a user. ``errors_by_role`` has the error of a trial request for each of ``source`` and ``sink``, None
+    if the request was allowed.
+    """
     user_text = f"user {user}" if user else "a user without accessKey"
     needed_rights = {"source": "Sub and Get on the topic, Sub on the group", "sink": "Pub on the topic"}
-    for role, error in answers.items():
+    for role, error in errors_by_role.items():
         check, verb = f"rights {role}", "read" if role == "source" else "write"
         if error is None:
             yield ok_finding(check, f"{user_text} may {verb} {topic}")
@@ -387,7 +391,7 @@ def _subscription_text(filters: Mapping[str, Filter]) -> str:
 
 
 def retention_finding(reader: str, rows: Sequence[QueueLag], retention_ms: int | None, now_ms: int) -> Finding:
-    """Compare the lag of a reader with the retention of messages, which is None if brokers do not report it."""
+    """Compare the lag of a reader with ``retention_ms``: the time for which brokers keep messages, None if it is unknown."""
     totals = total(rows, now_ms)
     if went_back_queues := went_back_count(rows):
         return broken_finding(
@@ -398,7 +402,7 @@ def retention_finding(reader: str, rows: Sequence[QueueLag], retention_ms: int |
             f"{reader.partition(' ')[2]} --to earliest --yes",
         )
     remedy = "Raise fileReservedTime, or read faster"
-    if reader.startswith("checkpoint "):  # members of a group continue at the first message that is kept
+    if reader.startswith("checkpoint "):  # a group needs no option: it skips removed messages
         remedy += "; to continue after removed messages, start the query once with failOnDataLoss=warn"
     if totals.lost:
         return broken_finding(reader, f"{totals.lost} messages were removed before they were read", remedy)
