@@ -328,7 +328,7 @@ class ProxyChannel:
             )
         return multi_callable
 
-    def _open(self, credentials: grpc.ChannelCredentials | OptionError | None) -> grpc.Channel:
+    def _open(self, credentials_or_error: grpc.ChannelCredentials | OptionError | None) -> grpc.Channel:
         _grpc_processes.add(os.getpid())
         if len(_grpc_processes) > 1:
             raise ClosedError(
@@ -355,12 +355,12 @@ class ProxyChannel:
         target = f"dns:///{self.address}"
         if self._tls is None:
             return grpc.insecure_channel(target, options)
-        if isinstance(credentials, OptionError):
-            raise credentials
-        self._used_credentials, self._ends_with_connection = credentials, False
+        if isinstance(credentials_or_error, OptionError):
+            raise credentials_or_error
+        self._used_credentials, self._ends_with_connection = credentials_or_error, False
         if self._tls.server_name:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
-        return grpc.secure_channel(target, credentials, options)
+        return grpc.secure_channel(target, credentials_or_error, options)
 
     def _not_sent_error(self, error: ValueError) -> RocketMQError:
         """Return the error of a call that was not made. gRPC raises ``ValueError`` for a closed channel."""

@@ -128,12 +128,12 @@ def producer_settings(options: Options) -> ProducerSettings:
     )
 
 
-def check_sink(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
+def check_sink(options: Options, schema: StructType, is_stream: bool = False) -> dict[str, str]:
     """Return the names of the DataFrame's columns by role.
 
     One ``OptionError`` lists all problems that can be found without a broker.
 
-    ``stream``: the write is a stream, for which Spark creates the writer again for each micro-batch.
+    ``is_stream``: the write is a stream, for which Spark creates the writer again for each micro-batch.
     """
     selector = options.queue_selector if "queue_selector" in options.given else None
     if options.kafka_columns:
@@ -150,8 +150,8 @@ def check_sink(options: Options, schema: StructType, stream: bool = False) -> di
         )  # with Kafka's columns, the row id may be in a column of this name
         by_role["properties"] = "properties" if is_name_free else "properties (emptyBodies)"
     problems += _option_problems(options) + exactly_once_checks.option_problems(options, by_role)
-    if is_by_position(options) and (stream or options.topic is None):
-        problems.append(position_problem(options, _REASON_STREAM if stream else _REASON_TOPIC_COLUMN))
+    if is_by_position(options) and (is_stream or options.topic is None):
+        problems.append(position_problem(options, _REASON_STREAM if is_stream else _REASON_TOPIC_COLUMN))
     problems += columns.check_features(by_role, transport.features(options))
     if problems:
         raise OptionError.of(problems)

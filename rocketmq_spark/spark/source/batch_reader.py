@@ -48,7 +48,7 @@ from rocketmq_spark.spark.source.waiting import (
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
-_Test = Callable[[Any], bool]
+_ValuePredicate = Callable[[Any], bool]
 
 
 def is_pushdown_enabled() -> bool:
@@ -64,7 +64,7 @@ def is_pushdown_enabled() -> bool:
 class Predicates:
     """The conditions of all predicates on each column. None in a field means no condition."""
 
-    tests_by_column: dict[str, list[_Test]]
+    tests_by_column: dict[str, list[_ValuePredicate]]
     start_offset: int | None = None
     end_offset: int | None = None
     tags: frozenset[str] | None = None
@@ -117,7 +117,7 @@ def _allowed_values(predicate: Filter) -> tuple[Any, ...] | None:
     return None
 
 
-def _test_of(predicate: Filter) -> _Test | None:
+def _test_of(predicate: Filter) -> _ValuePredicate | None:
     values = _allowed_values(predicate)
     if values is not None:
         return lambda value: value in values
