@@ -196,7 +196,7 @@ class ProxyChannel:
         self._closed = False
         self._tls_files = None if tls is None else ReloadedValue(tls[:3], functools.partial(_credentials, tls))
         self._used_credentials: grpc.ChannelCredentials | None = None  # the credentials of ``_channel``
-        # Whether the channel is dropped when its connection ends, because the TLS files cannot be read any more.
+        # True if the TLS files cannot be read any more. In this case, the channel is dropped when its connection ends.
         self._ends_with_connection = False
         # Streams and asynchronous calls, also of replaced channels. ``close`` cancels them.
         self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -263,7 +263,7 @@ class ProxyChannel:
 
     def close_idle(self, now_s: float) -> None:
         """Close the connection, and end attempts to connect, if there has been no call for ``_IDLE_MS``. A later call opens a new
-        connection. This method does not wait, because calls of other channels call it.
+        connection. Each call of another channel may run this method, so it does not wait.
         """
         if not self._lock.acquire(blocking=False):
             return  # the channel is in use
@@ -316,7 +316,7 @@ class ProxyChannel:
                     raise ClosedError("the channel was closed", self.address)
                 if self._channel is None:
                     self._channel = self._open(credentials)
-                # Read both under the lock, because another thread may replace them.
+                # Both attributes are read under the lock, because another thread may replace both.
                 channel, multi_callables = self._channel, self._multi_callables
             multi_callable_kind = (
                 f"{'stream' if rpc.client_streaming else 'unary'}_{'stream' if rpc.server_streaming else 'unary'}"
@@ -408,8 +408,8 @@ class ProxyChannel:
         return error
 
 
-# A channel closes idle connections when it makes a call. If its options are no longer used, it makes no more calls. So the calls
-# of other channels close its connection.
+# All channels of the process. Each call also closes the idle connections of other channels, because a channel that is no longer
+# used makes no call in which it could close its own connection.
 _all_channels: LiveObjects[ProxyChannel] = LiveObjects(_IDLE_MS / 100_000)
 
 

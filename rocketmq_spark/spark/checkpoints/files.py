@@ -86,7 +86,9 @@ class Folder:
         return entries
 
     def exists(self, subfolder: str = "") -> bool:
-        """Whether the folder exists, or with ``subfolder`` whether this subfolder exists. Raises ``OffsetError`` for links on a local disk."""
+        """Whether the folder exists; with ``subfolder``, whether this subfolder exists. Raises ``OffsetError`` for links on a
+        local disk.
+        """
         from pyarrow.fs import FileType
 
         with self._with_folder_name():
@@ -116,8 +118,8 @@ class Folder:
             ) from e
 
     def advice_to_owner(self, action: str) -> str:
-        """Return ``action`` as advice. If another user owns a local folder, the advice is for this owner, because the owner could
-        lead root to other files.
+        """Return the advice to do ``action``. If another user owns a local folder, the advice is that this owner does it, and not
+        root, whom the owner could lead to other files.
         """
         with suppress(OSError):
             if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader_uid():

@@ -47,7 +47,9 @@ class DriftState(enum.Enum):
 
 
 class Drift(NamedTuple):
-    """The position of the query in a queue, the bounds of the queue, and how many ``offsets`` are unread, lost, or read again."""
+    """The position of the query in a queue, the bounds of the queue, and how the two relate. Depending on ``state``, ``offsets``
+    is the number of unread offsets, of lost offsets, or of offsets that will be read again.
+    """
 
     queue: MessageQueue
     position: int | None
@@ -155,7 +157,9 @@ def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: in
 
 
 def plan_rewind(folder: Folder, history: Sequence[BatchRead], batch: LoggedBatch) -> RewindPlan:
-    """Return the plan of a rewind to the end of ``batch``. Raises ``OffsetError`` if Spark removed the state after ``batch``."""
+    """Return the plan of a rewind to the end of ``batch``. Raises ``OffsetError`` if Spark has removed the state that the query
+    had at the end of ``batch``.
+    """
     files = folder.files(recursive=True)
     later_batches = [read.batch.number for read in history if read.batch.number > batch.number]
     log_entries = {

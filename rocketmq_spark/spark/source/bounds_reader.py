@@ -84,8 +84,8 @@ class CheckpointQueues:
 
 
 class RetriableErrors:
-    """The retriable errors since the last poll that had no error. Each kind of error is logged as a warning once. Errors are
-    logged as warnings again after two polls without an error, if no error was noted between these polls.
+    """The retriable errors since the last poll that had no error. Each kind of error is logged as a warning once. If two
+    polls in a row have no error, and no other request fails between them, each kind is logged as a warning again.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,8 @@ class RetriableErrors:
         self._logged_kinds.add(kind)
 
     def note_poll_without_error(self) -> None:
-        if self.retry_errors.attempt_count:  # errors between two polls occur again while the reason lasts
+        if self.retry_errors.attempt_count:
+            # A request has failed since the last poll without an error. Its cause may last, so its kind stays logged.
             self.retry_errors.clear()
         else:
             self._logged_kinds.clear()
