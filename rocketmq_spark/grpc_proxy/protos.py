@@ -217,9 +217,7 @@ _ILLEGAL_MESSAGE = ("the message is illegal", "timer message illegal")
 # topic's masters are down, or that the topic lacks the permission.
 _UNKNOWN_TOPIC, _NO_QUEUE = "the expected type is UNSPECIFIED", ("no writable queue", "no readable queue")
 _MESSAGE_TOO_LARGE = "larger than max"
-_REQUEST_TOO_LARGE = (
-    "exceeds maximum size"  # text of the server; ``_MESSAGE_TOO_LARGE`` is a text of gRPC in this process
-)
+_REQUEST_TOO_LARGE = "exceeds maximum size"  # from the server; ``_MESSAGE_TOO_LARGE`` is from gRPC in this process
 _NO_GROUP = "group not found"
 _INVALID_HEADERS = "Invalid metadata"  # an access key or token has a line break, for example from the end of a file
 _RESET, _REQUEST_LIMIT = "RST_STREAM with error code 8", "its grpcMaxInboundMessageSize (130 MiB)"

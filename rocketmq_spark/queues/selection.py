@@ -79,9 +79,9 @@ def select(
 ) -> MessageQueue:
     """Return the queue that ``selector`` chooses for ``message``.
 
-    ``arg`` is the argument of the send: the key to hash, the room, the number of the environment, or the queue as
-    ``(brokerName, queueId)``. Raises ``OptionError`` if there is no such selector, and ``SelectorError`` if it fails or chooses
-    no queue; a ``RocketMQError`` of a callable is raised as it is.
+    ``arg`` is the argument of the send: the key to hash, the room, the number of the environment, or the queue as ``(brokerName,
+    queueId)``. Raises ``OptionError`` if no selector has this name. If the selector fails or chooses no queue, raises
+    ``SelectorError``; but a ``RocketMQError`` of a callable is raised unchanged.
     """
     if not queues:
         raise SelectorError("there is no queue to select from")

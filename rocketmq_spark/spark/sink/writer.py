@@ -1,8 +1,8 @@
 """Spark's writers of batches and streams.
 
 The writers check the write on the driver, create a ``TaskWriter`` in each task, and log the counts that tasks return in commit
-messages. Spark creates the writer of a stream twice per micro-batch. So each process makes the checks that need brokers only
-once, and the process in which Spark only commits makes none of them.
+messages. Spark creates the writer of a stream twice per micro-batch. So a process makes the checks that send requests to brokers
+at most once, and a process that only commits makes none of these checks.
 """
 
 from __future__ import annotations

@@ -233,9 +233,9 @@ class BoundsReader:
     def latest_view(self, wait_for_all: bool = False, is_same_batch: bool = False) -> QueuesView:
         """Return the last view if it is recent, otherwise a new view with the brokers that answer.
 
-        A broker that hangs does not delay the queues of other brokers, unless ``wait_for_all`` is true. In this case, a view that
-        lacks the answer of a broker is not recent. With ``is_same_batch``, the view from which the batch was planned counts as
-        recent, unless an error occurred since the plan.
+        A broker that hangs does not delay the queues of other brokers. With ``wait_for_all``, the method waits for all brokers,
+        and a view that lacks the answer of a broker does not count as recent. With ``is_same_batch``, the view from which the
+        batch was planned counts as recent, unless an error occurred since the plan.
         """
         polled_at_s = self.clock.now()
         is_recent = not self.poll_interval.is_due(polled_at_s) or (

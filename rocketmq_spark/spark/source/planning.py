@@ -67,7 +67,7 @@ def has_store_times(view: QueuesView) -> bool:
 
 
 def without_unsubscribed_topics(start: Offsets, topics: Collection[str]) -> Offsets:
-    """Return ``start`` without topics that the options no longer choose. Returns ``start`` unchanged if no topic is known now."""
+    """Return ``start`` without topics that the options no longer choose. While no topic is known, returns ``start`` unchanged."""
     if not topics or {queue.topic for queue in start.positions}.issubset(topics):
         return start
     kept_positions = {queue: position for queue, position in start.positions.items() if queue.topic in topics}
@@ -147,9 +147,9 @@ def apply_queue_changes(
     """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` if no position changed.
 
     Queues of deleted topics lose their position. Queues that were created again are read from their first message.
-    ``recreated_queues`` are queues that were created again although their offsets alone do not show this. ``removed_ends`` has
-    the queues that their broker no longer reads, with the ends that the broker still reports. If such an end is before the
-    position of the query, the topic was created again with fewer queues, and the queue loses its position.
+    ``recreated_queues`` are queues that were created again, which their offsets alone do not show. ``removed_ends`` has the
+    queues that their broker no longer reads, with the ends that the broker still reports. If such an end is before the position
+    of the query, the topic was created again with fewer queues, and the queue loses its position.
     """
     past_end_ranges = ranges_past_end(start.positions, view.bounds)
     has_deleted_topics = view.deleted_topics or view.topics_missing_on_broker
@@ -163,7 +163,7 @@ def apply_queue_changes(
     new_starts = {
         part.queue: view.bounds[part.queue].min_offset for part in past_end_ranges if part.queue not in vanished_queues
     }
-    # The loss of an AvailableNow run includes the messages after the position that the run had to read.
+    # An AvailableNow run must read up to the queue's target end, so the loss reaches at least to this end.
     loss_ends = {part.queue: max(part.end, (target_ends or {}).get(part.queue, 0)) for part in past_end_ranges}
     losses = [(OffsetRange(part.queue, part.start, loss_ends[part.queue]), Cause.WENT_BACK) for part in past_end_ranges]
     losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(start, view, target_ends, removed_ends)]
@@ -429,8 +429,8 @@ def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bound
     the broker was set back.
 
     If the bounds have no store time, the time in ``offsets_before`` counts unless the query has since read a message that still
-    exists. Otherwise a message that was read since, and is newer than the time in ``offsets_before``, would look like a message
-    of a topic that was created again.
+    exists. After such a read, the time in ``offsets_before`` may be too old. With this time, the message that was read would look
+    like a message of a topic that was created again.
     """
     newest_by_queue = {}
     for queue, position in positions.items():
@@ -461,8 +461,8 @@ class ReadLimitPolicy:
     """Decides how many offsets a batch may read. Remembers when the last batch was planned, and the mean size of the sampled
     messages.
 
-    As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
-    shorter than ``maxTriggerDelay`` would read nothing.
+    As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``, so that a run which is
+    shorter than ``maxTriggerDelay`` reads some messages.
     """
 
     def __init__(self, max_delay_s: float) -> None:
@@ -496,8 +496,8 @@ class ReadLimitPolicy:
         self._planned_at_s = now_s
 
     def note_nothing_to_read(self, now_s: float) -> None:
-        """Note that no queue has unread messages. If this happens in the first plan of a run, the plan counts as the first batch
-        of the run.
+        """Note that no queue has unread messages. The first plan of a run counts as the first batch of the run, even if it had
+        nothing to read.
         """
         if self._planned_at_s == -math.inf:
             self._planned_at_s = now_s

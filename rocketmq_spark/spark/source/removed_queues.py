@@ -17,7 +17,7 @@ from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.planning import QueuesView
 from rocketmq_spark.spark.source.recreated_topics import TopicBroker, topic_broker
 
-# How long an answer of a broker is valid. Later, a removed queue may have more messages, or can be read again.
+# How long an answer of a broker is valid. After this time, a removed queue may have more messages, or may have become readable.
 _ANSWER_VALID_S = 1.0
 
 

@@ -105,8 +105,8 @@ def ending_offsets(
 def check_start_before_end(options: Options, starts: Positions, ends: Positions, bounds: Bounds) -> None:
     """Raise ``OffsetError`` for queues that would end before they start.
 
-    It is no error if a group has committed an offset behind the ending time of the batch. Such a queue has no messages left to
-    read.
+    If a group has committed an offset that is later than the ending time of the batch, the queue has no messages left to read,
+    which is no error.
     """
     start_option, end_option = starting_option(options), ending_option(options)
     if (start_option, options.starting_offsets) == ("startingOffsets", "committed") and end_option != "endingOffsets":

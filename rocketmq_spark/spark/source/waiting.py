@@ -84,8 +84,7 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
     pauses_of_start = backoff(wait_limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
     pauses = backoff(_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S)
     while True:
-        # The deadline is checked before the attempt, which also checks the deadline. If the deadline expires between the two
-        # checks, one more attempt follows.
+        # ``attempt`` checks the same deadline later. If the deadline expires between the two checks, another attempt follows.
         is_topic_wait_over = wait_limits.topic_deadline.expired
         try:
             return attempt()
