@@ -439,8 +439,8 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
 def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     """Return the queues of the topic in an environment that is given by its number alone; empty for other environments.
 
-    The driver determines the queues for all tasks, because each task would count the queues that exist when it starts. Waits for
-    the route up to the send timeout.
+    The driver determines the queues for all tasks. If each task determined the queues when it starts, tasks might use different
+    queues. Waits for the route up to the send timeout.
     """
     if options.topic is None or not is_by_position(options):
         return {}
@@ -454,9 +454,10 @@ def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
 
 
 def partition_queues(options: Options, columns_by_role: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
-    """Return the queues of the topic in the order of Kafka's partitions if rows name partitions; empty if rows name their topics.
+    """If rows name partitions, return the queues of the topic in the order of Kafka's partitions. The result is empty if rows
+    name no partitions, or if they name their topics.
 
-    The driver determines the queues for all tasks of a write, so that a change of the route gives no number to another queue.
+    The driver determines the queues for all tasks of a write, so that all tasks use the same numbers even if the route changes.
     """
     if options.topic is None or kafka.PARTITION not in columns_by_role:
         return {}

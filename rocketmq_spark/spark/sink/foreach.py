@@ -83,9 +83,9 @@ def write_rocketmq(
             (``3s``), sizes bytes or text (``4m``).
 
     Returns:
-        A ``Written``: ``rows`` that brokers acknowledged (with exactly-once also rows whose acknowledgement was lost, but which
-        the sink found in the topic), their ``bytes`` (bodies and properties) and ``batches``, in all and by broker; and how many
-        ``retries`` and ``spooled`` rows there were.
+        A ``Written``: ``rows`` that brokers acknowledged, their ``bytes`` (bodies and properties) and ``batches``, in all and by
+        broker, and the numbers of ``retries`` and of ``spooled`` rows. With exactly-once, ``rows`` also counts rows that the sink
+        found in the topic after their acknowledgement was lost.
 
     Raises:
         OptionError: An option or a column is unknown or has a wrong value or type. Nothing was sent.

@@ -43,8 +43,8 @@ class RangePartition(InputPartition):
     """The ranges that one task reads, and the addresses of the brokers, as far as the driver knows them.
 
     For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
-    has the end of its queue in the whole batch, and ``newest_ms`` the newest store time that the plan saw, 0 if unknown. With
-    ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of the queue for each range.
+    has the end of the batch in the range's queue, and ``newest_ms`` the newest store time of the queue that the plan saw (0 if
+    unknown). With ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of the queue for each range.
     """
 
     ranges: tuple[OffsetRange, ...]

@@ -25,10 +25,10 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 class QueuesView:
     """The state of the queues at one moment: bounds, deleted topics, and brokers that have no master now.
 
-    ``topics_missing_on_broker`` are pairs of a topic and a broker that no longer has the topic, although other brokers have it.
-    ``timed_out_brokers`` have not answered in time, so their bounds are older. ``connections`` has the first and the last
-    connection of each broker from which its bounds may come. ``topics`` are the topics to which the source subscribed at that
-    moment. Views of different polls may be equal, but their ``poll_number`` differs.
+    ``topics_missing_on_broker`` has pairs of a topic and a broker: other brokers still have the topic, and this broker no longer
+    has it. ``timed_out_brokers`` have not answered in time, so their bounds are older. ``connections`` has for each broker the
+    first and the last connection over which its bounds may have come. ``topics`` are the topics to which the source subscribed at
+    that moment. Views of different polls may be equal, but their ``poll_number`` differs.
 
     A slave may lack messages of its master, so the bounds of a slave show which messages can be read, but not which messages are
     lost.
@@ -117,7 +117,7 @@ def without_timed_out_brokers(view: QueuesView) -> QueuesView:
 
 
 def pending_queues(start: Offsets, view: QueuesView, target_ends: Positions | None) -> list[MessageQueue]:
-    """Return the queues that an AvailableNow run has not read to its ends, and that have no messages to read now."""
+    """Return the queues that an AvailableNow run must still read, and that have no messages to read now."""
     if target_ends is None:
         return []
     return [
@@ -210,8 +210,8 @@ def lost_target_ranges(
 
 
 def capped_target_ends(view: QueuesView, target_ends: Positions, removed_ends: Mapping[MessageQueue, int]) -> Positions:
-    """Return the ends of an AvailableNow run, lowered to the current ends. So messages between a lowered end and its earlier
-    value are reported as lost only once.
+    """Return the ends of an AvailableNow run, each lowered to the queue's current end if that is smaller. So messages between a
+    lowered end and its earlier value are reported as lost only once.
     """
     bounds = view.master_bounds()
     current_ends = {**removed_ends, **{queue: bounds[queue].max_offset for queue in target_ends if queue in bounds}}
@@ -219,8 +219,8 @@ def capped_target_ends(view: QueuesView, target_ends: Positions, removed_ends: M
 
 
 def readable_ends(view: QueuesView, target_ends: Positions | None) -> dict[MessageQueue, int]:
-    """Return the ends up to which the batch may read. The end of an AvailableNow run is lowered if the queue now ends before
-    it.
+    """Return the ends up to which the batch may read. If a queue now ends before the end of an AvailableNow run, the queue's
+    current end counts.
     """
     if target_ends is None:
         return view.ends()
@@ -260,7 +260,7 @@ def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[li
 
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
-    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times that this run
+    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times that the earlier run
     recorded.
     """
     return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, newest_store_ms=end.newest_store_ms)
@@ -272,8 +272,8 @@ def without_recreated_queues(
     """Return the ranges without queues that were created again while the query was down, and the ranges of these queues as
     losses. At the same offsets, a queue that was created again has other messages.
 
-    If a queue ends before the end of its range, the next batch reads the queue from its first message, so this batch omits the
-    queue.
+    This batch also omits each queue that ends before the end of its range; the next batch reads these queues from their first
+    messages.
     """
     bounds = view.master_bounds()
     lost_queues = {
@@ -374,8 +374,8 @@ def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """Return ranges from offset 0 for queues that were new, or were created again, in a batch between ``start`` and ``end``.
 
     With asynchronous progress tracking, Spark does not log each batch. After a restart, Spark repeats all batches since the last
-    logged batch as a single batch. The ``end`` of the single batch has only the starts of queues that were new in the last
-    repeated batch.
+    logged batch as a single batch. ``end`` is the end of this single batch. It records the starts of queues that were new in the
+    last of the repeated batches, but no starts of the earlier batches.
     """
     return [
         OffsetRange(queue, 0, position)
@@ -385,7 +385,9 @@ def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
 
 def combined_start(start: Offsets, end: Offsets) -> Offsets:
-    """Return ``start`` with the source identity of ``end``, and with the starts of queues that were new after ``start``."""
+    """Return ``start`` with the source identity of ``end``, and with the starts of the queues that were new, or were created
+    again, after ``start``.
+    """
     positions = {**dict.fromkeys(end.positions, 0), **start.positions, **end.new_queue_starts}
     return replace(start, positions=positions, source_identity={**start.source_identity, **end.source_identity})
 

@@ -51,8 +51,9 @@ class RemovedQueues:
     ) -> dict[MessageQueue, int]:
         """Return those of ``queues`` that clients can no longer read from their broker, with the end that the broker reports.
 
-        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. After
-        a request that failed, the broker is not asked again for five times as long as this request took.
+        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. If a
+        request fails, the next request to this broker is sent after a pause, which is five times as long as the failed request
+        took.
         """
         unavailable_brokers = view.timed_out_brokers | view.brokers_without_master
         candidates: dict[TopicBroker, set[MessageQueue]] = {}

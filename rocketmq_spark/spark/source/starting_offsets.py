@@ -184,8 +184,8 @@ def resolve_offsets(
 ) -> dict[MessageQueue, int]:
     """Return the offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
-    JSON must name every queue or its topic, and no other queues or topics. A number below the minimum offset stays as it is,
-    because the missing messages are reported as data loss.
+    JSON must name every queue or its topic, and no other queues or topics. A number below the minimum offset is returned
+    unchanged, so that the missing messages are reported as data loss.
     """
     if isinstance(option_value, str):
         is_earliest = option_value == "earliest"

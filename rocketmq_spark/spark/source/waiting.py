@@ -3,10 +3,9 @@ repeats requests.
 
 ``WaitLimits`` says how long requests are repeated. The time depends on what is missing:
 
-* a server or a master: up to ``readDeadline``, with new routes for each attempt. A start that has reached no server yet makes
-  ``numRetries`` more attempts instead, because an address may be misspelt;
-* a topic that did not exist before: up to ``topicWait``, because its name may be misspelt. The time and the attempts for a server
-  begin only when the topic exists.
+* a server or a master: up to ``readDeadline``, with new routes for each attempt. But if a query starts and no server has answered
+  yet, there are only ``numRetries`` more attempts, because an address may be misspelt; * a topic that did not exist before: up to
+  ``topicWait``, because its name may be misspelt. The time and the attempts for a server begin only when the topic exists.
 
 A stream logs the queues for which it waits, because a waiting stream looks like an idle stream.
 """
@@ -123,7 +122,7 @@ def _with_similar_topics(reader: BoundsReader, error: RocketMQError) -> RocketMQ
 
 def fetch_bounds_of_masters(reader: BoundsReader, options: Options, wait_limits: WaitLimits) -> QueuesView:
     """Return the bounds that masters report. Raises ``BrokerNotFound`` if only slaves of a broker are up, because slaves may lack
-    messages, and ``RouteNotFound`` if no topic matches the pattern before the deadline of ``wait_limits``.
+    messages. If no topic matches the pattern, raises ``RouteNotFound`` until the topic deadline of ``wait_limits``.
     """
     view = reader.fetch_complete_view()
     if not view.topics and not wait_limits.topic_deadline.expired:
