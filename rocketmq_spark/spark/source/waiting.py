@@ -4,8 +4,9 @@ repeats requests.
 ``WaitLimits`` says how long requests are repeated. The time depends on what is missing:
 
 * a server or a master: up to ``readDeadline``, with new routes for each attempt. But if a query starts and no server has answered
-  yet, there are only ``numRetries`` more attempts, because an address may be misspelt; * a topic that did not exist before: up to
-  ``topicWait``, because its name may be misspelt. The time and the attempts for a server begin only when the topic exists.
+  yet, there are only ``numRetries`` more attempts, because an address may be misspelt;
+* a topic that did not exist before: up to ``topicWait``, because its name may be misspelt. The time and the attempts for a server
+  begin only when the topic exists.
 
 A stream logs the queues for which it waits, because a waiting stream looks like an idle stream.
 """
