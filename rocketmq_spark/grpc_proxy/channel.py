@@ -45,12 +45,12 @@ class Endpoints:
         self.addresses = tuple(addresses)
         self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
         self._verified_addresses: set[str] = set()  # addresses that have answered since their last failure
-        self._next_start_index = 0  # which endpoint the next call without a preferred endpoint tries first
+        self._next_start_index = 0  # index of the endpoint that the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
     def choose(self, preferred: str | None, now_s: float) -> str:
-        """Return the ``preferred`` address; without one, the addresses take turns. If calls avoid this address, return the next
-        address that calls do not avoid. If calls avoid all addresses, return this address nevertheless.
+        """Return the ``preferred`` address; without one, the address whose turn it is. If calls avoid the chosen address, return
+        the next address that calls do not avoid. If calls avoid all addresses, return the chosen address.
         """
         with self._lock:
             if preferred in self.addresses:

@@ -315,15 +315,15 @@ def next_end(start: Offsets, ends: Positions, first_offsets: Positions, max_offs
 
 
 def backlog_by_queue(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
-    """Return the number of unread offsets of each queue that has any."""
+    """Return the number of unread offsets of each queue that has unread offsets."""
     return {
         q: end - position for q, end in ends.items() if (position := positions.get(q)) is not None and end > position
     }
 
 
 def raised_to_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
-    """Return ``start`` with positions raised to the minimum offsets, because deleted messages must not count in the limit of a
-    batch.
+    """Return ``start`` with positions raised to the minimum offsets, because deleted messages must not count towards the limit of
+    a batch.
     """
     raised_positions = {
         q: bounds[q].min_offset
@@ -338,8 +338,8 @@ def raised_to_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
 
 
 def offsets_to_read(backlogs: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
-    """Return the number of offsets that the batch may read from each queue: at least one, also if the backlog of the queue is
-    small.
+    """Return the number of offsets that the batch may read from each queue. This number is at least 1, even if the queue has a
+    small part of all backlogs.
     """
     unread_count = sum(backlogs.values())
     if max_offsets is None or unread_count <= max_offsets:
@@ -358,8 +358,8 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     If ``end`` records the start of a queue, the recorded start counts instead of the position in ``start`` (see ``offsets``).
     Queues that ``end`` does not name are not read.
     """
-    # PySpark 4.0 and 4.1 plan an empty batch at each restart. The end of the empty batch records the starts of the previous
-    # batch.
+    # PySpark 4.0 and 4.1 plan an empty batch at each restart. The end of the empty batch is the end of the previous batch, and
+    # records the starts of that batch.
     if start == end:
         return []
     batch_ranges = []

@@ -5,10 +5,10 @@ recreated queue has grown past the position, only store times show that it was r
 is newer than all messages of the old topic. So the offsets record the newest store time of each queue. If the message before the
 position is newer than the recorded time, the queue was recreated.
 
-For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues. One queue
-of each topic and broker is enough, because a broker deletes the queues of a topic together. ``RecreationWatch`` asks about all of
-the other queues when a run begins, when the client connected to a broker again (the broker may have lost part of its store in a
-crash), when a queue returns after its topic had fewer queues, and when one queue of the topic was recreated.
+For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues. It asks
+about one queue of each topic and broker, because a broker deletes all its queues of a topic together. ``RecreationWatch`` asks
+about all of the other queues when a run begins, when the client connected to a broker again (the broker may have lost part of its
+store in a crash), when a queue returns after its topic had fewer queues, and when one queue of the topic was recreated.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def queues_to_probe(
     """Return the undecided queues about which brokers must be asked.
 
     ``checked_pairs`` has the pairs of a topic and a broker that the last plan checked. For a checked pair, only one undecided
-    queue is returned. No queue of the pair is returned if another queue of the pair is the same as before, or if
-    ``has_unchanged_queue`` is true for the undecided queues of the pair. All undecided queues are returned for a pair that was
-    not checked, or that has a recreated queue.
+    queue is returned. No queue of a checked pair is returned if the evidence of one of its queues is ``SAME``, or if
+    ``has_unchanged_queue`` is true for its undecided queues. All undecided queues are returned for a pair that was not checked,
+    or that has a recreated queue.
     """
     undecided_by_pair: dict[TopicBroker, list[MessageQueue]] = {}
     unchanged_pairs, recreated_pairs = set[TopicBroker](), set[TopicBroker]()
