@@ -136,8 +136,8 @@ def __getattr__(name: str) -> Any:
             f"{__name__}.{name} needs packages that are not installed: {', '.join(missing_packages)}. Install them: "
             f"{extras.install_command(extra)}"
         )
-        # ``hasattr`` needs an AttributeError. An import statement would replace an AttributeError by an error that does not name
-        # the missing package.
+        # ``hasattr`` handles only an AttributeError. An import statement replaces an AttributeError by its own error, which does
+        # not name the missing package.
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
             raise ModuleNotFoundError(problem, name=missing_packages[0])
         raise AttributeError(problem)

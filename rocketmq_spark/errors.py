@@ -1,8 +1,8 @@
 """The errors of this package. All errors are subclasses of ``RocketMQError``.
 
 ``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent. All
-constructor arguments may be given by position, because Python rebuilds exceptions from ``args``: when Spark sends an exception
-from an executor to the driver, and when a broken connection copies its error for every waiter.
+constructor arguments may be given by position, because Python rebuilds an exception from its ``args``. It does so when Spark
+sends an exception from an executor to the driver, and when this package copies an error for several callers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RocketMQError(Exception):
     refresh_route: ClassVar[bool] = False
     _is_remark_multiline: ClassVar[bool] = False
     unsent = False  # whether it is certain that no byte of the request left this process
-    # If a send consists of several requests, these are the results of its acknowledged messages, by id.
+    # After a send of several requests, the results of the acknowledged messages, by message id.
     stored: Mapping[str, Any] = MappingProxyType({})
     behind: Collection[str] = ()  # messages that were not sent, because an earlier message in their order was rejected
 
@@ -250,7 +250,7 @@ class OptionError(RocketMQError, ValueError):
     """One or more options are wrong. The message lists all problems."""
 
     code = "ROCKETMQ_OPTION"
-    problems: Sequence[str] = ()  # empty if there is one problem: the message describes it
+    problems: Sequence[str] = ()  # empty if there is only one problem, which is the message
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> OptionError:

@@ -140,7 +140,7 @@ def draw(figure: Figure, points: list[Point]) -> None:
     first_s = points[0].begun_s if points else 0.0
     times_s = [point.begun_s - first_s for point in points]
     known_lags = [(time_s, point.lag) for time_s, point in zip(times_s, points, strict=True) if point.lag is not None]
-    # The line is not clipped. Otherwise half of each point at 0 would be cut off, and a query that keeps up has only such points.
+    # Clipping would cut off half of each point at 0, and a query that keeps up has only points at 0.
     lag_axes.step(
         [time_s for time_s, _ in known_lags],
         [lag for _, lag in known_lags],

@@ -52,10 +52,11 @@ class Sender(Protocol):
         """
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """Return the readable queues, sorted. Some of them may not accept sends now."""
+        """Return the readable queues, sorted. Some queues may not accept sends now."""
 
     def partition_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """Return the queues whose indexes are the numbers of Kafka's partitions. Some of them may not accept sends now.
+        """Return the queues in the order of Kafka's partitions: the queue at index n is partition n. Some queues may not accept
+        sends now.
 
         The route is fetched; if no name server answers, the cached route is used. Raises ``BrokerNotFound`` while name servers
         do not list a broker that had further queues of the topic and may be up.
@@ -205,9 +206,9 @@ class RouteReader(Protocol):
         """Return the route from the name server, and do not cache it. Raises ``RouteNotFound``."""
 
     def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """Return, sorted, the queues that only earlier routes contain, of brokers that have not left. After a restart of a name
-        server, brokers register one by one, so routes lack the brokers that follow. A broker counts as present if it gives no
-        clear answer before ``deadline``.
+        """Return the queues that earlier routes contain and the current route lacks, if their broker still has the topic; sorted.
+        After a restart of a name server, a route lacks the brokers that have not registered yet. If a broker gives no clear
+        answer before ``deadline``, its queues are returned.
         """
 
     def address(self, broker_name: str, read_from: str = "master") -> str:
@@ -228,11 +229,14 @@ class OffsetReader(Protocol):
 
     @property
     def late_brokers(self) -> frozenset[str]:
-        """Brokers that have not yet answered an earlier ``bounds`` or ``commit_each``, which returned without their answers."""
+        """The brokers whose answers an earlier call of ``bounds`` or ``commit_each`` did not wait for, and which have not
+        answered yet.
+        """
 
     def connection(self, broker_name: str) -> object:
         """Return a token of the connection to the broker's master. If two calls return equal tokens, the connection was not
-        interrupted between the calls. None: this client has not connected to the master yet, or no route has a master.
+        interrupted between the calls. Returns None if this client has not connected to the master yet, or if no route has a
+        master.
         """
 
     def bounds(
@@ -241,9 +245,10 @@ class OffsetReader(Protocol):
     ) -> dict[MessageQueue, QueueBounds]:  # fmt: skip
         """Return minimum and maximum offset of each queue. Omits queues that brokers do not report.
 
-        With ``on_error``, a failed request does not raise: ``on_error`` is called for each of its queues, and the result omits
-        the queues. With ``grace_s``, a broker that has not answered this many seconds after the other brokers keeps its previous
-        bounds until it answers or fails.
+        If a request fails, ``on_error`` is called for each queue of the request, and the result omits these queues; without
+        ``on_error``, the error is raised. With ``grace_s``, this method waits only this many seconds longer for a broker than for
+        the other brokers. The queues of a broker that has not answered by then keep their previous bounds until it answers or
+        fails.
         """
 
     def first_kept_offsets(
@@ -263,8 +268,8 @@ class OffsetReader(Protocol):
         self, times_ms: Mapping[MessageQueue, int], deadline: Deadline, on_error: OnError | None = None,
         group: str | None = None,
     ) -> dict[MessageQueue, int]:  # fmt: skip
-        """Return, for each queue, the first offset stored at or after its time. An offset may be below the minimum; callers
-        clamp it.
+        """Return for each queue the offset of the first message that was stored at or after the queue's time. An offset may be
+        below the minimum offset; callers then use the minimum offset.
 
         ``on_error`` is as in ``bounds``. Some brokers answer with a wrong offset. With ``group``, such an offset is corrected:
         messages are pulled as this group to find the right offset.
@@ -287,7 +292,9 @@ class OffsetReader(Protocol):
         """
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
-        """Pull a few messages at ``offset``; returns their bytes and how many offsets they span, (0, 0) for none."""
+        """Pull a few messages at ``offset``. Returns their size in bytes, and the number of offsets that they span; (0, 0) if
+        there are no messages.
+        """
 
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
         """Return the state of the commit log of each broker's master, or the broker's error. The requests run in parallel."""
@@ -338,7 +345,7 @@ class OffsetCommitter(Protocol):
 
 
 class PullSource(Protocol):
-    """The methods that reads of offset ranges call besides pulls, which use their own connections."""
+    """The methods for reading ranges of offsets, except the pulls themselves, which have connections of their own."""
 
     def on_wire(self, name: str) -> str:
         """Return the topic or group as brokers know it, with its namespace."""
@@ -388,11 +395,11 @@ class GroupMember(Protocol):
         """
 
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
-        """Return the client ids of the group's members, as one broker of the topic, chosen at random, knows them."""
+        """Return the client ids of the group's members that a random broker of the topic knows."""
 
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
-        """Return the group's subscriptions as its last heartbeat reported them to this broker, or to a random broker of the
-        topic.
+        """Return the group's subscriptions, as the last heartbeat of a member reported them to this broker; without
+        ``broker_name``, to a random broker of the topic.
         """
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> Mapping[tuple[str, str], str]:
@@ -402,8 +409,8 @@ class GroupMember(Protocol):
         """
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, zero_if_new: bool = True) -> int | None:
-        """Return the committed offset. Returns None only if the master reports that the queue has no committed offset, because a
-        slave may lack recent offsets.
+        """Return the committed offset. Returns None only if the master reports that the queue has no committed offset: the same
+        report of a slave is not proof, because a slave may lack recent offsets.
 
         With ``zero_if_new``, the broker returns 0 for a queue without a committed offset if the queue's first message is still in
         memory (``ConsumerManageProcessor``). Java's members also set this flag, so that no member skips the messages of a new
@@ -420,7 +427,7 @@ class GroupMember(Protocol):
         """
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
-        """As ``OffsetReader.search_offsets`` for one queue."""
+        """Like ``OffsetReader.search_offsets``, but for one queue."""
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
@@ -464,8 +471,8 @@ class PopMember(Protocol):
         """The client id of this consumer at the Proxy."""
 
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
-        """Report the subscriptions, now and on each new connection. The first call, and the first call after ``close``, joins the
-        group.
+        """Report the subscriptions now, and again on each new connection. The first call, and the first call after ``close``,
+        joins the group.
 
         Returns when a Proxy has confirmed the subscriptions. Raises ``RocketMQError`` if no Proxy confirms the subscriptions in
         time.

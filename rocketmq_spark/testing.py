@@ -74,7 +74,7 @@ def pytest_runtest_makereport(
 
 def _log_sections(item: pytest.Item) -> list[tuple[str, str]]:
     """The last relevant lines of the log of each running broker that a fixture gave to the test."""
-    # A LocalBroker can only exist if its module was imported.
+    # Without an import of this module, no ``LocalBroker`` exists.
     module = sys.modules.get("rocketmq_spark.localbroker.cluster")
     fixtures = getattr(item, "funcargs", None)
     if module is None or not isinstance(fixtures, dict):

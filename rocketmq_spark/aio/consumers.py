@@ -217,7 +217,8 @@ class PullConsumer(AsyncClient):
                 return self._take_messages()
 
     def _take_messages(self) -> list[ReceivedMessage]:
-        # If ``take_messages`` raises, the next answer begins with the same messages.
+        # The attribute is empty while ``take_messages`` runs: if ``take_messages`` raises, the consumer returns the same messages
+        # again.
         remaining_messages, self._remaining_messages = self._remaining_messages, iter(())
         messages = take_messages(self._consumer, remaining_messages, _MAX_DECODED_MESSAGES)
         self._remaining_messages = remaining_messages
@@ -258,7 +259,8 @@ class PullConsumer(AsyncClient):
 
 
 class SimpleConsumer(AsyncClient):
-    """Receives messages from a Proxy. Await ``ack`` for each message that is done; see ``rocketmq_spark.SimpleConsumer``.
+    """Receives messages from a Proxy. Await ``ack`` for each message that you have processed; see
+    ``rocketmq_spark.SimpleConsumer``.
 
     Args:
         name_server: Not used. Pass ``group`` and ``proxy_endpoint`` by keyword.
@@ -291,8 +293,9 @@ class SimpleConsumer(AsyncClient):
     ) -> Sequence[PoppedMessage]:
         """Return up to ``max_messages`` messages; an empty list if no message came within ``wait``.
 
-        Other members of the group do not get these messages during the time ``invisible``. If a call is cancelled, the next call
-        returns its messages, and waits for them if they have not arrived. Their invisible time began with the cancelled call.
+        During the time ``invisible``, other members of the group do not get the returned messages. If a call is cancelled, the
+        next call returns its messages, and waits for them if they have not arrived. The invisible time of these messages began
+        with the cancelled call.
         """
         self._check_open()
         check_max_messages(max_messages)
@@ -328,7 +331,7 @@ class SimpleConsumer(AsyncClient):
             self._unclaimed_messages += receive_future.result()
 
     async def ack(self, message: PoppedMessage) -> None:
-        """Acknowledge ``message``, which is done."""
+        """Acknowledge ``message`` after you have processed it."""
         await self._run_on_thread(self._consumer.ack, message)
 
     async def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:

@@ -271,12 +271,12 @@ class CoroutineListener(DeferredListener):
         while self._waiting_calls:
             if (call := self._waiting_calls.popleft()()) is None:
                 continue
-            context_before = copy_context()  # copied only now: the line above may set variables
+            context_before = copy_context()  # copied here, because the line above may set context variables
             outcome: object
             try:
                 outcome = await self._code(call.messages, call.context)
             except BaseException as e:
-                outcome = Failure(e)  # also for a cancelled operation that the listener awaited
+                outcome = Failure(e)  # also if the listener awaited an operation that was cancelled
                 if isinstance(e, asyncio.CancelledError) and _is_cancelled():
                     # After ``close``, the consumer has stopped, and the messages of this call are redelivered.
                     if not self._loop.is_shut_down:

@@ -100,7 +100,9 @@ class _UnstartedSendCount:
             self._futures.add(send.future)
 
     def discard(self, send: _UnstartedSend) -> None:
-        """Remove ``send``. May be called twice, because a send for which no thread could start may get a thread later."""
+        """Remove ``send``. May be called twice for a send: once when no thread can start, and once if a thread begins the send
+        later nevertheless.
+        """
         with self._lock:
             self._futures.discard(send.future)
             self._condition.notify_all()
@@ -250,8 +252,8 @@ class Producer(AsyncClient):
             self._pass_to_thread(send, lambda: self._send_thread.put(begin))
 
     def _can_begin_in_loop(self, message: Message, how: How) -> bool:
-        """Whether a send can begin in the event loop: it needs no maximum timer delay of a broker, and compresses no
-        large body.
+        """Whether a send can begin in the event loop. A delayed message cannot, because the delays that its broker supports may
+        have to be requested. A large body cannot, because compressing it takes long.
         """
         return how.delay is how.deliver_at is None and len(message.body) <= MAX_LOOP_BODY_BYTES
 
@@ -352,8 +354,9 @@ class Producer(AsyncClient):
         return AsyncHalfMessage(half, self._loop.call_after_close)
 
     async def _store_half_message(self, store: Callable[[], HalfMessage]) -> HalfMessage:
-        """Store a half message on a thread. If the caller is cancelled, roll back the half message: nothing else would decide it,
-        and if the caller tried again, the check of this half message would find the data of the second attempt.
+        """Store a half message on a thread. If the caller is cancelled, roll back the half message, because the caller cannot
+        decide it. Without the rollback, the broker would check the half message, and the check could find the data of the
+        caller's second attempt and commit both messages.
         """
         roll_back = functools.partial(self._producer._decide_at_end, decision=TransactionState.ROLLBACK)
         return await self._loop.call_or_undo(roll_back, store)
@@ -428,7 +431,7 @@ class Producer(AsyncClient):
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
-        self._unstarted_sends.wait_until_empty(deadline)  # until threads have begun all earlier sends
+        self._unstarted_sends.wait_until_empty(deadline)  # threads must have begun all earlier sends
         self._send_thread.end()
         return self._producer.close(deadline.remaining())
 

@@ -45,12 +45,12 @@ class Endpoints:
         self.addresses = tuple(addresses)
         self._avoided_until: dict[str, float] = {}  # seconds of a monotonic clock, by address
         self._verified_addresses: set[str] = set()  # addresses that have answered since their last failure
-        self._next_start_index = 0  # which endpoint the next call without a preferred endpoint tries first
+        self._next_start_index = 0  # index of the endpoint that the next call without a preferred endpoint tries first
         self._lock = threading.Lock()
 
     def choose(self, preferred: str | None, now_s: float) -> str:
-        """Return the ``preferred`` address; without one, the addresses take turns. If calls avoid this address, return the next
-        address that calls do not avoid. If calls avoid all addresses, return this address nevertheless.
+        """Return the ``preferred`` address; without one, the address whose turn it is. If calls avoid the chosen address, return
+        the next address that calls do not avoid. If calls avoid all addresses, return the chosen address.
         """
         with self._lock:
             if preferred in self.addresses:
@@ -196,7 +196,7 @@ class ProxyChannel:
         self._closed = False
         self._tls_files = None if tls is None else ReloadedValue(tls[:3], functools.partial(_credentials, tls))
         self._used_credentials: grpc.ChannelCredentials | None = None  # the credentials of ``_channel``
-        # Whether the channel is dropped when its connection ends, because the TLS files cannot be read any more.
+        # True if the TLS files cannot be read any more. In this case, the channel is dropped when its connection ends.
         self._ends_with_connection = False
         # Streams and asynchronous calls, also of replaced channels. ``close`` cancels them.
         self._active_calls: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -263,7 +263,7 @@ class ProxyChannel:
 
     def close_idle(self, now_s: float) -> None:
         """Close the connection, and end attempts to connect, if there has been no call for ``_IDLE_MS``. A later call opens a new
-        connection. This method does not wait, because calls of other channels call it.
+        connection. Each call of another channel may run this method, so it does not wait.
         """
         if not self._lock.acquire(blocking=False):
             return  # the channel is in use
@@ -316,7 +316,7 @@ class ProxyChannel:
                     raise ClosedError("the channel was closed", self.address)
                 if self._channel is None:
                     self._channel = self._open(credentials)
-                # Read both under the lock, because another thread may replace them.
+                # Both attributes are read under the lock, because another thread may replace both.
                 channel, multi_callables = self._channel, self._multi_callables
             multi_callable_kind = (
                 f"{'stream' if rpc.client_streaming else 'unary'}_{'stream' if rpc.server_streaming else 'unary'}"
@@ -328,7 +328,7 @@ class ProxyChannel:
             )
         return multi_callable
 
-    def _open(self, credentials: grpc.ChannelCredentials | OptionError | None) -> grpc.Channel:
+    def _open(self, credentials_or_error: grpc.ChannelCredentials | OptionError | None) -> grpc.Channel:
         _grpc_processes.add(os.getpid())
         if len(_grpc_processes) > 1:
             raise ClosedError(
@@ -355,12 +355,12 @@ class ProxyChannel:
         target = f"dns:///{self.address}"
         if self._tls is None:
             return grpc.insecure_channel(target, options)
-        if isinstance(credentials, OptionError):
-            raise credentials
-        self._used_credentials, self._ends_with_connection = credentials, False
+        if isinstance(credentials_or_error, OptionError):
+            raise credentials_or_error
+        self._used_credentials, self._ends_with_connection = credentials_or_error, False
         if self._tls.server_name:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
-        return grpc.secure_channel(target, credentials, options)
+        return grpc.secure_channel(target, credentials_or_error, options)
 
     def _not_sent_error(self, error: ValueError) -> RocketMQError:
         """Return the error of a call that was not made. gRPC raises ``ValueError`` for a closed channel."""
@@ -408,8 +408,8 @@ class ProxyChannel:
         return error
 
 
-# A channel closes idle connections when it makes a call. If its options are no longer used, it makes no more calls. So the calls
-# of other channels close its connection.
+# All channels of the process. Each call also closes the idle connections of other channels, because a channel that is no longer
+# used makes no call in which it could close its own connection.
 _all_channels: LiveObjects[ProxyChannel] = LiveObjects(_IDLE_MS / 100_000)
 
 

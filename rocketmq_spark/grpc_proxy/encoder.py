@@ -4,9 +4,9 @@ properties over remoting.
 The Proxy rejects RocketMQ's own property names among the user's properties.
 
 A request contains messages of one topic: either several normal messages, or one message of another type. The Proxy rejects a
-delayed message in a request with other messages. A message of a message group is sent alone. Otherwise the order of the group
-would be lost, because the Proxy chooses any queue for a request with several messages, even if all messages are of one group. A
-message with a priority is sent alone, because the priority determines the queue.
+delayed message in a request with other messages. A message of a message group is sent alone: for a request with several messages,
+the Proxy chooses any queue, even if all messages are of one group, so messages of the group would be in several queues and lose
+their order. A message with a priority is sent alone, because the priority determines the queue.
 """
 
 from __future__ import annotations
@@ -284,7 +284,9 @@ def _timestamp(epoch_ms: int) -> bytes:
 
 
 def _due_ms(properties: Mapping[str, str], born_ms: int, topic: str) -> int | None:
-    """Return the delivery time of a message; None if it is not delayed. Delay levels mean RocketMQ's defaults."""
+    """Return the delivery time of a message; None if it is not delayed. A delay level counts as the delay that it has by default
+    in RocketMQ.
+    """
     due_ms = timer_due_ms(properties, born_ms)
     if due_ms is not None or Property.DELAY not in properties:
         return due_ms

@@ -319,7 +319,7 @@ class ProxyMember:
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
                 with self._lock:
-                    # An endpoint that fails delivers no messages, so it does not matter whether this endpoint keeps the order.
+                    # An endpoint that fails delivers no messages, so its settings must not decide whether the group is ordered.
                     self._is_fifo_by_endpoint.pop(address, None)
 
     def _on_settings(self, address: str, settings: Any) -> None:

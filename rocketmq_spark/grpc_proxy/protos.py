@@ -4,9 +4,9 @@ The classes are created from ``tables``. They are in a separate descriptor pool,
 the same names in the default pool. The file's edition distinguishes unset fields from zeros, and rejects text that is not UTF-8.
 Enums are declared as int32: their encoding is the same, and values that ``tables`` does not list are accepted.
 
-``field_key``, ``number_field`` and ``content_field`` encode fields without protobuf's objects, which cost 8 µs per message in
-Python, several times the time that the Proxy needs. Fields may be in any order, so the fields that many messages share are
-encoded once.
+``field_key``, ``number_field`` and ``content_field`` encode fields without protobuf's objects. In Python, these objects take 8 µs
+per message, several times as long as the Proxy needs for a message. Fields may be in any order, so the fields that many messages
+share are encoded once.
 
 ``error_from_status`` and ``error_from_grpc`` are pure. They return the classes in ``errors``, so that callers can treat both
 transports alike. The codes of these errors are the Proxy's.
@@ -68,7 +68,9 @@ VARINTS = _Varints()
 
 @functools.cache
 def field_key(message: str, name: str) -> bytes:
-    """Return the encoded key of a field. After the key follow the length and content of the field, or its number."""
+    """Return the encoded key of a field. In a message, the value follows the key: a number, or the length and the bytes of the
+    content.
+    """
     (field,) = (field for field in FIELDS if (field.message, field.name) == (message, name))
     is_delimited = field.kind not in ("enum", "int32", "int64", "bool")
     return VARINTS[field.number << 3 | (_LENGTH_DELIMITED if is_delimited else _VARINT)]
@@ -215,7 +217,7 @@ _ILLEGAL_MESSAGE = ("the message is illegal", "timer message illegal")
 # topic's masters are down, or that the topic lacks the permission.
 _UNKNOWN_TOPIC, _NO_QUEUE = "the expected type is UNSPECIFIED", ("no writable queue", "no readable queue")
 _MESSAGE_TOO_LARGE = "larger than max"
-_REQUEST_TOO_LARGE = "exceeds maximum size"  # from the server; ``_MESSAGE_TOO_LARGE`` is from this process
+_REQUEST_TOO_LARGE = "exceeds maximum size"  # from the server; ``_MESSAGE_TOO_LARGE`` is from gRPC in this process
 _NO_GROUP = "group not found"
 _INVALID_HEADERS = "Invalid metadata"  # an access key or token has a line break, for example from the end of a file
 _RESET, _REQUEST_LIMIT = "RST_STREAM with error code 8", "its grpcMaxInboundMessageSize (130 MiB)"

@@ -172,8 +172,8 @@ def _address_scheme(host: str) -> AddressScheme:
 OnSettings = Callable[[Any], None]
 
 _HALF_CHECK = "recover_orphaned_transaction_command"
-# An overloaded Proxy silently drops settings. After this time without an answer, the client opens a new stream, because on the
-# old stream it could not match a later answer to its settings.
+# An overloaded Proxy silently drops settings. After this time without an answer, the client opens a new stream. On the old
+# stream, the client could take the answer to later settings for the missing answer.
 _SETTINGS_TIMEOUT_S = 30.0
 
 
@@ -210,7 +210,9 @@ class TelemetryStream:
         self._thread = start_thread(f"rocketmq-telemetry-{channel.address}", self._run_streams)
 
     def send_settings(self) -> None:
-        """Send changed settings. Answers to earlier settings no longer count. A stream that ended is opened again at once."""
+        """Send changed settings. Answers to earlier settings no longer count. If the stream has ended, a new stream is opened at
+        once.
+        """
         with self._lock:
             self._settings_version += 1
             self._error = None
@@ -273,7 +275,7 @@ class TelemetryStream:
             call.cancel()
 
     def _enqueue_settings(self) -> None:
-        # This line comes first, so that no answer is expected if it raises an error.
+        # ``_settings`` is called first: if it raises an error, no settings are sent, and no answer must be expected.
         command = proto("TelemetryCommand")(settings=self._settings())
         self._unanswered_settings.append((self._settings_version, time.monotonic()))
         self._outgoing.put(command)
@@ -288,7 +290,9 @@ class TelemetryStream:
                 if self._error is None:  # the Proxy has accepted settings since the last error
                     pauses = backoff(0.1, 5.0)
                 version = self._unanswered_settings[0][0] if self._unanswered_settings else self._settings_version
-                if version == self._settings_version or error.retriable:  # otherwise ``error`` rejects old settings
+                if (
+                    version == self._settings_version or error.retriable
+                ):  # a permanent error that answers old settings is ignored
                     self._error = error
                 self._change_condition.notify_all()
                 self._pause(version, next(pauses))

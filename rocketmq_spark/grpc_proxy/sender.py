@@ -30,8 +30,8 @@ from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, SentMe
 logger = logging.getLogger(__name__)
 
 OnSent = Callable[[SendResult | RocketMQError], None]
-# Virtual queues of each endpoint. A message group uses one virtual queue, and a virtual queue has only one request in flight. So
-# this is also the maximum number of groups that have a request in flight.
+# Virtual queues of each endpoint. A message group uses one virtual queue, and a virtual queue has only one request in flight, so
+# at most this many groups have a request in flight at an endpoint.
 QUEUES_PER_ENDPOINT = 16
 UNKNOWN_QUEUE_ID = -1
 ROUTE_AGE_S = 30.0
@@ -88,8 +88,8 @@ class ProxySender:
         return self.has_master()
 
     def has_master(self) -> bool:
-        """Whether any broker seems to be up. A Proxy does not list brokers, so this method requests the routes of some topics
-        that had a route.
+        """Whether any broker seems to be up. A Proxy does not list brokers, so this method requests the routes of some topics for
+        which it had a route earlier.
         """
         topics, timeout_s = list(self._routes)[:_MAX_PROBED_TOPICS], self._proxy.connect_options.request_timeout_s
         return not topics or any(_has_topic(self._route, topic, Deadline.after(timeout_s)) for topic in topics)

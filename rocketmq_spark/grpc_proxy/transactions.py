@@ -50,7 +50,8 @@ class ProxyTransactions:
         self._proxy = proxy
         self._unpack = unpack
         self._lock = threading.Lock()
-        # Held while the announced topics change and, if one topic is announced alone, while the Proxy's answer is awaited.
+        # Held while the announced topics change. If one topic is announced alone, the lock is also held until the Proxy has
+        # answered.
         self._announce_lock = threading.Lock()
         # By registration: the producer group, the function that decides, and the coalescer of the group's checks.
         self._checks: dict[object, tuple[str, HalfCheck, _Coalescer]] = {}
@@ -95,7 +96,8 @@ class ProxyTransactions:
         """Announce ``topic`` before a half message is sent to it, so that the endpoint can send checks to this client.
 
         A Proxy that rejects one topic rejects all topics that were announced with it, and does not report which topic is the
-        reason. So if the Proxy rejects the announcement of this topic with the other topics, this topic is announced alone.
+        reason. So this topic is announced together with the other topics first. If the Proxy rejects this announcement, the topic
+        is announced alone.
         """
         deadline = deadline.within(self._proxy.connect_options.request_timeout_s)
         try:
@@ -112,7 +114,7 @@ class ProxyTransactions:
     def _announce_with_other_topics(
         self, topic: str, group: str, address: str, deadline: Deadline
     ) -> RocketMQError | None:
-        while True:  # repeat if another thread announced its topic alone meanwhile, without this topic
+        while True:  # repeated if another thread has replaced the announcement by its own topic alone
             if not self._announce_lock.acquire(timeout=deadline.remaining()):
                 return CallTimeout("the Proxy has not answered about another topic in time", address)
             try:
@@ -129,8 +131,8 @@ class ProxyTransactions:
                     return None
 
     def _announce_alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        """Announce a topic alone. No other thread may announce topics meanwhile, because the answer would also be about its
-        topics.
+        """Announce a topic alone. Meanwhile, no other thread may announce topics, because the Proxy's answer would then be about
+        those topics, too.
         """
         if not self._announce_lock.acquire(timeout=deadline.remaining()):
             return CallTimeout("the Proxy has not answered about another topic in time", address)

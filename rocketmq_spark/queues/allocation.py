@@ -277,8 +277,8 @@ def _machine_room(queues: Queues, consumers: list[str], config: Config) -> Queue
     queues that are left over at the end are dealt out one by one.
 
     ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so a broker named ``room@`` is in no room.
-    Copies of failed messages may be in any room. So the queues of a retry topic outside the rooms are shared averagely, because
-    otherwise no consumer would read them.
+    Copies of failed messages may be in any room. So the queues of a retry topic that are outside the rooms are shared averagely,
+    too; without this rule, no consumer would read them.
     """
     rooms_option = config.get("machineRooms")
     rooms = set(rooms_option.split(",") if isinstance(rooms_option, str) else rooms_option or ())
@@ -352,10 +352,9 @@ def _room(resolve_room: Callable[[str], str], name: str, what: str) -> str:
 def _environment(queues: Queues, consumers: list[str], config: Config) -> QueuesOf:
     """The queues of one environment, shared by its consumers; ``queues.environment`` describes the layouts.
 
-    If every consumer of the environment had all of its queues, each would read every message. So the strategy ``inner``
-    (averagely by default) shares them. If ``consumers`` are the consumers of all environments, ``environmentOf`` returns the
-    environment of a consumer. A retry topic belongs to no environment. All consumers share its queues, because otherwise no
-    consumer would read them.
+    The strategy ``inner`` (by default ``averagely``) shares the environment's queues among its consumers, so that only one
+    consumer reads each message. If ``consumers`` are the consumers of all environments, ``environmentOf`` returns the environment
+    of a consumer. A retry topic belongs to no environment, so all consumers share the queues of a retry topic.
     """
     inner_strategy = config.get("inner", "averagely")
     inner_config = {name: value for name, value in config.items() if name != "inner"}

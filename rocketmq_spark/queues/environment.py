@@ -130,9 +130,9 @@ class Environment:
         """Return the environment's queues that accept messages now.
 
         Positions are counted in the list of all readable queues, because readers count in the same list. So a broker without a
-        master, which is missing from ``writable_queues``, does not shift the environment onto queues of another environment. If
-        no queue is writable, this raises ``BrokerNotFound`` if a broker of the environment is away, because the broker may
-        return; otherwise ``OptionError``.
+        master, which is missing from ``writable_queues``, does not shift the environment onto queues of another environment.
+        Raises an error if no queue of the environment is writable: ``BrokerNotFound`` if a broker of the environment is away,
+        because this broker may return, otherwise ``OptionError``.
         """
         writable_set, readable_set = set(writable_queues), set(readable_queues)
         try:

@@ -79,9 +79,9 @@ def select(
 ) -> MessageQueue:
     """Return the queue that ``selector`` chooses for ``message``.
 
-    ``arg`` is the argument of the send: the key to hash, the room, the number of the environment, or the queue as
-    ``(brokerName, queueId)``. Raises ``OptionError`` if there is no such selector, and ``SelectorError`` if it fails or chooses
-    no queue; a ``RocketMQError`` of a callable is raised as it is.
+    ``arg`` is the argument of the send: the key to hash, the room, the number of the environment, or the queue as ``(brokerName,
+    queueId)``. Raises ``OptionError`` if no selector has this name. If the selector fails or chooses no queue, raises
+    ``SelectorError``; but a ``RocketMQError`` of a callable is raised unchanged.
     """
     if not queues:
         raise SelectorError("there is no queue to select from")
@@ -156,8 +156,8 @@ def rooms_of(arg: object) -> Collection[str]:
     rooms = {arg} if isinstance(arg, str) else set(arg) if isinstance(arg, Collection) else set()
     if not rooms - {""}:
         raise SelectorError(
-            "queue selector 'machineRoom' chose no queue: pass a room, or several rooms, as arg; without a room it chooses "
-            "no queue, as Java's SelectMessageQueueByMachineRoom always does"
+            "queue selector 'machineRoom' chose no queue: pass a room, or several rooms, as arg (Java's selector "
+            "SelectMessageQueueByMachineRoom never chooses a queue)"
         )
     return rooms - {""}
 
@@ -177,7 +177,7 @@ def queues_on_brokers_in_rooms(queues: Sequence[MessageQueue], rooms: Collection
 
 
 def room_of(broker_name: str) -> str:
-    """The room in ``room@name``; the whole name when it has none."""
+    """The room in a broker name ``room@name``; the whole broker name if it contains no ``@``."""
     return broker_name.split(ROOM_SEPARATOR, 1)[0]
 
 

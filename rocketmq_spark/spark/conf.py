@@ -33,9 +33,9 @@ def low_latency_conf() -> dict[str, Any]:
     """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
     Give these settings before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an
-    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. If this function does
-    not find Spark's jars, as with Spark Connect, it omits this setting, too, because the name of the class depends on the version
-    of Spark.
+    object store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. The value of this
+    setting depends on the version of Spark, so this function omits the setting if it does not find Spark's jars, as with Spark
+    Connect.
 
     Whoever may write to Spark's Unix sockets can run code in the driver. So if the umask of this process lets other users write
     to new files, this function logs a warning and omits the setting for Unix sockets. Start executors on other machines with
@@ -61,8 +61,8 @@ def _unix_sockets() -> dict[str, str]:
 
 
 def private_sockets(folder: Path) -> dict[str, str]:
-    """Return settings with which Spark creates its Unix sockets in ``folder``, which only this user may use, and which exists on
-    all machines of the session; none if its path is too long for a socket.
+    """Return settings with which Spark creates its Unix sockets in ``folder``; no settings if the path is too long for a socket.
+    Only this user may have access to the folder, and it must exist on all machines of the session.
     """
     if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES > _MAX_SOCKET_PATH_BYTES:
         return {}

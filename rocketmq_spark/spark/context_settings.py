@@ -1,8 +1,8 @@
 """Passes settings of the Spark context to the processes that plan a write.
 
 Spark passes its settings to tasks, but not to the other processes of a Python data source. ``register`` writes the settings that
-exactly-once needs into an environment variable of these processes. The variable outlives the context, so the value of the
-variable also names the context.
+exactly-once needs into an environment variable of these processes. The variable remains after the context has ended, so its value
+also names the context to which the settings belong.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SETTINGS_VARIABLE = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
 
 
 def encoded_settings(get_setting: Callable[[str], str | None]) -> str:
-    """Return the value of ``SETTINGS_VARIABLE``: JSON with this process's context and its settings; a setting that is not set is
-    null.
+    """Return the value of ``SETTINGS_VARIABLE``: JSON with the id of this process's context and the context's settings. A setting
+    that has no value is null.
     """
     return json.dumps({"context": _context_id(), "settings": {name: get_setting(name) for name in exactly_once_conf()}})
 

@@ -140,8 +140,8 @@ def register(spark: SparkSession) -> None:
 def _try_to_complete_environment(spark: SparkSession) -> bool:
     """Add the environment variables, and return whether Spark knows the source.
 
-    This function uses internals of Spark, which may change. If they have changed, it logs a warning that says what does not work;
-    everything else of the source works.
+    This function uses internals of Spark. If a version of Spark has other internals, this function warns that streams which start
+    at once may break each other; everything else of the source works.
     """
     try:
         return _complete_environment(spark)

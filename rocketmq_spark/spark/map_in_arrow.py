@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def map_in_arrow(df: DataFrame, function: Callable[..., Any], schema: str, alternative: str) -> DataFrame:
-    """Return ``df.mapInArrow(function, schema)``. PySpark requires pandas for ``mapInArrow``, although this method does not use
-    pandas, and warns about new versions of pandas.
+    """Return ``df.mapInArrow(function, schema)``. Suppresses PySpark's warning about new versions of pandas. PySpark requires
+    pandas for ``mapInArrow``, although ``mapInArrow`` does not use pandas.
 
     Args:
-        function: A function of a module, or a ``partial`` of such a function, which workers import. Spark would pickle the code
-            of a lambda.
+        function: A function of a module, or a ``partial`` of such a function: workers import it. A lambda does not work, because
+            Spark would pickle its code.
         alternative: How to do the same without pandas, for the remedy of the error.
 
     Raises:

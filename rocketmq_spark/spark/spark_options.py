@@ -1,7 +1,8 @@
 """Options of Spark's own methods: paths, and the options of asynchronous progress tracking.
 
 Spark passes the path of ``load``, ``save`` and ``start`` as option ``path``, several paths as ``paths``, and all options of
-``writeStream`` to the sink. A table of Spark's catalog has no option ``path`` here, because Spark does not pass its location.
+``writeStream`` to the sink. For a table of Spark's catalog, Spark passes no option ``path``, although the table may have a
+location.
 """
 
 from __future__ import annotations

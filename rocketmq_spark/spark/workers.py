@@ -4,7 +4,7 @@ Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another Pyt
 activated, ``python3`` lacks the package, and Spark reports "Failed to find the data source: rocketmq". This error is the most
 common problem of new users.
 
-``import rocketmq_spark`` imports this module. So it imports little, and the check itself imports the rest.
+``import rocketmq_spark`` always imports this module, so the module imports little; the functions of the check import the rest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _can_import(path: str) -> bool:
     try:
         return subprocess.run(**call, capture_output=True, timeout=_PROBE_TIMEOUT_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
-        return True  # the answer is unknown, and a warning needs a known problem
+        return True  # no warning, because it is unknown whether the import would fail
 
 
 def check_workers_with_pyspark() -> None:
@@ -88,8 +88,8 @@ def _check_workers() -> None:
 
 
 def program_of_workers() -> str:
-    """Return the Python program that Spark's workers run. The session knows it; if there is no session, ``PYSPARK_PYTHON`` names
-    it.
+    """Return the Python program that Spark's workers run. This is the program of the session; without a session, the program that
+    ``PYSPARK_PYTHON`` names.
     """
     context = getattr(getattr(sys.modules["pyspark"], "SparkContext", None), "_active_spark_context", None)
     return str(context.pythonExec) if context is not None else os.environ.get("PYSPARK_PYTHON") or "python3"

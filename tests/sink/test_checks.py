@@ -99,10 +99,10 @@ def test_numbered_environment_needs_writer_that_keeps_its_queues():
     by_number = sink_options("x:1", topic="t", environment="2")
     checks.check_sink(by_number, schema(body=None))
     with pytest.raises(OptionError, match=r"Spark creates the writer of a stream again .*foreach_batch_writer"):
-        checks.check_sink(by_number, schema(body=None), stream=True)
+        checks.check_sink(by_number, schema(body=None), is_stream=True)
     for more in ({"environments": "3"}, {"environmentMode": "suffix"}):
         options = sink_options("x:1", environment="2", **more)
-        checks.check_sink(options, schema(body=None, topic=None), stream=True)
+        checks.check_sink(options, schema(body=None, topic=None), is_stream=True)
         assert checks.environment_queues(options) == {}
 
 

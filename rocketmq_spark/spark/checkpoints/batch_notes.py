@@ -26,7 +26,7 @@ from rocketmq_spark.stored.ends import OR_AT_LEAST_ONCE, QueueEnds
 logger = logging.getLogger(__name__)
 
 NOTES_FOLDER = "rocketmq"
-# How row ids are computed: a note of version 1 means other ids than this version computes.
+# The version of the function that computes row ids. A note of version 1 belongs to rows with other ids.
 VERSION = 2
 _EPOCH_PATH = f"{NOTES_FOLDER}/epoch"
 _DIGEST_BYTES = 16
@@ -111,8 +111,8 @@ def _checksum(value: Mapping[str, Any]) -> str:
 
 
 class BegunBatch(NamedTuple):
-    """The note of a batch. ``existed`` says whether the batch already had this note; then an earlier run may have sent rows of
-    the batch.
+    """The note of a batch. If ``existed`` is true, the batch had this note already, so an earlier run may have sent rows of the
+    batch.
     """
 
     note: BatchNote
@@ -153,7 +153,7 @@ def batch_name(folder: Folder, write_name: str, number: int | None = None) -> Ba
 def begin_batch(
     folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], scope: str = "", settle_s: float = 0.0
 ) -> BegunBatch:
-    """Return the existing note of the batch, or a new note with ``ends``, which is durable when the function returns.
+    """Return the existing note of the batch, or write a new note with ``ends``. The note is durable when the function returns.
 
     A note with another epoch or other offsets belongs to a batch that was rewound, and is replaced.
     """
@@ -197,8 +197,8 @@ def _note_paths(folder: Folder, number: int) -> list[str]:
 
 
 def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_s: float = 0.0) -> BatchNote:
-    """Add the ends of queues that the note does not have yet. No task has sent to such a queue. The note is durable when the
-    function returns.
+    """Add to the note the queues that it lacks, with their current ends; no task has sent to these queues. The note is durable
+    when the function returns.
     """
     extended_note = replace(
         note, ends=note.ends.with_further_queues(current_ends), settle_s=max(note.settle_s, settle_s)

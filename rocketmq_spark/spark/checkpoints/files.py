@@ -40,27 +40,27 @@ class Folder:
     _file_system: Any
     _root_path: str
 
-    def files(self, below: str = "", recursive: bool = False) -> dict[str, int]:
+    def files(self, subfolder: str = "", recursive: bool = False) -> dict[str, int]:
         """Return when each file was last changed, in ms since 1970; empty if the folder does not exist.
 
         Raises ``OffsetError`` for links on a local disk.
         """
-        return {entry.path: entry.changed_ms for entry in self._entries(below, recursive) if entry.is_file}
+        return {entry.path: entry.changed_ms for entry in self._entries(subfolder, recursive) if entry.is_file}
 
-    def folders(self, below: str) -> list[str]:
+    def folders(self, subfolder: str) -> list[str]:
         """Return the names of the subfolders of a folder; empty if the folder does not exist.
 
         Raises ``OffsetError`` for links on a local disk.
         """
-        return [_base_name(entry.path) for entry in self._entries(below, False) if entry.is_folder]
+        return [_base_name(entry.path) for entry in self._entries(subfolder, False) if entry.is_folder]
 
-    def _entries(self, below: str, recursive: bool) -> list[_FileEntry]:
+    def _entries(self, subfolder: str, recursive: bool) -> list[_FileEntry]:
         from pyarrow.fs import FileSelector
 
         with self._with_folder_name():
             if self._is_local:
-                return self._local_entries(below, recursive)
-            selector = FileSelector(self._full_path(below), allow_not_found=True, recursive=recursive)
+                return self._local_entries(subfolder, recursive)
+            selector = FileSelector(self._full_path(subfolder), allow_not_found=True, recursive=recursive)
             return [self._entry(info) for info in self._file_system.get_file_info(selector)]
 
     def _entry(self, info: Any) -> _FileEntry:
@@ -70,14 +70,14 @@ class Folder:
         changed_ms = (info.mtime_ns or 0) // 1_000_000
         return _FileEntry(path, info.type == FileType.File, info.type == FileType.Directory, changed_ms)
 
-    def _local_entries(self, below: str, recursive: bool) -> list[_FileEntry]:
+    def _local_entries(self, subfolder: str, recursive: bool) -> list[_FileEntry]:
         entries: list[_FileEntry] = []
-        with self._reject_links(below):
+        with self._reject_links(subfolder):
             try:
-                with self._open_folder(below) as folder_descriptor, os.scandir(folder_descriptor) as dir_entries:
+                with self._open_folder(subfolder) as folder_descriptor, os.scandir(folder_descriptor) as dir_entries:
                     for entry in dir_entries:
                         with suppress(FileNotFoundError):  # another process may remove the file meanwhile
-                            entries.append(_local_entry(f"{below}/{entry.name}".lstrip("/"), entry))
+                            entries.append(_local_entry(f"{subfolder}/{entry.name}".lstrip("/"), entry))
             except FileNotFoundError:
                 return []
         if recursive:
@@ -85,19 +85,25 @@ class Folder:
                 entries += self._local_entries(subfolder, recursive)
         return entries
 
-    def exists(self, below: str = "") -> bool:
-        """Whether the folder, or the subfolder ``below``, exists. Raises ``OffsetError`` for links on a local disk."""
+    def exists(self, subfolder: str = "") -> bool:
+        """Whether the folder exists; with ``subfolder``, whether this subfolder exists. Raises ``OffsetError`` for links on a
+        local disk.
+        """
         from pyarrow.fs import FileType
 
         with self._with_folder_name():
             if not self._is_local:
-                return bool(self._file_system.get_file_info(self._full_path(below)).type == FileType.Directory)
-            with self._reject_links(below), suppress(FileNotFoundError, NotADirectoryError), self._open_folder(below):
+                return bool(self._file_system.get_file_info(self._full_path(subfolder)).type == FileType.Directory)
+            with (
+                self._reject_links(subfolder),
+                suppress(FileNotFoundError, NotADirectoryError),
+                self._open_folder(subfolder),
+            ):
                 return True
             return False
 
-    def _open_folder(self, below: str) -> AbstractContextManager[int]:
-        return folders.open_subfolder(Path(self._root_path), below.split("/") if below else [])
+    def _open_folder(self, subfolder: str) -> AbstractContextManager[int]:
+        return folders.open_subfolder(Path(self._root_path), subfolder.split("/") if subfolder else [])
 
     @contextmanager
     def _reject_links(self, path: str) -> Iterator[None]:
@@ -112,8 +118,8 @@ class Folder:
             ) from e
 
     def advice_to_owner(self, action: str) -> str:
-        """Return ``action`` as advice. If another user owns a local folder, the advice is for this owner, because the owner could
-        lead root to other files.
+        """Return the advice to do ``action``. If another user owns a local folder, the advice is that this owner does it, and not
+        root, whom the owner could lead to other files.
         """
         with suppress(OSError):
             if self._is_local and (owner := folders.owner_uid(os.stat(self._root_path))) != folders.error_reader_uid():
@@ -300,17 +306,17 @@ class Folder:
                 else:
                     self._file_system.delete_file(self._full_path(path))
 
-    def delete_folder(self, below: str) -> None:
+    def delete_folder(self, subfolder: str) -> None:
         """Delete a subfolder and its content."""
         with self._with_folder_name():
             if self._is_local:
-                with self._open_parent(below) as (folder_descriptor, name):
+                with self._open_parent(subfolder) as (folder_descriptor, name):
                     shutil.rmtree(name, dir_fd=folder_descriptor)
             else:
-                self._file_system.delete_dir(self._full_path(below))
+                self._file_system.delete_dir(self._full_path(subfolder))
 
-    def _full_path(self, below: str) -> str:
-        return f"{self._root_path.rstrip('/')}/{below}" if below else self._root_path
+    def _full_path(self, path: str) -> str:
+        return f"{self._root_path.rstrip('/')}/{path}" if path else self._root_path
 
     @contextmanager
     def _with_folder_name(self) -> Iterator[None]:

@@ -37,7 +37,7 @@ class LoggedBatch(NamedTuple):
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """The positions of all sources. If two sources read a queue, this is the lower position."""
+        """The position of each queue that any source reads. If two sources read a queue, the lower position counts."""
         return lowest_positions(offsets.positions for offsets in self.sources.values())
 
     @property
@@ -216,7 +216,8 @@ def batch_ranges(
 ) -> tuple[list[OffsetRange], list[MessageQueue]]:
     """Return the ranges that the sources of a batch read from ``starts`` to the batch's end, and the queues without a start.
 
-    Omits empty ranges, and returns equal ranges of two sources once, because a self-join has one source, which Spark logs twice.
+    Omits empty ranges. If two sources have the same range, it is returned once, because Spark logs the one source of a self-join
+    twice.
     """
     ranges: dict[OffsetRange, None] = {}
     queues_without_start: dict[MessageQueue, None] = {}

@@ -2,8 +2,8 @@
 
 ``plan_rewind`` changes nothing. ``execute`` removes the entries of later batches in both logs, and the versions of state that
 these batches wrote. Before the removal, ``execute`` copies these files to a backup. Batch N writes version N + 1 of the state. If
-a version of a removed batch remained, Spark would load this version when the query reaches the batch's number again. ``drift``
-compares the positions of a query with what brokers have now.
+the version of a removed batch remained, Spark would load this old version when the query has a new batch with the same number.
+``drift`` compares the positions of a query with what brokers have now.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class DriftState(enum.Enum):
 
 
 class Drift(NamedTuple):
-    """The position of the query in a queue, the bounds of the queue, and how many ``offsets`` are unread, lost, or read again."""
+    """The position of the query in a queue, the bounds of the queue, and how the two relate. Depending on ``state``, ``offsets``
+    is the number of unread offsets, of lost offsets, or of offsets that will be read again.
+    """
 
     queue: MessageQueue
     position: int | None
@@ -104,9 +106,9 @@ def _drift_state(position: int | None, queue_bounds: QueueBounds, is_recreated: 
 
 
 _LOG_FOLDERS = ("commits", "offsets")
-# The order in which the files of a batch are removed: its commit, its state, its offsets. If the removal stops halfway, Spark
-# repeats the batch and writes its state again. If the commit and the offsets were removed before the state, Spark could use the
-# old state for a new batch.
+# The order in which the files of a batch are removed: its commit, its state, its offsets. If the removal stops halfway, the
+# offsets still exist, so Spark repeats the same batch and writes its state again. If the offsets were removed first, Spark could
+# plan another batch with this number, and use the old state for it.
 _REMOVAL_ORDER = ("commits", "made", "offsets")
 _LOG_FILE = re.compile(rf"(?:{'|'.join(_LOG_FOLDERS)})/\.?\d+(?:\.crc)?|metadata")
 _STATE_FILE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
@@ -155,7 +157,9 @@ def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: in
 
 
 def plan_rewind(folder: Folder, history: Sequence[BatchRead], batch: LoggedBatch) -> RewindPlan:
-    """Return the plan of a rewind to the end of ``batch``. Raises ``OffsetError`` if Spark removed the state after ``batch``."""
+    """Return the plan of a rewind to the end of ``batch``. Raises ``OffsetError`` if Spark has removed the state that the query
+    had at the end of ``batch``.
+    """
     files = folder.files(recursive=True)
     later_batches = [read.batch.number for read in history if read.batch.number > batch.number]
     log_entries = {

@@ -83,8 +83,8 @@ _UNRESOLVED_NAME_PATTERNS = (
 _UNKNOWN_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
 
 
-# The number of characters of a line that are searched. A server or the author of a message may have chosen the line, and
-# expressions with several ``.*`` take long for a long line.
+# The number of characters of a line that are searched. Expressions with several ``.*`` take long for a long line, and the line
+# may contain any text of a server or of a message.
 _MAX_LINE_CHARACTERS = 16_384
 
 

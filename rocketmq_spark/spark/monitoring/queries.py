@@ -63,7 +63,7 @@ def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
 
 
 def _is_running(status: Mapping[str, Any]) -> bool:
-    """Whether a batch is running. It is not enough that a trigger is active, because a trigger is also active while Spark
+    """Whether a batch is running. An active trigger alone does not show this, because a trigger is also active while Spark
     requests the latest offsets.
     """
     return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")

@@ -59,11 +59,10 @@ _COLUMN_KINDS: dict[type[DataType], str] = {
 logger = logging.getLogger(__name__)
 
 GROUP = "rocketmq_spark_sink"
-# The time limit of one attempt to send a batch. After this time, another broker is tried, because the broker of the attempt does
-# not answer.
+# The time limit of one attempt to send a batch. If the broker has not answered by then, the next attempt tries another broker.
 ATTEMPT_S = 10.0
 _MIN_ATTEMPTS = 6
-# The approximate memory of a request's Python objects. It limits the number of waiting requests if their bodies are small.
+# The approximate memory of a request's Python objects. This size limits the number of waiting requests if their bodies are small.
 _REQUEST_BYTES = 1 << 10
 
 # For each broker, its name and the number of its queues, in the order of Kafka's partitions.
@@ -73,10 +72,9 @@ _MAX_KEPT_NUMBERS, _MAX_SHOWN_BROKERS = 10_000, 100
 _MAX_KEPT_NAMES = 10_000
 _TIMERS_KEY, _TOPICS_KEY, _NUMBERS_KEY = "brokers asked for timers", "topics checked", "partitions of topics"
 _NAMES_KEY = "names of topics"
-_ALREADY_WARNED = ""  # kept instead of a name after the warning about this name
+_ALREADY_WARNED = ""  # replaces a kept name after the warning about this name
 
-# Writes of streams and writes with column 'topic' cannot use an environment of which only the number is given; these are the
-# reasons.
+# The reasons why an environment that is a number alone cannot be used: in writes of streams, and in writes with column 'topic'.
 _REASON_STREAM = (
     "Spark creates the writer of a stream again for each micro-batch, in short-lived processes (foreach_batch_writer keeps "
     "what it counted)"
@@ -128,12 +126,12 @@ def producer_settings(options: Options) -> ProducerSettings:
     )
 
 
-def check_sink(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
+def check_sink(options: Options, schema: StructType, is_stream: bool = False) -> dict[str, str]:
     """Return the names of the DataFrame's columns by role.
 
     One ``OptionError`` lists all problems that can be found without a broker.
 
-    ``stream``: the write is a stream, for which Spark creates the writer again for each micro-batch.
+    With ``is_stream``, the write is a stream, for which Spark creates a new writer in each micro-batch.
     """
     selector = options.queue_selector if "queue_selector" in options.given else None
     if options.kafka_columns:
@@ -150,8 +148,8 @@ def check_sink(options: Options, schema: StructType, stream: bool = False) -> di
         )  # with Kafka's columns, the row id may be in a column of this name
         by_role["properties"] = "properties" if is_name_free else "properties (emptyBodies)"
     problems += _option_problems(options) + exactly_once_checks.option_problems(options, by_role)
-    if is_by_position(options) and (stream or options.topic is None):
-        problems.append(position_problem(options, _REASON_STREAM if stream else _REASON_TOPIC_COLUMN))
+    if is_by_position(options) and (is_stream or options.topic is None):
+        problems.append(position_problem(options, _REASON_STREAM if is_stream else _REASON_TOPIC_COLUMN))
     problems += columns.check_features(by_role, transport.features(options))
     if problems:
         raise OptionError.of(problems)
@@ -252,10 +250,10 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
 def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool = False) -> None:
     """Checks that rows can be sent to ``topic``: the topic must exist and have a writable queue.
 
-    If no name server answers, no broker is registered, or the topic has no master, the check waits as long as a send would
-    wait, and then raises the first error. A topic is unknown if, while brokers were registered, name servers reported
-    ``numRetries`` times that the topic has no route. With ``must_exist``, which means that the topic existed before, the check
-    waits, because brokers register one by one after a name server was restarted.
+    If no name server answers, no broker is registered, or the topic has no master, the check waits as long as a send would wait,
+    and then raises the first error. A topic is unknown if, while brokers were registered, name servers reported ``numRetries``
+    times that the topic has no route. ``must_exist`` means that the topic existed before. Its brokers may not have registered yet
+    at a name server that was restarted, so the check waits in this case, too.
     """
     _wait_for_route(
         sender, topic, options, must_exist, lambda deadline, refresh: sender.publish_queues(topic, deadline, refresh)
@@ -333,7 +331,7 @@ def _wait_for_route(
         if first_error is None:
             first_error = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
-        times_unknown += is_missing and has_brokers  # counted only if brokers were registered before this request, too
+        times_unknown += is_missing and has_brokers  # an answer counts only if brokers were registered before it
         has_brokers = has_brokers or (is_missing and _has_any_broker(sender))
         is_unknown = times_unknown >= max(1, options.num_retries) and not must_exist
         if is_unknown or deadline.expired:
@@ -441,8 +439,8 @@ def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per
 def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     """Return the queues of the topic in an environment that is given by its number alone; empty for other environments.
 
-    The driver determines the queues for all tasks, because each task would count the queues that exist when it starts. Waits for
-    the route up to the send timeout.
+    The driver determines the queues for all tasks. If each task determined the queues when it starts, tasks might use different
+    queues. Waits for the route up to the send timeout.
     """
     if options.topic is None or not is_by_position(options):
         return {}
@@ -456,9 +454,10 @@ def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
 
 
 def partition_queues(options: Options, columns_by_role: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
-    """Return the queues of the topic in the order of Kafka's partitions if rows name partitions; empty if rows name their topics.
+    """If rows name partitions, return the queues of the topic in the order of Kafka's partitions. The result is empty if rows
+    name no partitions, or if they name their topics.
 
-    The driver determines the queues for all tasks of a write, so that a change of the route gives no number to another queue.
+    The driver determines the queues for all tasks of a write, so that all tasks use the same numbers even if the route changes.
     """
     if options.topic is None or kafka.PARTITION not in columns_by_role:
         return {}

@@ -54,7 +54,8 @@ from rocketmq_spark.stored.scan import StoredIdScan
 
 logger = logging.getLogger(__name__)
 
-# The limit for the stored ids in a plan. If more ids are stored, each task reads the ids of its own rows instead.
+# The maximum number of stored ids in a plan. If more ids are stored, the plan has no ids, and each task reads the stored ids of
+# its rows from the brokers.
 MAX_PLANNED_IDS = 1_000_000
 SINK_WRITE = "sink"
 _REMEDY_OF_OTHER_TOPICS = (
@@ -86,11 +87,11 @@ class ExactlyOncePlan:
 def plan_batch(
     options: Options, checkpoint: str, write_name: str = SINK_WRITE, number: int | None = None
 ) -> ExactlyOncePlan:
-    """Start a micro-batch, or continue a batch that an earlier run started. By default this is the last batch that Spark has
-    planned.
+    """Start the micro-batch ``number``, or continue it if an earlier run started it. The default of ``number`` is the last batch
+    that Spark has planned.
 
-    A repeated batch may have further topics, for example if the job now sends its bad rows to a separate topic. No row of the
-    batch is in a further topic before the note has the ends of the topic's queues.
+    A repeated batch may have further topics, for example if the job now sends its bad rows to a separate topic. Before the note
+    has the ends of a further topic's queues, no row of the batch is sent to this topic.
     """
     folder = checkpoint_folder(checkpoint)
     name = batch_notes.batch_name(folder, write_name, number)
@@ -209,7 +210,9 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
 
 
 def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
-    """Return the hashes of the rows of a batch that are stored. Waits for the longest settle time of all runs of the batch."""
+    """Return the hashes of those rows of a batch that are stored already. Waits for the longest settle time of all runs of the
+    batch.
+    """
     stored_hashes = BatchHashes(name.digest(), MAX_PLANNED_IDS)
     tools = scan_tools(options, on_ranges=stored_hashes.set_ranges)
     StoredIdScan(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored_hashes)
@@ -237,7 +240,7 @@ class ExactlyOnceTask:
         self._is_abandoned = worker_socket.watch_worker_socket()
 
     def count_stored(self, counts: TaskCounts) -> None:
-        """Add to ``counts`` the number of stored messages, and the number of stored messages that match no row."""
+        """Set in ``counts`` how many messages are stored, and how many of these messages match no row."""
         if self._stored_rows is not None:
             counts.unmatched = self._stored_rows.unmatched_count
         counts.found, counts.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
@@ -249,7 +252,7 @@ class ExactlyOnceTask:
     def rows_to_send(
         self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
     ) -> Mask | None:
-        """Return a mask of the rows of ``batch`` that are not stored, which must be sent; None if all rows must be sent.
+        """Return a mask of the rows of ``batch`` that must be sent, because they are not stored; None if all rows must be sent.
 
         ``items`` returns the encoded rows. This function is called only if some rows may be stored.
         """
@@ -265,8 +268,8 @@ class ExactlyOnceTask:
         return None if is_missing.all() else is_missing
 
     def limited_sender(self, sender: Sender) -> Sender:
-        """Return a sender that uses ``sender``, but sends only to the queues in the note. When Spark abandons this attempt, the
-        returned sender sends nothing more.
+        """Return a sender that passes messages to ``sender``, but only for the queues in the note, and only until Spark abandons
+        this attempt.
         """
         return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
 
@@ -324,8 +327,8 @@ class NotedQueuesSender:
     """A sender that uses only the queues in the note. Queues that were added later are used after the next plan.
 
     After Spark has abandoned the attempt, this sender sends nothing, because the next attempt may have read the stored ids
-    already. Senders of one process with the same queues are equal, so that tasks share the objects that a process keeps for one
-    sender.
+    already. A process keeps some objects for each sender. Senders with the same queues are equal, so that their tasks share these
+    objects.
     """
 
     def __init__(
@@ -355,8 +358,8 @@ class NotedQueuesSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Send to a queue in the note. Rejects any other queue, because a repeat of the batch would not read the ids in this
-        queue.
+        """Send to a queue in the note. Rejects any other queue, because a repeat of the batch reads the stored ids only from the
+        queues in the note.
         """
         if self._is_abandoned():
             done(worker_socket.abandoned_error())

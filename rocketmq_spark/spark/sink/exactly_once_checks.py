@@ -112,7 +112,8 @@ def check_settings(get_setting: Callable[[str], str | None], streaming: bool, co
 
 
 def check_registered() -> None:
-    """Call ``check_settings`` for the settings that ``register`` recorded. Without ``register``, only tasks see the settings.
+    """Call ``check_settings`` for the settings that ``register`` recorded. If ``register`` was not called, nothing is checked
+    here, because only tasks see the settings.
 
     Tasks check ``ADAPTIVE_SETTING``, because it is a setting of the session and may still change.
     """
@@ -122,8 +123,8 @@ def check_registered() -> None:
 
 
 def check_progress(options: Options, asynchronous: bool) -> None:
-    """Raise ``OptionError`` if Spark does not log a batch before it runs the batch, because Spark may then repeat rows in other
-    batches.
+    """Raise ``OptionError`` for asynchronous progress tracking. With it, Spark runs a batch before the batch is logged, so after
+    a restart it may repeat the rows in other batches.
     """
     if is_exactly_once(options) and asynchronous:
         raise OptionError(

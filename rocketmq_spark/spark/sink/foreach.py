@@ -83,9 +83,9 @@ def write_rocketmq(
             (``3s``), sizes bytes or text (``4m``).
 
     Returns:
-        A ``Written``: ``rows`` that brokers acknowledged (with exactly-once also rows whose acknowledgement was lost, but which
-        the sink found in the topic), their ``bytes`` (bodies and properties) and ``batches``, in all and by broker; and how many
-        ``retries`` and ``spooled`` rows there were.
+        A ``Written``: ``rows`` that brokers acknowledged, their ``bytes`` (bodies and properties) and ``batches``, in all and by
+        broker, and the numbers of ``retries`` and of ``spooled`` rows. With exactly-once, ``rows`` also counts rows that the sink
+        found in the topic after their acknowledgement was lost.
 
     Raises:
         OptionError: An option or a column is unknown or has a wrong value or type. Nothing was sent.
@@ -286,8 +286,8 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
 
 def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _QueryRun) -> None:
     """Raises ``OptionError`` if an earlier run began this write with other topics, and some topics are in both lists. A write
-    without a ``write_name`` is named after its topics. So with other topics, the write has another name, and would not find the
-    rows that the earlier run stored in the common topics.
+    without a ``write_name`` is named after its topics. So this write has another name than in the earlier run, and would not find
+    the rows that are stored in the common topics.
     """
     if not _GENERATED_NAME.fullmatch(name.write_name):
         return

@@ -83,8 +83,8 @@ class Written:
         )
 
     def of_all_tasks(self) -> Written:
-        """Return these counts, and also count in ``unmatched`` the messages of tasks that only an earlier run had: no row can
-        match these messages.
+        """Return these counts, with a larger ``unmatched``: it also counts the stored messages of tasks that only an earlier run
+        had, because no row of this run can match them.
         """
         return replace(self, unmatched=self.unmatched + max(0, self.found_of_batch - self.found))
 
@@ -121,7 +121,7 @@ def total(counts_by_task: Iterable[Written | None]) -> Written:
 def warn_of_unmatched(written: Written, write_text: str) -> None:
     """Log one warning per batch with unmatched messages.
 
-    Each unmatched message may be an earlier copy of a row that was sent again, because the row changed or moved to another task.
+    An unmatched message may be an earlier copy of a row: if a row changed or moved to another task, it was sent again.
     """
     if written.unmatched:
         max_duplicates = min(written.unmatched, written.rows)

@@ -136,8 +136,8 @@ class SinkChecks:
         def queues(topic: str, refresh: bool) -> Any:
             return routes.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
 
-        # Rows are checked as if they were sent in batches, for which there are more checks: some messages that a broker rejects
-        # if they are sent alone are dropped silently in a batch.
+        # Rows are checked as if they were sent in batches. These checks find more bad rows: a broker may silently drop a bad
+        # message of a batch, although it rejects the same message if the message is sent alone.
         storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)
         self._tools = routes, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
         return self._tools

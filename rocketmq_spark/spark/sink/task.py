@@ -76,8 +76,9 @@ def _fault_table(options: Options) -> FaultTable:
 class TaskWriter:
     """Sends the rows of one task.
 
-    The driver determines ``environment_queues``, and ``partition_queues``: the queues in the order of Kafka's partitions (see
-    ``checks``). If rows name their topics, the task determines the partition numbers of each topic once.
+    The driver determines ``environment_queues``, and ``partition_queues``, which has the queues in the order of Kafka's
+    partitions (see ``checks``). If rows name their topics, the driver cannot know the topics, so the task itself determines the
+    partition numbers of each topic.
     """
 
     def __init__(

@@ -24,12 +24,14 @@ _CLOSED_EVENTS = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLE
 
 
 def never_abandoned() -> bool:
-    """Return False, because outside a worker there is no task that Spark could abandon."""
+    """Return False. This function is used outside of workers, where no task exists that Spark could abandon."""
     return False
 
 
 def watch_worker_socket() -> Callable[[], bool]:
-    """Return a function that returns, on any thread, whether Spark has abandoned the calling task."""
+    """Return a function that tells whether Spark has abandoned the task that calls ``watch_worker_socket``. The function may be
+    called on any thread.
+    """
     descriptor = _worker_socket(sys._getframe())
     if descriptor is None or not _CLOSED_EVENTS:
         return never_abandoned

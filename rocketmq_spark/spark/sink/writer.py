@@ -1,8 +1,8 @@
 """Spark's writers of batches and streams.
 
 The writers check the write on the driver, create a ``TaskWriter`` in each task, and log the counts that tasks return in commit
-messages. Spark creates the writer of a stream twice per micro-batch. So each process makes the checks that need brokers only
-once, and the process in which Spark only commits makes none of them.
+messages. Spark creates the writer of a stream twice per micro-batch. So a process makes the checks that send requests to brokers
+at most once, and a process that only commits makes none of these checks.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class _DriverWriter:
     twice, and both copies have the same plan.
     """
 
-    def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
+    def __init__(self, options: Options, schema: StructType, is_stream: bool, checkpoint: str | None = None) -> None:
         self.options = options
-        self.columns = checks.check_sink(options, schema, stream)
-        if stream and checkpoint is None and exactly_once_checks.is_exactly_once(options):
+        self.columns = checks.check_sink(options, schema, is_stream)
+        if is_stream and checkpoint is None and exactly_once_checks.is_exactly_once(options):
             raise OptionError(
                 "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
                 "show the sink spark.sql.streaming.checkpointLocation",
@@ -59,8 +59,8 @@ class _DriverWriter:
             # A commit makes no such checks: the rows are sent already, so a commit must not fail because brokers are down.
             if checkpoint is not None:
                 check_owner(checkpoint)
-            checks.check_brokers(options, self.columns, once_per_process=stream)
-            log_choice(options, self.columns, once=stream)
+            checks.check_brokers(options, self.columns, once_per_process=is_stream)
+            log_choice(options, self.columns, once=is_stream)
         self.environment_queues = checks.environment_queues(options)
         self.checkpoint = checkpoint
         self.partition_queues: dict[str, tuple[MessageQueue, ...]] | None = None
@@ -95,7 +95,7 @@ class RocketMQWriter(DataSourceArrowWriter):
     """Writes a batch DataFrame."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._writer = _DriverWriter(options, schema, stream=False)
+        self._writer = _DriverWriter(options, schema, is_stream=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         return self._writer.write_batches(iterator)

@@ -48,7 +48,7 @@ from rocketmq_spark.spark.source.waiting import (
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
-_Test = Callable[[Any], bool]
+_ValuePredicate = Callable[[Any], bool]
 
 
 def is_pushdown_enabled() -> bool:
@@ -64,7 +64,7 @@ def is_pushdown_enabled() -> bool:
 class Predicates:
     """The conditions of all predicates on each column. None in a field means no condition."""
 
-    tests_by_column: dict[str, list[_Test]]
+    tests_by_column: dict[str, list[_ValuePredicate]]
     start_offset: int | None = None
     end_offset: int | None = None
     tags: frozenset[str] | None = None
@@ -72,8 +72,8 @@ class Predicates:
     def prune(self, r: OffsetRange, has_aligned_offsets: bool = True) -> OffsetRange | None:
         """Return the part of a range where rows may match; None if no row can match.
 
-        ``has_aligned_offsets`` is False if messages of the range may have larger offsets than their positions. The lower bound of
-        a predicate on offsets does not shorten such a range.
+        If ``has_aligned_offsets`` is False, messages of the range may have larger offsets than their positions, so the lower
+        bound of a predicate on offsets does not shorten the range.
         """
         column_values = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
         if not all(test(column_values[name]) for name, tests in self.tests_by_column.items() for test in tests):
@@ -117,7 +117,7 @@ def _allowed_values(predicate: Filter) -> tuple[Any, ...] | None:
     return None
 
 
-def _test_of(predicate: Filter) -> _Test | None:
+def _test_of(predicate: Filter) -> _ValuePredicate | None:
     values = _allowed_values(predicate)
     if values is not None:
         return lambda value: value in values
@@ -144,7 +144,7 @@ def _integer_interval(predicate: Filter) -> tuple[int | None, int | None]:
             known_numbers = [number for number in numbers if number is not None]
             return (min(known_numbers), max(known_numbers) + 1) if len(known_numbers) == len(numbers) else (None, None)
         case GreaterThan(_, value) | GreaterThanOrEqual(_, value):
-            return (_as_int(value), None)  # for ``>``, Spark drops the row of the bound itself
+            return (_as_int(value), None)  # also for ``>``: Spark then drops the row with ``value``
         case LessThan(_, value) | LessThanOrEqual(_, value):
             number = _as_int(value)
             return (None, None if number is None else number + 1)
@@ -255,8 +255,8 @@ def _pruned_ranges(
     ranges: list[OffsetRange], predicates: Predicates, offset_reader: OffsetReader, options: Options
 ) -> list[OffsetRange]:
     start_offset = predicates.start_offset
-    # If the index of a queue was damaged, each later message has a larger offset than its position. If a message has the same
-    # offset as its position, so has each message before this message.
+    # If the broker's index of a queue was damaged at a position, all messages after this position have larger offsets than their
+    # positions. So if one message has the right offset, all messages before it have their right offsets, too.
     checked_offsets = (
         {}
         if start_offset is None

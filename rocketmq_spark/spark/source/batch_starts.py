@@ -10,10 +10,10 @@ in a new query, at the initial offset. The order of Spark's calls shows where th
   not used. Spark may also plan a batch twice, if a program kept the DataFrame of the batch.
 
 With ``spark.sql.streaming.triggerAvailableNowWrapper.enabled`` Spark calls the methods in another order. At a restart, Spark asks
-for the end of a batch before it passes the newest logged end. ``BatchStarts`` then raises an error, so that Spark does not log an
-end that was computed from the wrong start. In a new query, the only batch ends at the first end that ``latestOffset()`` returns.
-Spark then calls ``latestOffset()`` again, but only to report progress, and the batch is not finished yet. So a batch counts as
-finished only if Spark has planned it, and later asks for another end.
+for the end of a batch before it passes the newest logged end. In this case, ``BatchStarts`` raises an error, because the end
+would be computed from a wrong start. In a new query, the only batch ends at the first end that ``latestOffset()`` returns. Spark
+then calls ``latestOffset()`` again, but only to report progress, and the batch is not finished yet. So a batch counts as finished
+only if Spark has planned it, and later asks for another end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BatchStarts:
 
     def __init__(self) -> None:
         self._start = BatchStart(None, is_finished=False)
-        # Whether an end was computed from the initial offset, although Spark has not shown yet that the query is new.
+        # Whether an end was computed from the initial offset before Spark's calls have shown that the query is new.
         self._is_unconfirmed = False
 
     def next_start(self) -> BatchStart:

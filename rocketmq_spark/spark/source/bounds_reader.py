@@ -64,7 +64,7 @@ class CheckpointQueues:
     target_ends: Positions | None = None
     # For each topic, the brokers that had queues of the topic. The set of a topic without positions is empty.
     brokers_by_topic: Mapping[str, set[str]] = field(default_factory=dict)
-    # The queues with a position, and the assigned queues that the offsets record.
+    # The queues that have a position in ``offsets``, and the queues that ``offsets`` records for option ``assign``.
     queues: Container[MessageQueue] = ()
 
     @classmethod
@@ -84,8 +84,8 @@ class CheckpointQueues:
 
 
 class RetriableErrors:
-    """The retriable errors since the last poll that had no error. Each kind of error is logged as a warning once. Errors are
-    logged as warnings again after two polls without an error, if no error was noted between these polls.
+    """The retriable errors since the last poll that had no error. Each kind of error is logged as a warning once. If two
+    polls in a row have no error, and no other request fails between them, each kind is logged as a warning again.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,8 @@ class RetriableErrors:
         self._logged_kinds.add(kind)
 
     def note_poll_without_error(self) -> None:
-        if self.retry_errors.attempt_count:  # errors between two polls occur again while the reason lasts
+        if self.retry_errors.attempt_count:
+            # A request has failed since the last poll without an error. Its cause may last, so its kind stays logged.
             self.retry_errors.clear()
         else:
             self._logged_kinds.clear()
@@ -153,8 +154,8 @@ class BoundsReader:
 
     def set_checkpoint_offsets(self, start: Offsets, target_ends: Positions | None = None) -> None:
         """Remember which topics existed: the topics of ``start``, and the topics of ``target_ends``, which are the ends of an
-        AvailableNow run. If a topic that existed is missing now, the topic was deleted or is unavailable: its name is not
-        misspelt.
+        AvailableNow run. If a topic that existed is missing now, it was deleted or is unavailable; a missing topic that never
+        existed may have a misspelt name.
 
         An environment that is given by its number keeps the queues that ``start`` records for it. Raises ``CheckpointMismatch``
         for positions of another query.
@@ -175,9 +176,9 @@ class BoundsReader:
         return topic in self._checkpoint_queues.topics or topic in self.known_routes
 
     def partition_queues(self, topics: Iterable[str], numbered_topics: Container[str] = ()) -> list[MessageQueue]:
-        """Return the queues of ``topics`` that get a number as Kafka's partitions. For a new topic, the result includes queues of
-        brokers that the route does not list. The queues of a topic in ``numbered_topics`` have numbers already, so its unlisted
-        queues can get their numbers later.
+        """Return the queues of ``topics`` that get a number as Kafka's partitions. The result also has the queues of brokers that
+        the route does not list now, because their numbers may precede those of listed queues. It omits these queues for a topic
+        in ``numbered_topics``, whose new queues get the next numbers whenever they appear.
         """
         routed_queues = [
             queue
@@ -232,9 +233,9 @@ class BoundsReader:
     def latest_view(self, wait_for_all: bool = False, is_same_batch: bool = False) -> QueuesView:
         """Return the last view if it is recent, otherwise a new view with the brokers that answer.
 
-        A broker that hangs does not delay the queues of other brokers, unless ``wait_for_all`` is true. In this case, a view that
-        lacks the answer of a broker is not recent. With ``is_same_batch``, the view from which the batch was planned counts as
-        recent, unless an error occurred since the plan.
+        A broker that hangs does not delay the queues of other brokers. With ``wait_for_all``, the method waits for all brokers,
+        and a view that lacks the answer of a broker does not count as recent. With ``is_same_batch``, the view from which the
+        batch was planned counts as recent, unless an error occurred since the plan.
         """
         polled_at_s = self.clock.now()
         is_recent = not self.poll_interval.is_due(polled_at_s) or (
@@ -315,8 +316,8 @@ class BoundsReader:
         """Whether the topic was deleted: all brokers that had the topic are up, but no broker and no name server has the topic
         now.
 
-        A topic without positions, and without a route in this run, counts as deleted without any request. If the topic exists
-        after all, the query loses no messages: it reads the topic from its first message as soon as a name server lists the
+        A topic without positions, and without a route in this run, counts as deleted without any request. If the topic does
+        exist, the query loses no messages, because it reads the topic from its first message as soon as a name server lists the
         topic.
 
         The name server is asked for the topic again after it has listed the brokers, because a broker may have registered with

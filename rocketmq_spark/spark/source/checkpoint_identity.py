@@ -187,8 +187,8 @@ def _layout_text(identity: Mapping[str, object]) -> str:
 
 
 def _can_add_layout(options: Options, start: Offsets) -> bool:
-    """Whether offsets that record no layout of environments can belong to the layout of the options: the environment of the
-    options must own all queues with a position.
+    """Whether offsets that record no layout of environments can belong to the layout of the options. They can if the environment
+    of the options owns all queues with a position.
     """
     environment = environment_of(options)
     if "environments" in start.source_identity or environment is None or environment.is_by_position:
@@ -271,7 +271,7 @@ def recorded_topics(identity: Mapping[str, object]) -> set[str]:
     """Return the topics in an identity. The result is empty if the source has a pattern, or if an older release wrote the
     identity.
 
-    When the batch was planned, each topic of the identity existed or was known to be deleted.
+    Each topic of an identity existed when the batch was planned, or was known to be deleted.
     """
     subscriptions = (identity.get("subscribe"), identity.get("assign"))
     return {str(topic) for topics in subscriptions if isinstance(topics, list | Mapping) for topic in topics}

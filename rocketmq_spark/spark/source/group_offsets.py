@@ -112,7 +112,7 @@ class GroupOffsets:
         if not self._failed_offsets:
             if self._is_commit_failing and failed_offsets_before.keys() & self._committed_offsets.keys():
                 # Nothing is logged if no failed offset was stored, because the queues only lost their positions.
-                logger.warning("the offsets of group %s can be committed again", self._options.group)
+                logger.warning("the offsets of group %s are committed now, after earlier failures", self._options.group)
             self._is_commit_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
         if self._failed_offsets.keys() & changed_offsets.keys():
             self._next_retry_s = self._now() + self._retry_pause_s

@@ -2,8 +2,9 @@
 
 A topic's queues are numbered from 0 in order of broker name and queue id. All queues of the route get a number, also queues that
 the query does not read. The sink numbers queues in the same way (``TopicRoute.partition_queues``). A stream stores its numbers in
-the offset log under ``partitions`` and appends new queues, so they do not change when a broker is added. The log holds runs of
-queues, ``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: broker, first queue id, number of queues.
+the offset log under ``partitions``. New queues get the next numbers, so a new broker does not change the numbers of other queues.
+The log holds runs of queues, each as broker, first queue id, and number of queues:
+``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rocketmq_spark.model import MessageQueue
 
 # Runs of queues by topic, in the order of their numbers.
 QueueRuns = Mapping[str, Sequence[Sequence[str | int]]]
-# The maximum number of queues in a log entry. All routes of a client together have at most so many queues.
+# The maximum number of queues in a log entry. A client accepts no more queues than this in all of its routes together.
 MAX_QUEUES = 1 << 20
 
 

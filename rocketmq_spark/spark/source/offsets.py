@@ -3,8 +3,9 @@
 An entry is ``{"topics":{"t":{"broker-a":{"0":12}}},"v":1}``: for each queue, the offset after the last message read. Keys are
 sorted, because Spark compares entries as strings. Further keys hold what else a restart needs:
 
-* ``start``: the start offsets of queues that the previous entry does not name, or whose topic was created again. Spark does not
-  log the starts of batch 0: without them, a restart before the first commit would resolve "latest" again and skip messages.
+* ``start``: the start offsets of queues that the previous entry does not name, or whose topic was created again. For batch 0,
+  Spark itself logs no starts. Without the key ``start``, a restart before the first commit would resolve "latest" a second time,
+  and skip messages.
 * ``marks``: the newest store time (epoch ms) of the messages of each queue. This time shows that a topic was deleted and created
   again, even if the new topic has grown past the old position.
 * ``plan``: the values that, with the ranges, determine the tasks of the batch that ends here (``partitioning``). A repeated batch
@@ -13,7 +14,7 @@ sorted, because Spark compares entries as strings. Further keys hold what else a
 * ``environment``: the queues of a topic that an environment owns by its number, with the number. Without this record, an
   environment would get queues of another environment while a broker is down.
 * ``reads``: the identity of the source (``checkpoint_identity``): clusters, namespace, environment and filter, by which the
-  source recognises the checkpoint of another query; ``subscribe`` or ``assign``, by which the source distinguishes a deleted
+  source detects a checkpoint of another query; ``subscribe`` or ``assign``, by which the source distinguishes a deleted
   topic without positions from a misspelt name; and the group to which the query commits its offsets. For commands, the identity
   also has the pattern of topics, and ``newQueues``, which is false if queues that are created later stay unread. Entries of
   earlier releases may lack ``namespace`` or ``clusters``, and then match any namespace or cluster. Entries of earlier releases

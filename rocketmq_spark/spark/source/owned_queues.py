@@ -28,8 +28,8 @@ class OwnedQueues:
 
     @property
     def environment_numbers(self) -> dict[MessageQueue, int]:
-        """The number of the environment for each queue that it owns. The result is empty unless the environment is given by its
-        number alone.
+        """The queues that the environment owns, each with the number of the environment. Empty unless the environment is given by
+        its number alone.
         """
         environment = self._environment
         if environment is None or not environment.is_by_position:
@@ -53,8 +53,8 @@ class OwnedQueues:
         return queues_to_read
 
     def restore(self, recorded_numbers: Mapping[MessageQueue, int]) -> bool:
-        """Own the queues that offsets record with the number of this environment. Returns whether the queues of this environment
-        changed.
+        """Take over the queues that offsets record for the number of this environment. Returns whether the queues of this
+        environment changed.
 
         For the topics in ``recorded_numbers``, the recorded queues replace the queues that this run chose before it had the
         offsets of the checkpoint. If brokers were unavailable when the run chose its queues, some of these queues may belong to

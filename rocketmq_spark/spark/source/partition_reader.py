@@ -43,8 +43,8 @@ class RangePartition(InputPartition):
     """The ranges that one task reads, and the addresses of the brokers, as far as the driver knows them.
 
     For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
-    has the end of its queue in the whole batch, and ``newest_ms`` the newest store time that the plan saw, 0 if unknown. With
-    ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of the queue for each range.
+    has the end of the batch in the range's queue, and ``newest_ms`` the newest store time of the queue that the plan saw (0 if
+    unknown). With ``kafkaColumns``, ``partition_numbers`` has Kafka's partition number of the queue for each range.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -89,7 +89,8 @@ def _partition_from_columns(
 def replica_mismatches(
     options: Options, route_reader: RouteReader, offset_reader: OffsetReader, ranges: Iterable[OffsetRange]
 ) -> frozenset[MessageQueue]:
-    """Return the queues that must be read from the master, because the slave may have another message at the start of the range.
+    """Return the queues that must be read from the master, because the slave may have another message than the master at the
+    start of the range.
 
     If a topic was deleted and created again on its master only, the slave still has the old messages. If a broker answers with an
     error, or if a slave does not answer, its queues are returned, too. If a master does not answer, its queues are not returned,
@@ -239,7 +240,9 @@ def _recreation_check(
 
 
 def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
-    """Whether the last message of the batch is now newer than all messages that the plan saw, or no longer exists."""
+    """Whether the topic was created again after the batch was planned: the queue now ends before ``end``, or its message before
+    ``end`` is newer than ``newest_ms``, the newest time that the plan saw.
+    """
     route_reader, offset_reader = session.routes(options), session.offsets(options)
 
     def has_newer_last_message() -> bool:
@@ -248,12 +251,12 @@ def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_
         fetch_store_time_ms = functools.partial(offset_reader.store_time_ms, options.group, queue, end - 1, deadline)
         store_time_ms = fetch_store_time_ms()
         if store_time_ms is None:
-            # Compaction may have removed the message. But if the queue ends before the offset of the message, the topic was
-            # created again.
+            # If the queue ends before the offset of the message, the topic was created again. Otherwise, compaction may have
+            # removed the message.
             bounds = offset_reader.bounds([queue], deadline).get(queue)
             if bounds is not None and bounds.max_offset < end:
                 return True
-            store_time_ms = fetch_store_time_ms()  # a new topic may have grown past this offset since the first request
+            store_time_ms = fetch_store_time_ms()  # the new topic may have reached this offset since the first request
         return store_time_ms is not None and store_time_ms > newest_ms
 
     return Retry(options.num_retries, options.retry_interval).run(has_newer_last_message)
@@ -276,8 +279,8 @@ def add_waiting_advice(error: RocketMQError, broker_text: str, is_streaming: boo
 
 
 def waiting_advice(broker_text: str, is_streaming: bool) -> str:
-    """Return advice for the case that a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is
-    planned.
+    """Return advice for a read whose broker did not answer within ``readDeadline``. The advice for a stream differs, because a
+    stream cannot skip a planned batch.
     """
     remedy = (
         f"Nothing is lost: a task waits for {broker_text} as long as option 'readDeadline' says, and then Spark "
@@ -297,6 +300,6 @@ def _pull_key(
 
 def _handle_loss(options: Options, puller: Puller, lost_range: OffsetRange, cause: Cause) -> None:
     if cause is Cause.WENT_BACK:
-        with contextlib.suppress(RocketMQError):  # if the broker does not answer, the cause stays as it is
+        with contextlib.suppress(RocketMQError):  # if the broker does not answer, ``cause`` is reported unchanged
             cause = Cause.NOT_KEPT if puller.is_compacted(lost_range.queue) else cause
     data_loss.report_data_loss(options.fail_on_data_loss, [(lost_range, cause)])

@@ -71,7 +71,7 @@ class Partitioning:
 _OPTION_ROWS = {row.field: row for row in TABLE if row.field in {field.name for field in fields(Partitioning)}}
 _CONSTANTS = {"rowsPerTask": "rows_per_task", "maxTasks": "max_tasks"}
 _FIELD_BY_NAME = {row.name: row.field for row in _OPTION_ROWS.values()} | _CONSTANTS
-# The names whose values this release always records. If the value of such a name is missing, another release planned the batch.
+# The names whose values this release always records. If one of these values is missing, another release planned the batch.
 _REQUIRED_NAMES = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 

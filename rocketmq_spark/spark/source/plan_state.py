@@ -29,8 +29,8 @@ class StartOffsets:
         return self.error if self.error is not None and start == self.offsets else None
 
     def without_error(self) -> StartOffsets:
-        """Return the start for the time after a batch was logged: the starting options have no effect then, so an error of the
-        start does not matter any more.
+        """Return the start without its error. When a batch is logged, the starting options have no effect any more, so their
+        error does not matter.
         """
         return replace(self, error=None)
 
@@ -63,7 +63,7 @@ class AvailableNowTarget:
 
 
 class PlanOutcome(enum.Enum):
-    """What ``latestOffset`` decided last."""
+    """What the last call of ``latestOffset`` decided."""
 
     CHECKED = "the changes of the queues were reported, and the plan was not finished"
     IDLE = "there is nothing to read until the view changes"
@@ -79,8 +79,8 @@ class LastPlan:
 
     If the outcome is ``DRAINED``, ``start`` is the end of the planned batch.
 
-    ``reported_losses`` are the losses that were reported for ``start``. The losses are remembered, because each plan finds the
-    same losses again while a batch waits for more messages.
+    ``reported_losses`` are the losses that were reported for ``start``. While a batch waits for more messages, each plan finds
+    the same losses, which must be reported only once.
     """
 
     start: Offsets

@@ -25,10 +25,10 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 class QueuesView:
     """The state of the queues at one moment: bounds, deleted topics, and brokers that have no master now.
 
-    ``topics_missing_on_broker`` are pairs of a topic and a broker that no longer has the topic, although other brokers have it.
-    ``timed_out_brokers`` have not answered in time, so their bounds are older. ``connections`` has the first and the last
-    connection of each broker from which its bounds may come. ``topics`` are the topics to which the source subscribed at that
-    moment. Views of different polls may be equal, but their ``poll_number`` differs.
+    ``topics_missing_on_broker`` has pairs of a topic and a broker: other brokers still have the topic, and this broker no longer
+    has it. ``timed_out_brokers`` have not answered in time, so their bounds are older. ``connections`` has for each broker the
+    first and the last connection over which its bounds may have come. ``topics`` are the topics to which the source subscribed at
+    that moment. Views of different polls may be equal, but their ``poll_number`` differs.
 
     A slave may lack messages of its master, so the bounds of a slave show which messages can be read, but not which messages are
     lost.
@@ -67,7 +67,7 @@ def has_store_times(view: QueuesView) -> bool:
 
 
 def without_unsubscribed_topics(start: Offsets, topics: Collection[str]) -> Offsets:
-    """Return ``start`` without topics that the options no longer choose. Returns ``start`` unchanged if no topic is known now."""
+    """Return ``start`` without topics that the options no longer choose. While no topic is known, returns ``start`` unchanged."""
     if not topics or {queue.topic for queue in start.positions}.issubset(topics):
         return start
     kept_positions = {queue: position for queue, position in start.positions.items() if queue.topic in topics}
@@ -117,7 +117,7 @@ def without_timed_out_brokers(view: QueuesView) -> QueuesView:
 
 
 def pending_queues(start: Offsets, view: QueuesView, target_ends: Positions | None) -> list[MessageQueue]:
-    """Return the queues that an AvailableNow run has not read to its ends, and that have no messages to read now."""
+    """Return the queues that an AvailableNow run must still read, and that have no messages to read now."""
     if target_ends is None:
         return []
     return [
@@ -147,9 +147,9 @@ def apply_queue_changes(
     """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` if no position changed.
 
     Queues of deleted topics lose their position. Queues that were created again are read from their first message.
-    ``recreated_queues`` are queues that were created again although their offsets alone do not show this. ``removed_ends`` has
-    the queues that their broker no longer reads, with the ends that the broker still reports. If such an end is before the
-    position of the query, the topic was created again with fewer queues, and the queue loses its position.
+    ``recreated_queues`` are queues that were created again, which their offsets alone do not show. ``removed_ends`` has the
+    queues that their broker no longer reads, with the ends that the broker still reports. If such an end is before the position
+    of the query, the topic was created again with fewer queues, and the queue loses its position.
     """
     past_end_ranges = ranges_past_end(start.positions, view.bounds)
     has_deleted_topics = view.deleted_topics or view.topics_missing_on_broker
@@ -163,7 +163,7 @@ def apply_queue_changes(
     new_starts = {
         part.queue: view.bounds[part.queue].min_offset for part in past_end_ranges if part.queue not in vanished_queues
     }
-    # The loss of an AvailableNow run includes the messages after the position that the run had to read.
+    # An AvailableNow run must read up to the queue's target end, so the loss reaches at least to this end.
     loss_ends = {part.queue: max(part.end, (target_ends or {}).get(part.queue, 0)) for part in past_end_ranges}
     losses = [(OffsetRange(part.queue, part.start, loss_ends[part.queue]), Cause.WENT_BACK) for part in past_end_ranges]
     losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(start, view, target_ends, removed_ends)]
@@ -210,8 +210,8 @@ def lost_target_ranges(
 
 
 def capped_target_ends(view: QueuesView, target_ends: Positions, removed_ends: Mapping[MessageQueue, int]) -> Positions:
-    """Return the ends of an AvailableNow run, lowered to the current ends. So messages between a lowered end and its earlier
-    value are reported as lost only once.
+    """Return the ends of an AvailableNow run, each lowered to the queue's current end if that is smaller. So messages between a
+    lowered end and its earlier value are reported as lost only once.
     """
     bounds = view.master_bounds()
     current_ends = {**removed_ends, **{queue: bounds[queue].max_offset for queue in target_ends if queue in bounds}}
@@ -219,8 +219,8 @@ def capped_target_ends(view: QueuesView, target_ends: Positions, removed_ends: M
 
 
 def readable_ends(view: QueuesView, target_ends: Positions | None) -> dict[MessageQueue, int]:
-    """Return the ends up to which the batch may read. The end of an AvailableNow run is lowered if the queue now ends before
-    it.
+    """Return the ends up to which the batch may read. If a queue now ends before the end of an AvailableNow run, the queue's
+    current end counts.
     """
     if target_ends is None:
         return view.ends()
@@ -260,7 +260,7 @@ def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[li
 
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
-    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times that this run
+    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times that the earlier run
     recorded.
     """
     return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, newest_store_ms=end.newest_store_ms)
@@ -272,8 +272,8 @@ def without_recreated_queues(
     """Return the ranges without queues that were created again while the query was down, and the ranges of these queues as
     losses. At the same offsets, a queue that was created again has other messages.
 
-    If a queue ends before the end of its range, the next batch reads the queue from its first message, so this batch omits the
-    queue.
+    This batch also omits each queue that ends before the end of its range; the next batch reads these queues from their first
+    messages.
     """
     bounds = view.master_bounds()
     lost_queues = {
@@ -315,15 +315,15 @@ def next_end(start: Offsets, ends: Positions, first_offsets: Positions, max_offs
 
 
 def backlog_by_queue(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
-    """Return the number of unread offsets of each queue that has any."""
+    """Return the number of unread offsets of each queue that has unread offsets."""
     return {
         q: end - position for q, end in ends.items() if (position := positions.get(q)) is not None and end > position
     }
 
 
 def raised_to_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
-    """Return ``start`` with positions raised to the minimum offsets, because deleted messages must not count in the limit of a
-    batch.
+    """Return ``start`` with positions raised to the minimum offsets, because deleted messages must not count towards the limit of
+    a batch.
     """
     raised_positions = {
         q: bounds[q].min_offset
@@ -338,8 +338,8 @@ def raised_to_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
 
 
 def offsets_to_read(backlogs: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
-    """Return the number of offsets that the batch may read from each queue: at least one, also if the backlog of the queue is
-    small.
+    """Return the number of offsets that the batch may read from each queue. This number is at least 1, even if the queue has a
+    small part of all backlogs.
     """
     unread_count = sum(backlogs.values())
     if max_offsets is None or unread_count <= max_offsets:
@@ -358,8 +358,8 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     If ``end`` records the start of a queue, the recorded start counts instead of the position in ``start`` (see ``offsets``).
     Queues that ``end`` does not name are not read.
     """
-    # PySpark 4.0 and 4.1 plan an empty batch at each restart. The end of the empty batch records the starts of the previous
-    # batch.
+    # PySpark 4.0 and 4.1 plan an empty batch at each restart. The end of the empty batch is the end of the previous batch, and
+    # records the starts of that batch.
     if start == end:
         return []
     batch_ranges = []
@@ -374,8 +374,8 @@ def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """Return ranges from offset 0 for queues that were new, or were created again, in a batch between ``start`` and ``end``.
 
     With asynchronous progress tracking, Spark does not log each batch. After a restart, Spark repeats all batches since the last
-    logged batch as a single batch. The ``end`` of the single batch has only the starts of queues that were new in the last
-    repeated batch.
+    logged batch as a single batch. ``end`` is the end of this single batch. It records the starts of queues that were new in the
+    last of the repeated batches, but no starts of the earlier batches.
     """
     return [
         OffsetRange(queue, 0, position)
@@ -385,7 +385,9 @@ def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
 
 def combined_start(start: Offsets, end: Offsets) -> Offsets:
-    """Return ``start`` with the source identity of ``end``, and with the starts of queues that were new after ``start``."""
+    """Return ``start`` with the source identity of ``end``, and with the starts of the queues that were new, or were created
+    again, after ``start``.
+    """
     positions = {**dict.fromkeys(end.positions, 0), **start.positions, **end.new_queue_starts}
     return replace(start, positions=positions, source_identity={**start.source_identity, **end.source_identity})
 
@@ -429,8 +431,8 @@ def newest_store_ms(positions: Positions, offsets_before: Offsets, bounds: Bound
     the broker was set back.
 
     If the bounds have no store time, the time in ``offsets_before`` counts unless the query has since read a message that still
-    exists. Otherwise a message that was read since, and is newer than the time in ``offsets_before``, would look like a message
-    of a topic that was created again.
+    exists. After such a read, the time in ``offsets_before`` may be too old. With this time, the message that was read would look
+    like a message of a topic that was created again.
     """
     newest_by_queue = {}
     for queue, position in positions.items():
@@ -461,8 +463,8 @@ class ReadLimitPolicy:
     """Decides how many offsets a batch may read. Remembers when the last batch was planned, and the mean size of the sampled
     messages.
 
-    As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
-    shorter than ``maxTriggerDelay`` would read nothing.
+    As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``, so that a run which is
+    shorter than ``maxTriggerDelay`` reads some messages.
     """
 
     def __init__(self, max_delay_s: float) -> None:
@@ -496,8 +498,8 @@ class ReadLimitPolicy:
         self._planned_at_s = now_s
 
     def note_nothing_to_read(self, now_s: float) -> None:
-        """Note that no queue has unread messages. If this happens in the first plan of a run, the plan counts as the first batch
-        of the run.
+        """Note that no queue has unread messages. The first plan of a run counts as the first batch of the run, even if it had
+        nothing to read.
         """
         if self._planned_at_s == -math.inf:
             self._planned_at_s = now_s

@@ -1,11 +1,11 @@
 """Reads small batches in the driver, without a Python task.
 
-The driver reads the rows of a small batch while it plans the batch, and passes them to Spark with the plan. PySpark passes rows
-in this way for ``SimpleDataSourceStreamReader``: after each call of ``partitions``, PySpark's runner checks whether the reader is
-an instance of the private class ``_SimpleStreamReaderWrapper``. For such an instance, the runner takes the rows from
-``getCache``, and Spark keeps them as a block; a task that does not find the block reads its partition normally.
-``enable_prefetch`` registers the source's reader class as a subclass of the wrapper. Because the wrapper is private, the driver
-reads batches only with the versions of PySpark with which the tests run. With other versions, tasks read all batches.
+The driver reads the rows of a small batch while it plans the batch, and passes them to Spark with the plan. PySpark has this
+feature for ``SimpleDataSourceStreamReader``: after each call of ``partitions``, PySpark's runner checks whether the reader is an
+instance of the private class ``_SimpleStreamReaderWrapper``. For such an instance, the runner takes the rows from ``getCache``,
+and Spark keeps them as a block; a task that does not find the block reads its partition normally. ``enable_prefetch`` registers
+the source's reader class as a subclass of the wrapper. Because the wrapper is private, the driver reads batches only with the
+versions of PySpark with which the tests run. With other versions, tasks read all batches.
 
 If the read in the driver takes long, fails, finds a loss or is too large, a task reads the batch instead, and reports errors.
 After a failed read, tasks also read the next batches: one batch after the first failure, and more batches after each further
@@ -41,12 +41,12 @@ TESTED_PYSPARK_VERSIONS = ("4.0.", "4.1.", "4.2.", "4.3.")
 # A task takes 20 to 90 ms to start, and then reads as fast as the driver, so larger batches gain little.
 MAX_PREFETCH_ROWS = 1000
 MAX_PREFETCH_BYTES = 1 << 20
-# How long the driver waits for a broker. In contrast, a task waits up to ``readDeadline``.
+# How long the driver waits for a broker; a task waits up to ``readDeadline``.
 _PREFETCH_DEADLINE_S = 1.0
-# The estimated row size is multiplied by this factor after each batch that seems too large, so the driver tries a later batch
-# again.
+# If a batch seems too large, the estimated row size is multiplied by this factor, so that the driver reads one of the next
+# batches nevertheless, and measures the size again.
 _ESTIMATE_DECAY = 0.9
-# The maximum number of batches that the driver leaves to tasks after a failed read, because a failed read may take a second.
+# The maximum number of batches that the driver leaves to tasks after failed reads. A failed read may delay a batch by a second.
 _MAX_SKIPPED_BATCHES = 31
 
 

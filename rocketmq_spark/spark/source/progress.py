@@ -81,8 +81,8 @@ class ProgressReport:
         return {"lag": sum(backlogs.values()), "behindMs": behind_ms}
 
     def _first_seen_ms(self, queue: Any, offset: int) -> int | None:
-        """Return the time of the first sample that had the message at ``offset``; None if the first sample of the queue had this
-        message, because the time is unknown then.
+        """Return the time of the first sample in which the queue had a message at ``offset``. If this is the queue's first
+        sample, the message may be much older, so its time is unknown, and the result is None.
         """
         sampled_ends = ((ms, bounds[queue].max_offset) for ms, bounds in self._samples if queue in bounds)
         first_sample = next(sampled_ends, None)

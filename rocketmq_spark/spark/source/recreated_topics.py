@@ -5,10 +5,10 @@ recreated queue has grown past the position, only store times show that it was r
 is newer than all messages of the old topic. So the offsets record the newest store time of each queue. If the message before the
 position is newer than the recorded time, the queue was recreated.
 
-For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues. One queue
-of each topic and broker is enough, because a broker deletes the queues of a topic together. ``RecreationWatch`` asks about all of
-the other queues when a run begins, when the client connected to a broker again (the broker may have lost part of its store in a
-crash), when a queue returns after its topic had fewer queues, and when one queue of the topic was recreated.
+For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues. It asks
+about one queue of each topic and broker, because a broker deletes all its queues of a topic together. ``RecreationWatch`` asks
+about all of the other queues when a run begins, when the client connected to a broker again (the broker may have lost part of its
+store in a crash), when a queue returns after its topic had fewer queues, and when one queue of the topic was recreated.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ TopicBroker = tuple[str, str]
 # By broker, the first and the last connection from which bounds may come. The two connections are equal, unless the connection
 # changed while bounds were fetched.
 Connections = Mapping[str, tuple[object, object]]
-# If a queue has the same minimum offset as at a check that was less than this time ago, the topic was not recreated, because
-# retention takes hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach exactly the
-# minimum offset of the old topic.
+# The maximum age of a check with which minimum offsets are compared. If a queue still has the same minimum offset, and the offset
+# is not 0, its topic was not recreated: the minimum offset of a new topic stays 0 until retention deletes messages, which takes
+# hours. A broker with a full disk deletes messages sooner, but a new topic would have to reach exactly the minimum offset of the
+# old topic.
 _MAX_CHECK_AGE_MS = 60_000
 # The time that the client itself needs for a request about one queue on a slow machine. 100,000 requests take longer than the
 # timeout.
@@ -102,9 +103,9 @@ def queues_to_probe(
     """Return the undecided queues about which brokers must be asked.
 
     ``checked_pairs`` has the pairs of a topic and a broker that the last plan checked. For a checked pair, only one undecided
-    queue is returned. No queue of the pair is returned if another queue of the pair is the same as before, or if
-    ``has_unchanged_queue`` is true for the undecided queues of the pair. All undecided queues are returned for a pair that was
-    not checked, or that has a recreated queue.
+    queue is returned. No queue of a checked pair is returned if the evidence of one of its queues is ``SAME``, or if
+    ``has_unchanged_queue`` is true for its undecided queues. All undecided queues are returned for a pair that was not checked,
+    or that has a recreated queue.
     """
     undecided_by_pair: dict[TopicBroker, list[MessageQueue]] = {}
     unchanged_pairs, recreated_pairs = set[TopicBroker](), set[TopicBroker]()
@@ -127,8 +128,8 @@ def queues_to_probe(
 def recreated_queues(
     evidence: Mapping[MessageQueue, RecreationEvidence], queues_with_newer_message: Iterable[MessageQueue]
 ) -> list[MessageQueue]:
-    """Return the queues that were recreated: ``queues_with_newer_message``, the queues that the evidence proves to be recreated,
-    and the queues without a known store time that have the same topic and broker as a recreated queue.
+    """Return the queues that were recreated: ``queues_with_newer_message``, and the queues that the evidence proves to be
+    recreated. If a queue has no known store time, it counts as recreated if another queue of its topic and broker was recreated.
     """
     proven_queues = {*queues_with_newer_message, *_queues_with_evidence(evidence, RecreationEvidence.RECREATED)}
     recreated_pairs = topic_broker_pairs(
@@ -152,7 +153,7 @@ def _queues_with_evidence(
 
 
 def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
-    """Return the queues whose last read message must be fetched, because the bounds do not show when this message was stored.
+    """Return the queues for which the store time of the last read message must be fetched, because the bounds do not show it.
 
     If a queue has unread messages, its newest message may have an older time than the messages that were read, because the clock
     of the broker may have been set back. For a compaction topic whose log has expired, brokers report no time. If the server
@@ -209,7 +210,8 @@ def topic_broker_pairs(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]
 class RecreationResult(NamedTuple):
     """The queues that were recreated, and the errors of brokers that did not answer whether queues of a topic were recreated.
 
-    If ``is_decided`` is true, the evidence decided about all queues, so another check of the same bounds has the same result.
+    If ``is_decided`` is true, the bounds decided about all queues, so a second check of the same bounds would have the same
+    result.
     """
 
     recreated_queues: list[MessageQueue]
@@ -221,8 +223,8 @@ def _has_unchanged_queue(bounds: Bounds, bounds_before: Bounds, queues: Iterable
     """Whether any of ``queues`` has the same minimum offset as in ``bounds_before``, and the offset is not 0.
 
     A queue with an unchanged minimum offset was not recreated, because a recreated queue begins at 0, and its first messages
-    expire much later. The result is False if a Proxy reported the bounds. A Proxy hides that a broker restarted, and a broker
-    that lost the end of its store still has the same minimum offset.
+    expire much later. The result is False if a Proxy reported the bounds: a broker that lost the end of its store in a crash has
+    the same minimum offset as before, and a Proxy hides the crash.
     """
     for queue in queues:
         queue_bounds, queue_bounds_before = bounds[queue], bounds_before.get(queue)
@@ -268,8 +270,8 @@ class RecreationWatch:
         ``connections`` are the connections from which ``bounds`` may come.
         """
         reconnected_brokers = self._reconnected_brokers(connections)
-        # If a topic was recreated before the last check, only its queues that were missing at that check may still have an old
-        # position.
+        # The last check has found the topics that were recreated before it, except for queues that were missing at that check.
+        # Only such queues may still have a position in the old topic.
         checked_at_ms, bounds_before = self._last_check
         new_queues = () if bounds.keys() <= bounds_before.keys() else bounds.keys() - bounds_before.keys()
         returned_pairs = (

@@ -17,7 +17,7 @@ from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.planning import QueuesView
 from rocketmq_spark.spark.source.recreated_topics import TopicBroker, topic_broker
 
-# How long an answer of a broker is valid. Later, a removed queue may have more messages, or can be read again.
+# How long an answer of a broker is valid. After this time, a removed queue may have more messages, or may have become readable.
 _ANSWER_VALID_S = 1.0
 
 
@@ -51,8 +51,9 @@ class RemovedQueues:
     ) -> dict[MessageQueue, int]:
         """Return those of ``queues`` that clients can no longer read from their broker, with the end that the broker reports.
 
-        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. After
-        a request that failed, the broker is not asked again for five times as long as this request took.
+        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. If a
+        request fails, the next request to this broker is sent after a pause, which is five times as long as the failed request
+        took.
         """
         unavailable_brokers = view.timed_out_brokers | view.brokers_without_master
         candidates: dict[TopicBroker, set[MessageQueue]] = {}

@@ -105,8 +105,8 @@ def ending_offsets(
 def check_start_before_end(options: Options, starts: Positions, ends: Positions, bounds: Bounds) -> None:
     """Raise ``OffsetError`` for queues that would end before they start.
 
-    It is no error if a group has committed an offset behind the ending time of the batch. Such a queue has no messages left to
-    read.
+    If a group has committed an offset that is later than the ending time of the batch, the queue has no messages left to read,
+    which is no error.
     """
     start_option, end_option = starting_option(options), ending_option(options)
     if (start_option, options.starting_offsets) == ("startingOffsets", "committed") and end_option != "endingOffsets":
@@ -184,8 +184,8 @@ def resolve_offsets(
 ) -> dict[MessageQueue, int]:
     """Return the offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
-    JSON must name every queue or its topic, and no other queues or topics. A number below the minimum offset stays as it is,
-    because the missing messages are reported as data loss.
+    JSON must name every queue or its topic, and no other queues or topics. A number below the minimum offset is returned
+    unchanged, so that the missing messages are reported as data loss.
     """
     if isinstance(option_value, str):
         is_earliest = option_value == "earliest"

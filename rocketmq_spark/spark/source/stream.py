@@ -85,8 +85,7 @@ class Stream:
         self._progress_report = ProgressReport()
         # The keys of the warnings that were logged in this run.
         self._warned_keys: set[str] = set()
-        # The start of the query. None until Spark asks for the start, which Spark does only while the first batch is not
-        # committed.
+        # The start of the query. None until Spark asks for the start. Spark asks only while the first batch is not committed.
         self._initial_start: StartOffsets | None = None
         self._target = AvailableNowTarget()
         # The last plan of this run; None before the first plan.
@@ -287,8 +286,8 @@ class Stream:
         the run must not end without the queues of this broker.
         """
         if self._initial_start is not None and self._initial_start.recreation_watch is not None:
-            # If an earlier run logged the first batch, the start of this batch is older than the bounds that the initial watch
-            # knows.
+            # The watch of ``_initial_start`` knows only bounds of this run. If an earlier run logged the first batch, the start
+            # of the batch is older than these bounds, so that watch is not used.
             if start == self._initial_start.offsets:
                 self._recreation_watch = self._initial_start.recreation_watch
             self._initial_start = replace(self._initial_start, recreation_watch=None)

@@ -120,7 +120,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _PrefetchedStreamReader(RocketMQStreamReader):
-    """The class of a stream reader after ``partitions`` until PySpark's next call, which takes the rows."""
+    """A stream reader has this class after ``partitions`` has read rows, until PySpark takes the rows with ``getCache``."""
 
     def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any] | None:
         rows, self._prefetched_rows = self._prefetched_rows, None

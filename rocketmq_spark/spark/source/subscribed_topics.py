@@ -10,8 +10,8 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import RouteReader
 from rocketmq_spark.spark.source import subscription
 
-# The maximum interval of requests for topics while no topic matches a pattern. The interval is short, so that the first topic is
-# found soon.
+# The maximum interval between two requests for the list of topics while no topic matches the pattern. The interval is short, so
+# that the first topic is found soon.
 _NO_MATCH_RETRY_PAUSE_S = 1.0
 _NEVER = float("-inf")
 
@@ -52,7 +52,7 @@ class SubscribedTopics:
         return subscription.with_checkpoint_topics(self._options, self._matched_topics, checkpoint_topics)
 
     def postpone(self) -> None:
-        """Request the list of topics later, as if name servers had returned the list now."""
+        """Delay the next request for the list of topics: its interval begins now."""
         self._listed_at_s = self._clock.now()
 
     def expire(self) -> None:

@@ -3,8 +3,8 @@ repeats requests.
 
 ``WaitLimits`` says how long requests are repeated. The time depends on what is missing:
 
-* a server or a master: up to ``readDeadline``, with new routes for each attempt. A start that has reached no server yet makes
-  ``numRetries`` more attempts instead, because an address may be misspelt;
+* a server or a master: up to ``readDeadline``, with new routes for each attempt. But if a query starts and no server has answered
+  yet, there are only ``numRetries`` more attempts, because an address may be misspelt;
 * a topic that did not exist before: up to ``topicWait``, because its name may be misspelt. The time and the attempts for a server
   begin only when the topic exists.
 
@@ -84,8 +84,7 @@ def retry_until(reader: BoundsReader, attempt: Callable[[], T], wait_limits: Wai
     pauses_of_start = backoff(wait_limits.retry_interval_s, _MAX_PAUSE_OF_START_S)
     pauses = backoff(_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S)
     while True:
-        # The deadline is checked before the attempt, which also checks the deadline. If the deadline expires between the two
-        # checks, one more attempt follows.
+        # ``attempt`` checks the same deadline later. If the deadline expires between the two checks, another attempt follows.
         is_topic_wait_over = wait_limits.topic_deadline.expired
         try:
             return attempt()
@@ -124,7 +123,7 @@ def _with_similar_topics(reader: BoundsReader, error: RocketMQError) -> RocketMQ
 
 def fetch_bounds_of_masters(reader: BoundsReader, options: Options, wait_limits: WaitLimits) -> QueuesView:
     """Return the bounds that masters report. Raises ``BrokerNotFound`` if only slaves of a broker are up, because slaves may lack
-    messages, and ``RouteNotFound`` if no topic matches the pattern before the deadline of ``wait_limits``.
+    messages. If no topic matches the pattern, raises ``RouteNotFound`` until the topic deadline of ``wait_limits``.
     """
     view = reader.fetch_complete_view()
     if not view.topics and not wait_limits.topic_deadline.expired:
