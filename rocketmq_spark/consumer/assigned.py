@@ -7,8 +7,8 @@ This module is pure: time and answers are arguments, and the caller sends the re
 - ``finished_offset``: all messages before it are finished, so it may be committed.
 
 The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before that poll. If
-Ctrl-C interrupts a poll, or the caller leaves the loop over the messages of a poll, some of the messages that the poll took may
-not be returned. The next poll returns the unreturned messages first.
+Ctrl-C interrupts a poll, or the caller leaves the loop over its messages, some messages that the poll took may not be returned.
+The next poll returns the unreturned messages first.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPart:
-    """The messages of consecutive answers in stored form."""
+    """Consecutive answers from one queue. Their messages are still encoded, in ``stored``."""
 
     queue: MessageQueue
     start: int  # the first offset of the first answer
-    ends: Sequence[tuple[int, int]]  # of each answer: the offset after its messages, and the position after its bytes
+    ends: Sequence[tuple[int, int]]  # for each answer: the offset after its messages, the end of its bytes
     stored: Bytes
-    decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]  # gets start, end and bytes
+    decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]  # gets ``start``, ``next_offset`` and ``stored``
     filter: Filter = NO_FILTER  # the filter of the pull requests
     returned_up_to: int = 0  # the messages before this offset were returned by polls
 
@@ -85,7 +85,7 @@ class FetchedPart:
         return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.returned_up_to, messages))
 
     def split_first_answer(self) -> list[FetchedPart]:
-        """Split this part after the first answer that was not returned completely; returns one part if it is the last answer."""
+        """Split this part after the first answer that was not completely returned; returns one part if no answer follows."""
         answer_count = 1 + sum(next_offset <= self.returned_up_to for next_offset, _ in self.ends[:-1])
         view, (start, end) = memoryview(self.stored), self.ends[answer_count - 1]
         parts = [replace(self, ends=self.ends[:answer_count], stored=view[:end])]
@@ -190,8 +190,8 @@ class ReadyParts:
                 taken_part.state.position = next_offset
 
     def may_return(self, part: FetchedPart) -> bool:
-        """Whether a loop may yield messages of ``part``: not if the part was taken back, or if its queue is paused or was
-        sought.
+        """Whether a loop may yield messages of ``part``. False if the part was taken back, or if its queue was sought or is
+        paused.
         """
         return any(
             taken_part.part is part and not taken_part.state.paused and self._is_current(taken_part)
@@ -238,7 +238,7 @@ class ReadyParts:
         return first_offsets
 
     def _skip_gaps(self, taken_parts: Sequence[_TakenPart]) -> None:
-        """Set the positions after parts that were returned completely. A position skips offsets without messages.
+        """Set the positions after parts that were returned completely, and skip offsets without messages.
 
         If the topic was created again, the new position may be before the part.
         """
@@ -300,7 +300,9 @@ class AssignedQueues:
             self.states[queue].paused = paused
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at ``offset``, which is committed next. Messages that were pulled, and pulls in flight, are dropped."""
+        """Continue at ``offset``, and let the next commit store it. Messages that were pulled, and pulls in flight, are
+        dropped.
+        """
         state = self.states[queue]
         state.pull_offset = state.position = state.finished_offset = offset
         # The committed offset is None, so that the next commit stores the offset: an earlier commit whose answer was lost may

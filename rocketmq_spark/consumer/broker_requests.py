@@ -136,8 +136,9 @@ class BrokerRequestHandler:
     def _check_direct_message(self, message: ReceivedMessage) -> None:
         """Raise ``MessageRefused`` if the listener must not get a message that a broker passes to it directly.
 
-        The group must be subscribed to the topic of the queue, and to the topic that the message names. For a retry, the two
-        topics differ. The topic that the message names is checked because any sender can write the name of another topic.
+        The group must be subscribed to the topic of the queue, and to the topic that the message names. If the message is a
+        retry, its queue belongs to the retry topic, and the message names its original topic. The topic that the message names
+        is checked because any sender can write the name of another topic.
         """
         if not self._settings.answer_direct_messages:
             raise MessageRefused("option 'answerDirectMessages' of this member is false", topic=message.topic)
@@ -191,7 +192,7 @@ class PullRequestHandler:
     """Handles the requests of brokers to a ``PullConsumer``.
 
     ``on_members_changed`` makes the consumer check its group soon. ``on_foreign_reset`` gets resets of queues that are not
-    assigned: the consumer may be acquiring such a queue, with a start offset from before the reset.
+    assigned. If the consumer is acquiring such a queue, its start offset may be from before the reset.
     """
 
     def __init__(

@@ -43,17 +43,17 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CHECK_INTERVAL_S = 0.01
 _CLOSED_CHECK_INTERVAL_S = 1.0
-MAX_LATE_MESSAGES_PER_RUN = (
-    16  # a run sends back at most this many late messages of a queue, or all late messages of one call
-)
+# A run sends back at most this many late messages of a queue, or all late messages of one call.
+MAX_LATE_MESSAGES_PER_RUN = 16
 DELAY_LEVEL = 3
 
 
 class ConcurrentCall(ListenerCall):
     """One call of the listener: its messages (perhaps ``Rows``), its start, and its result. ``on_outcome`` is called once.
 
-    The first ``done_count`` messages succeeded. A broker accepted all other ``finished_messages`` back. If ``has_outcome`` is
-    True, the messages of the call are not late, because the thread that has the outcome sends the failed messages back.
+    The first ``done_count`` messages succeeded. The other ``finished_messages`` were sent back, and a broker accepted them. If
+    ``has_outcome`` is True, the messages of the call are not late, because the thread that has the outcome sends the failed
+    messages back.
     """
 
     __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished_messages", "has_outcome", "queue", "started_ms")
@@ -91,9 +91,7 @@ class _DirectCall(ListenerCall):
 def late_messages(
     queue: ProcessQueue, calls: Iterable[ConcurrentCall], now_ms: int, timeout_ms: int
 ) -> Sequence[ReceivedMessage]:
-    """Return the late messages of a queue: messages that a call has had for longer than ``timeout_ms``, and for which the
-    offset waits.
-    """
+    """Return the late messages of a queue: a call has had them for longer than ``timeout_ms``, and the offset waits for them."""
     if queue.dropped:
         return ()
     late_calls = (
@@ -131,16 +129,15 @@ class ConcurrentConsumeService:
         self._send_back = send_back
         self._tracebacks = TracebackLimit()
         self.replier: Replier | None = None  # sends replies to requests
-        # The calls by identity. The dictionary is changed without a lock, in single steps of the interpreter: see
+        # The calls by ``id``. The dictionary is changed without a lock, in single steps of the interpreter: see
         # ``_record_results``. A call stays in the dictionary until its messages are finished or wait for another call, so that
         # the messages become late if anything fails.
         self._calls: dict[int, ConcurrentCall] = {}
         self._ended_calls: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
         self._result_lock = threading.Lock()  # held by the thread that records results
         self._late_return_threads = late_return_threads
-        # Each queue whose late messages are being sent back has a lock in this dictionary. If a call of the queue fails while
-        # the late messages are sent back, the thread of the call waits for the lock, and then sends back only the messages that
-        # were not late.
+        # Each queue whose late messages are being sent back has a lock in this dictionary. A failed call of the queue waits for
+        # the lock, and then sends back only its messages that were not late.
         self._return_locks: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
@@ -218,8 +215,8 @@ class ConcurrentConsumeService:
     def send_late_messages_back(self) -> None:
         """Send late messages back, so that the offset of their queue can advance.
 
-        Each queue has a separate thread: a slow broker may take minutes for the rows of a call, and must delay neither the thread
-        that calls this method, which stores offsets, nor the late messages of other queues.
+        Each queue has a separate thread, because a slow broker may take minutes for the rows of a call. A slow broker must not
+        delay the calling thread, which also stores offsets, or the late messages of other queues.
         """
         for queue in self._state.owned_queues():
             if self._late_return_threads.has_work(queue.queue) or not self._late_messages(queue):
@@ -275,7 +272,7 @@ class ConcurrentConsumeService:
         return late_batch, unsent_messages
 
     def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
-        if outcome is None and call.context.ack_index is None:  # fast, for nearly all calls
+        if outcome is None and call.context.ack_index is None:  # nearly all calls take this branch, which is fast
             self._finish(call, len(call.messages), call.messages)
             return
         result = capture(self._handle_failure, call, outcome)
@@ -314,8 +311,8 @@ class ConcurrentConsumeService:
         """Record the results of all threads. If another thread is recording results, that thread also records the result of
         this thread.
 
-        If the threads waited for each other, the interpreter would switch threads with each message, and a message would take
-        three times as long with a quick listener.
+        No thread waits for another thread: the interpreter would then switch threads for each message, and a quick listener
+        would need three times as long.
         """
         while self._ended_calls and self._result_lock.acquire(blocking=False):
             try:
@@ -371,7 +368,9 @@ class ConcurrentConsumeService:
         )
 
     def _send_one_back(self, message: ReceivedMessage, level: int) -> bool:
-        """Return whether a broker accepted the message back; True in a broadcasting group, which drops failed messages."""
+        """Send a message back, and return whether a broker accepted it. True in a broadcasting group, which drops failed
+        messages.
+        """
         if self._send_back is None:
             return True
         send_outcome = capture(self._send_back, message, level)

@@ -29,8 +29,8 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# The interval of the checks is shorter than the interval of heartbeats (30 s), so that some checks find the subscription of
-# another member's heartbeat.
+# Brokers keep the subscription of the last heartbeat. Checks are more frequent than heartbeats (30 s), so that some checks find
+# the subscription of another member.
 COMPARISON_INTERVAL_S = 20.0
 # The subscriptions of other members may differ in any number of ways. These limits keep the differences from filling the memory
 # and the log.
@@ -158,7 +158,7 @@ class Reregistration:
     """Registers this member again with brokers that were restarted. The heartbeat that registers the member makes the broker
     notify all members.
 
-    ``rebalance`` then fetches the route again, which may have lost the broker during the restart, and the list of members.
+    ``rebalance`` then fetches the members and the route again, because the route may not have included the restarting broker.
     """
 
     def __init__(self, port: GroupMember, timer: Timer, rebalance: Callable[[], None]) -> None:

@@ -41,8 +41,8 @@ class Listener(Protocol):
 def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> None:
     """Raise ``OptionError`` unless ``listener`` can be called as a ``Listener``. ``coroutines`` allows coroutine functions, too.
 
-    Without this check, each call would fail until the messages are dead letters. A class is rejected, because calling a class
-    only creates an object.
+    Without this check, each call of an unsuitable function would fail, and its messages would become dead letters. A class is
+    rejected, because calling a class only creates an object.
     """
     signature = "batch, context" if arrow else "messages, context"
     if isinstance(listener, type):
@@ -246,7 +246,8 @@ class ListenerCall:
         raise NotImplementedError
 
 
-# Returns the next call of the listener. None: the consumer has stopped, or lost the queue, so the listener must not be called.
+# Returns the next call of the listener; None if the listener must not be called, because the consumer has stopped or lost the
+# queue.
 NextCall = Callable[[], ListenerCall | None]
 
 
@@ -336,7 +337,8 @@ class OrderedAction(enum.Enum):
 class OrderedVerdict:
     """The action after a call of an ordered listener.
 
-    ``pause_ms`` is the pause of the queue after ``RETRY`` and ``ROLLBACK``. ``problem`` is as in ``Verdict``.
+    ``pause_ms`` is the pause of the queue after ``RETRY`` and ``ROLLBACK``. ``problem`` is a text for the log, as in
+    ``Verdict``.
     """
 
     action: OrderedAction
@@ -347,7 +349,7 @@ class OrderedVerdict:
 def judge_ordered_outcome(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
     """Return the verdict for one call. An invalid outcome means that the same messages are delivered again.
 
-    Unlike in Java, a rollback with ``auto_commit`` does not count as success, because nothing would be rolled back.
+    With ``auto_commit``, a rollback would roll nothing back, so it counts as a failure, unlike in Java.
     """
     if outcome is None:
         return OrderedVerdict(OrderedAction.COMMIT if context.auto_commit else OrderedAction.CONTINUE)

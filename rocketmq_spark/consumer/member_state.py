@@ -101,7 +101,7 @@ class MemberState:
         self.resume_count = -1  # ``room_available`` is notified when the message count of a queue falls to this number
         self.queues: dict[MessageQueue, ProcessQueue] = {}  # includes dropped queues, until they are released
         self.offsets = OffsetTable()
-        # The limits of each queue of a topic, by topic, if the limits of the topic are divided among its queues.
+        # By topic: the limits of each queue, if the limits of the topic are divided among its queues.
         self.thresholds: dict[str, Thresholds] = {}
         self.end_offsets: dict[MessageQueue, int] = {}  # the last known ends of the queues
         self.counts: Counter[str] = Counter()  # since the start, of "consumed", "failed", "sent back", "rebalances"

@@ -44,7 +44,8 @@ from rocketmq_spark.queues.environment import EnvironmentQueues
 
 logger = logging.getLogger(__name__)
 
-# The files that this process has locked (see ``_file_identity``). The set is needed because a process can lock a file twice.
+# The files that this process has locked (see ``_file_identity``). The set is needed, because a lock does not keep its own
+# process from locking the file a second time.
 _locked_files: set[tuple[int, int, int]] = set()
 _locked_files_guard = threading.Lock()
 
@@ -167,8 +168,8 @@ class LocalOffsets:
         return LocalOffsets(self._path.parents[1] / self._path.name, self._depth - 1)
 
     def adopt_renamed_file(self) -> None:
-        """If this file does not exist, move the group's file for another list of the cluster's name servers to the path of this
-        file.
+        """If this file does not exist, but the group has a file under another list of the cluster's name servers, move that
+        file to this path.
 
         Raises ``OptionError`` if another consumer has locked a file for another list, and ``OffsetError`` if the file cannot be
         moved.
@@ -205,7 +206,7 @@ class LocalOffsets:
         return [other_file for other_file in files if other_file._foreign_file() is None]
 
     def _foreign_file(self) -> folders.ForeignFile | None:
-        folders_above = self._path.parents[: self._depth]  # the owner of a folder can rename the folders in the folder
+        folders_above = self._path.parents[: self._depth]  # the owner of a folder can replace what is in the folder
         paths = (*reversed(folders_above), self._path, self._backup, self._lock_path)
         return next(filter(None, map(folders.foreign_file, paths)), None)
 
@@ -216,8 +217,8 @@ class LocalOffsets:
         if (foreign_file := self._foreign_file()) is not None:
             raise OffsetError(
                 f"the offsets in {self._path} are not used: {foreign_file}",
-                remedy="Choose another 'localOffsetsDir'. If you trust them, let root first move them below a "
-                "folder that only root may change, and give them to you there",
+                remedy="Choose another 'localOffsetsDir'. If you trust these offsets, root can first move them below a "
+                "folder that only root may change, and then give them to you",
             )
 
     def warn_if_shared(self) -> None:
@@ -228,8 +229,8 @@ class LocalOffsets:
 
     @property
     def _modified_at(self) -> tuple[float, float]:
-        """The times at which the file and its backup were written, to compare files. A file counts as newer than a backup whose
-        file is missing, because an interrupted move leaves such a backup behind.
+        """The times when the file and its backup were written, which decide which of two files is newer. A backup without its
+        file counts as older than any file, because an interrupted move leaves only the backup behind.
         """
         return _modified_at(self._path), _modified_at(self._backup)
 
@@ -373,7 +374,7 @@ def _check_offset(value: object) -> int:
 
 class CommitFailureLog:
     """Logs when a broker fails to store a group's offsets: at the first failure, sometimes while failures continue, and when
-    the broker stores offsets again.
+    the broker can store offsets again.
     """
 
     def __init__(self, group: str) -> None:
@@ -382,15 +383,14 @@ class CommitFailureLog:
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Log what changed with a commit of ``queues`` that had these ``errors``."""
-        # These are the first errors of the brokers, because with the reversed order, the first error of a broker is assigned
-        # last.
+        # If a broker has several errors, only the first counts: in the reversed order, the first error is assigned last.
         first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
         for broker, error in first_errors.items():
             text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
             logger.log(self._log_throttle.level(broker, error), text, self._group, broker, error)
         for broker in sorted({queue.broker_name for queue in queues} - first_errors.keys()):
             if self._log_throttle.resolved(broker):
-                logger.warning("group %s: offsets are stored on broker %s again", self._group, broker)
+                logger.warning("group %s: broker %s can store offsets again", self._group, broker)
 
 
 class OffsetStore(Protocol):
@@ -478,8 +478,8 @@ class BrokerOffsets:
     def _start_commit(
         self, queues: Collection[MessageQueue], deadline: Deadline, started_offsets: dict[MessageQueue, int]
     ) -> bool:
-        """Wait until one of ``queues`` has an offset to commit and no commit in flight; returns False if no queue has an offset
-        to commit, or at the deadline. Adds the offsets to ``started_offsets`` before the commits of the queues count as in
+        """Wait until one of ``queues`` has an offset to commit and no commit in flight. Returns False at the deadline, or if no
+        queue has an offset to commit. Adds the offsets to ``started_offsets`` before the commits of the queues count as in
         flight, so that the caller can free the queues after Ctrl-C.
         """
         with self._state.lock:
@@ -612,7 +612,7 @@ class FileOffsets:
             return
         if self._is_failing:
             self._is_failing = False
-            logger.warning("offsets are stored again")
+            logger.warning("offsets can be stored again")
         with self._state.lock:
             self._state.offsets.mark_committed(offsets)
 

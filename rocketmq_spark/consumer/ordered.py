@@ -1,8 +1,8 @@
 """Calls a listener with one batch of a queue at a time, in order: Java's ``ConsumeMessageOrderlyService``.
 
 If the group shares its queues, the broker's lock keeps other members from consuming a queue, also while it changes owners. In
-this process, a queue has one call at a time: after a reset or a corrected offset, the new process queue waits for the call that
-has messages of the old process queue. Failed messages are retried in place, and their queue waits for them.
+this process, a queue has one call at a time. After a reset or a corrected offset, the new process queue waits for the running
+call of the old process queue. Failed messages are retried in place, and their queue waits for them.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class OrderedConsumeService:
                 with self._state.lock:
                     self._queues_waiting_for_lock.append(queue)
                     self._queues_to_lock.add(queue)
-                # The timer is called after the queue was added to the list, because only ``_request_locks_now`` resumes the
-                # task.
+                # The timer is called last, because ``_request_locks_now``, which may run at once, resumes only queues in the
+                # list.
                 self.lock_timer.call_later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
                 return
             if self._timer.now_ms() - started_ms > MAX_TASK_MS:
@@ -203,7 +203,7 @@ class OrderedConsumeService:
     def _start_call(self, queue: ProcessQueue) -> _Call | None:
         """Start a call with the next batch. Returns None if there is no batch, or if another call of the queue still runs.
 
-        If this method returns None, the task ends. The other call starts the task again when the call ends.
+        If this method returns None, the task ends. If another call of the queue runs, that call starts a new task when it ends.
         """
         with self._state.lock:
             if self._closed or queue.dropped:

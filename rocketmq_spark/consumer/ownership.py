@@ -1,10 +1,10 @@
 """Starts and releases queues as a rebalance decided, in an order that loses no messages.
 
 Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A released queue is dropped first, so
-that no listener gets more of its messages; then its offset is committed, its lock is released, and it is forgotten. While an
-ordered listener has messages of the queue, the queue is only dropped. The offset is committed, and the lock is released, when
-the listener returns, so that the committed offset is behind the listener's messages. (Java ignores the result of the listener,
-and the next owner repeats the messages.)
+that no listener gets more of its messages. Then its offset is committed, its lock is released, and the queue is forgotten.
+While an ordered listener has messages of the queue, the queue is only dropped. The offset is committed, and the lock is
+released, when the listener returns, so that the committed offset takes the result of the listener into account. (Java ignores
+this result, and the next owner repeats the messages.)
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-# A Proxy does not answer for a broker that is away, and listeners keep running until the request times out.
+# The timeout of lock renewals through a Proxy, which does not answer for a broker that is away. Until the timeout, listeners
+# keep running.
 NO_NOTICES_TIMEOUT_S = 1.0
-HANDOVER_MS = 60_000  # how long this member may start a queue again that it released or could not start
+HANDOVER_MS = 60_000  # how long a queue is in handover after its release, or after an attempt to start the queue
 # After this time, other members get a revoked queue even if a listener still has messages of the queue.
 FORCED_UNLOCK_DELAY_MS = 20_000
-# If a queue appears later than this after its topic was subscribed to, the queue is new, or its broker did not answer before.
+# A queue that appears later than this after the subscription to its topic is new, or its broker did not answer before.
 START_PERIOD_MS = 5_000
 
 StartPulls = Callable[[ProcessQueue, int], None]
@@ -51,7 +52,7 @@ class Ownership:
     Attributes:
         subscribed_ms: Returns the time at which a topic was subscribed to, by ``Timer.lease_ms``.
         make_queue: Creates a process queue.
-        ordered_service: Calls the listener in order. A queue is released after the call that has its messages.
+        ordered_service: Calls the listener in order. If a call has messages of a queue, the queue is released after the call.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Ownership:
             self._store.persist(Deadline.after(TIMEOUT_S), uncommitted_queues)
         with self._state.lock:
             queues_not_started = set(queues_to_start) - self._state.queues.keys() - set(started_queues)
-        if self._needs_locks and queues_not_started:  # without ``unlock``, the next owner waits for the locks
+        if self._needs_locks and queues_not_started:  # without ``unlock``, the next owner waits until the locks expire
             self._port.unlock(self._settings.group, queues_not_started, Deadline.after(TIMEOUT_S))
         return started_queues
 
@@ -225,8 +226,8 @@ class Ownership:
     def _is_in_use(self, queue: ProcessQueue) -> bool:
         """Whether a listener has messages of a dropped queue, and the queue still waits for the listener.
 
-        If this member has lost the broker's lock, another member may have the queue, so the waiting time counts from the last
-        lock, as in Java.
+        If this member has lost the broker's lock, another member may have the queue. The waiting time then begins when the lock
+        was last granted, as in Java.
         """
         if self.ordered_service is None or not self.ordered_service.has_call(queue):
             return False
@@ -240,12 +241,11 @@ class Ownership:
         with self._state.lock:
             for queue in queues:
                 if (process_queue := self._state.queues.get(queue)) is not None:
-                    # From now on, no call changes the offset, because a broker might store it after an offset of the next
-                    # owner.
+                    # From now on, no call changes the offset, because the change might overwrite an offset of the next owner.
                     process_queue.released = True
         while True:
-            # The count is read before the commit. If another thread resets offsets during the commit, the loop repeats, so that
-            # the new offsets are committed, too.
+            # If another thread resets offsets during the commit, ``_reset_count`` changes, and the loop commits the new
+            # offsets, too.
             reset_count = self._reset_count
             self._store.persist(deadline, queues)
             if self._needs_locks:
@@ -276,7 +276,8 @@ class Ownership:
     def _begin_handover_locked(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
         """Begin the handover of queues that are started now; the caller holds the lock.
 
-        If the last handover of a queue is long over, another member may have had the queue, so its pending reset is dropped.
+        If the last handover of a queue has expired, another member may have had the queue, so the pending reset of the queue is
+        dropped.
         """
         for queue in queues:
             handover_expired = self._handover_until_ms.get(queue, 0) <= now_ms
@@ -300,7 +301,7 @@ class Ownership:
         except RocketMQError as e:
             level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "queue %s is not started yet, because its offset cannot be read: %s", queue, e)
-            if isinstance(e, CallTimeout | ConnectionLost):  # another error may concern only this queue
+            if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern a single queue
                 unavailable_brokers.add(queue.broker_name)
             return False
         self._log_throttle.resolved((queue.topic, queue.broker_name))
@@ -334,8 +335,8 @@ class Ownership:
     def _consume_from(self, topic: str) -> ConsumeFrom:
         """Return where a queue without an offset starts.
 
-        At the end, a broadcasting member would skip messages of a queue that was created while it runs. If the group shares
-        its queues, the broker returns 0 for such a queue.
+        If a queue is created while a broadcasting member runs, a start at the queue's end would skip messages. If the group
+        shares its queues, the broker returns 0 for a new queue.
         """
         consume_from = self._settings.consume_from
         # The age is measured by the clock of leases, because the wall clock may have been set.
@@ -399,8 +400,8 @@ def request_locks(
 ) -> dict[MessageQueue, object]:
     """Request locks; returns the queues whose lock was granted, each with the connection for which the lock is valid.
 
-    A lock is valid for the connection before the request, because if the broker restarted during the request, the new process
-    may not have the lock.
+    A lock is valid only for the connection from before the request: a broker that restarts during the request may have lost the
+    lock.
     """
     connections = {name: port.connection(name) for name in {queue.broker_name for queue in queues}}
     granted_queues = port.lock(group, queues, Deadline.after(timeout_s))

@@ -64,7 +64,7 @@ class Polls:
         # The next two attributes are set in the last instruction before a poll returns or a loop yields, so that messages count
         # as not returned if Ctrl-C comes before this instruction.
         self.has_returned_all = False  # whether the poll returned all messages that it took
-        self.returned_up_to: int | None = None  # the messages before this offset were returned, if not all were
+        self.returned_up_to: int | None = None  # if only some messages were returned: the offset after these messages
         self.closed = False
 
     # --- queues and positions, as in ``AssignedQueues``
@@ -97,7 +97,7 @@ class Polls:
             queues_to_seek = named_queues or list(self._queues.states)
         offsets = {queue: offset_of(queue) for queue in queues_to_seek}
         with self._lock:
-            for queue in named_queues:  # if one is not assigned, no queue is sought
+            for queue in named_queues:  # if any named queue is not assigned, no queue is sought
                 _check_assigned(self._queues, queue)
             for queue in offsets.keys() & self._queues.states.keys():
                 self._queues.seek(queue, offsets[queue])
@@ -138,7 +138,7 @@ class Polls:
     def _apply_returned(self) -> None:
         if (returned_up_to := self.returned_up_to) is not None:
             self._queues.ready_parts.mark_returned_up_to(returned_up_to)
-            if self.returned_up_to == returned_up_to:  # otherwise the loop yielded another message meanwhile
+            if self.returned_up_to == returned_up_to:  # the attribute differs if the loop has yielded another message
                 self.returned_up_to = None
         if self.has_returned_all:
             self._queues.ready_parts.mark_returned()
@@ -191,7 +191,7 @@ class Polls:
                 retry_at = self._queues.next_retry_at(now)
                 try:
                     self._condition.wait(remaining_s if retry_at is None else min(remaining_s, retry_at - now))
-                except BaseException:  # Ctrl-C may leave ``wait`` without the lock
+                except BaseException:  # Ctrl-C may end ``wait`` while this thread does not hold the lock
                     if not self._condition._is_owned():  # type: ignore[attr-defined]
                         self._lock.acquire()
                     raise
@@ -243,7 +243,7 @@ class Polls:
                 deadline = Deadline.after(self._settings.pull_timeout_s)
                 self._member.pull(pull_request, deadline, functools.partial(self._on_answer, request, topic_filter))
                 sent_count += 1
-        except BaseException:  # after Ctrl-C, too, the unsent pulls get no answers
+        except BaseException:  # unsent pulls get no answers, so they are cancelled, also after Ctrl-C
             with self._lock:
                 self._queues.cancel(requests[sent_count:])
             raise

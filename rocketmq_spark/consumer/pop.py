@@ -132,8 +132,8 @@ class UnackedMessages:
     def start_call(self, invisible_message: InvisibleMessage, now_ms: int) -> bool:
         """Record that this thread passes the message to the listener.
 
-        Returns False if the listener must not get the message, because it was dropped, or because its invisible time is over,
-        so that another member may have it.
+        Returns False if the message was dropped, or if its invisible time is over: another member may then have the message,
+        and the listener must not get it.
         """
         with self._lock:
             if id(invisible_message) not in self._messages or now_ms >= invisible_message.invisible_until_ms:
@@ -179,9 +179,9 @@ class UnackedMessages:
     def wait_for_room(self, topic: str, max_waiting_count: int, wait_s: float) -> bool:
         """Wait until fewer than ``max_waiting_count`` messages of a topic are ready; returns False after the timeout.
 
-        Messages that wait behind another message of their key, or for a retry, do not count, because otherwise a message that
-        hangs or fails would block all other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with
-        the most bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
+        To keep a message that hangs or fails from blocking other keys, messages that wait for a retry, or behind another
+        message of their key, do not count. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with the most
+        bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
         """
         with self._lock:
             return self._condition.wait_for(
@@ -223,7 +223,7 @@ class UnackedMessages:
     def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
         """Wait until all messages are settled, and return the messages that listeners still have after the timeout.
 
-        If a listener calls this method, the method waits only for the other running calls, because the messages behind the
+        If a listener calls this method, the method waits only for the other running calls: messages that wait for the
         listener's own message cannot be consumed.
         """
         this_thread_id = threading.get_ident()
@@ -349,9 +349,8 @@ class Acknowledger:
     def renew(self) -> None:
         """Extend the invisible time of all messages for which it is due, with separate threads for each broker and endpoint.
 
-        If a listener has had a message for longer than ``consumeTimeout``, the time is extended only for an ordered consumer,
-        whose next messages wait for this message. The time is not extended for other consumers, so that another member gets the
-        message.
+        If a listener has had a message for longer than ``consumeTimeout``, only an ordered consumer extends the time, because
+        its next messages wait for the message. Other consumers do not extend the time, so that another member gets the message.
         """
         now_ms = self._timer.lease_ms()
         due_messages_by_broker: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
@@ -554,9 +553,7 @@ class FifoConsumeService:
             dropped_messages = [
                 invisible_message for key in self._paused_keys for invisible_message in self._messages_by_key[key]
             ]
-            for (
-                key
-            ) in self._paused_keys:  # under the lock, because otherwise a pause that ends now would start another call
+            for key in self._paused_keys:  # while the lock is held, no pause can end and start a call
                 self._messages_by_key[key].clear()
             self._paused_keys.clear()
         for invisible_message in dropped_messages:
@@ -698,7 +695,7 @@ class Pollers:
                     return
                 name = f"rocketmq-{self._settings.group}-pop-{target[0]}-{target[1]}"
                 on_end = partial(self._on_poller_end, target)
-                # The next check restarts a poller that failed, so that an immediate failure does not loop.
+                # If a poller fails, only the next check restarts it, so that a lasting failure causes no loop of restarts.
                 self._threads[target] = start_thread(name, partial(self._run, target), on_end, restart=False)
 
     def close(self) -> None:
@@ -735,8 +732,8 @@ class Pollers:
         if not self._unacked_messages.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        # The time is taken before the request, because the invisible time begins at the Proxy, and the answer may be read much
-        # later if the process was suspended.
+        # The time is taken before the request, because the invisible time begins at the Proxy. If the process is suspended, it
+        # may read the answer much later.
         requested_ms = self._timer.lease_ms()
         messages = self._port.receive(target, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if self._log_throttle.resolved(target):
@@ -748,7 +745,7 @@ class Pollers:
             self._submit(new_messages)
 
     def _is_obsolete(self, target: PopTarget) -> bool:
-        # The subscriptions are checked, too, so that an unsubscribed topic is not polled until the next update.
+        # ``_targets`` may have an unsubscribed topic until the next update, so the subscriptions are checked, too.
         is_subscribed = target in self._targets and self._subscriptions.get(target[0]) is not None
         return self._closed.is_set() or not is_subscribed or not keeps_order(self._settings, self._port)
 
@@ -761,8 +758,8 @@ class Pollers:
 
 
 def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
-    """Whether the Proxy delivers messages in the order that the settings require. The Proxy may report a change of the order at
-    any time.
+    """Whether the Proxy delivers messages in the order that the settings require. The result may change at any time, because
+    the Proxy may report another policy.
     """
     return not settings.ordered or port.policy().ordered
 
@@ -862,8 +859,8 @@ class RunningPopConsumer:
         if remaining_ms <= 1000 * RENEW_INTERVAL_S:
             self._acknowledger.renew()
         elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_INTERVAL_S):
-            # The next regular renewal may be too late. The early renewal runs after a second, because a quick listener has then
-            # finished, and needs no renewal.
+            # The next regular renewal may come too late. The early renewal waits for a second: if a quick listener has finished
+            # by then, its messages need no renewal.
             self._renew_timer.call_later(_EARLY_RENEW_DELAY_S, self._acknowledger.renew)
 
     def _subscribe(self) -> None:
@@ -890,7 +887,7 @@ class RunningPopConsumer:
             )
 
     def _check(self) -> None:
-        self._workers.start_missing_threads()  # work may wait for a thread that could not be started before
+        self._workers.start_missing_threads()  # an earlier start of a thread may have failed
         if not keeps_order(self._settings, self._port):
             logger.error(
                 "group %s requests no messages: option 'ordered' is true, but brokers deliver them in any order now. "

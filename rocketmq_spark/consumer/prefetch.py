@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MIN_BACKLOG_ANSWERS = 32
 # Half of the cache must hold at least this many answers; otherwise single pulls are as fast.
 MIN_ANSWERS_PER_HALF_CACHE = 4
-# The most ranges of one read. The next read uses the new end offsets of the queues.
+# The most ranges of one read.
 MAX_RANGES = 1024
 
 
@@ -103,8 +103,8 @@ def lagging_queues(
     """Return the unread ranges of the queues to read ahead, by broker: of queues that are far behind, and have no pull in
     flight.
 
-    Queues with a filter are not read ahead, because a broker then searches hundreds of offsets per answer, so that the offset
-    of the next pull is unknown.
+    Queues with a filter are not read ahead: a broker searches hundreds of offsets for one answer, so the offset of the next
+    pull is unknown.
     """
     backlogs: dict[str, list[BacklogRange]] = {}
     if limits.half_count < MIN_ANSWERS_PER_HALF_CACHE * limits.pull_batch_size:
@@ -168,15 +168,15 @@ class RangeRead(Protocol):
 
     @property
     def had_only_plain_answers(self) -> bool:
-        """Whether every answer continued where the last answer ended, until the read reached its end or was stopped."""
+        """Whether each answer continued where the previous answer ended, until the read reached its end or was stopped."""
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
         """The offsets to which an operator reset queues. The mapping is complete when the read has ended."""
 
     def fetch(self) -> Generator[Sequence[ReadAnswer], None, None]:
-        """Yield answers. Before an answer whose offsets do not follow those of the last answer, the read ends, and
-        ``had_only_plain_answers`` is False.
+        """Yield answers. If the offsets of an answer do not follow those of the previous answer, the read ends before the
+        answer, and ``had_only_plain_answers`` is False.
         """
 
     def stop(self) -> None:
@@ -281,7 +281,7 @@ class Prefetcher:
             self._readers[broker_name] = reader
             reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, restart=False)
         except BaseException as e:
-            # The handler also gets Ctrl-C. A thread that was started before Ctrl-C ends, because its reader is not registered.
+            # Ctrl-C is handled, too. If the thread was started already, it ends, because its reader is no longer registered.
             self._readers.pop(broker_name, None)
             if not isinstance(e, RuntimeError):
                 raise
@@ -290,7 +290,7 @@ class Prefetcher:
         return True
 
     def wake_readers(self) -> None:
-        """Wake reads that wait for room, after a poll, seek or pause. The caller holds the lock."""
+        """Wake the reads that wait for room. Called after a poll, a seek or a pause, with the lock held."""
         if self._waiting_reader_count and any(
             self._current_pace(reader) is not ReadPace.WAIT for reader in self._readers.values()
         ):
@@ -406,8 +406,8 @@ class Prefetcher:
 MAX_FULL_S = 1.0  # if a cache is full for this long, the listener is slow, and pulls are fast enough
 RECHECK_INTERVAL_S = 0.05  # the interval at which Java checks a full queue
 SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
-# A decoded part has the items for a process queue, and the offset of the first message that was left out because the messages
-# before it are large. The offset is None if no message was left out.
+# A decoded part has the items for a process queue, and the offset of the first message that was left out. A message is left out
+# if the messages before it are large. The offset is None if no message was left out.
 DecodedPart = tuple[Sequence[Any], int | None]
 DecodeParts = Callable[[Sequence[FetchedPart]], Iterable[DecodedPart]]
 # A function that resets offsets of queues on another thread, and does not block.
@@ -519,7 +519,8 @@ class Backlogs:
                 backlog_queue.cooldown_until = cooldown_until
                 # Messages that could not be decoded are no longer counted, because pulls request them again.
                 backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
-        # ``_resume_pulls`` runs even if ``requests`` is empty, because other queues may have come too late for the read.
+        # ``_resume_pulls`` runs even if ``requests`` is empty, because queues that were added too late for the read still wait
+        # for their pulls.
         self._timer.call_later(0, self._resume_pulls)
 
     # --- ``PrefetchQueues``; without the lock
@@ -550,7 +551,7 @@ class Backlogs:
         self.submit(backlog_queue.process_queue, messages)
         if left_out_offset is not None:
             raise DecodeError(
-                f"messages read ahead of {request.queue} are too large together; pulling from offset {left_out_offset} on"
+                f"the prefetched messages of {request.queue} are too large together; pulling from offset {left_out_offset} on"
             )
 
     def _resume_pulls(self) -> None:

@@ -337,7 +337,7 @@ class ProcessQueue(MessageCache):
 
 FULL_PAUSE_S = 0.05
 BUSY_PAUSE_S = 0.02
-FIRST_PULL_DELAY_S = 0.5  # as in Java since 5.0.0, so that the previous owner has time to release the queue
+FIRST_PULL_DELAY_S = 0.5  # gives the previous owner time to release the queue, as in Java since 5.0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,7 +296,7 @@ class BasePullConsumer(ClosedWhenDropped):
         deadline = _start_poll(self, timeout_s)
         while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):
             messages, left_out_message = first_portion(parts[0].read())
-            if messages or deadline.expired:  # after a filter, an answer may have no messages
+            if messages or deadline.expired:  # the filter may exclude all messages of an answer
                 return messages, None if left_out_message is None else left_out_message.queue_offset
             self._polls.has_returned_all = True
         return [], None
@@ -366,7 +366,7 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
     """Return the messages of several parts as one record batch, and the offset of the first message that was left out."""
     deadline, max_parts = _start_poll(consumer, timeout_s), MAX_ARROW_PARTS
     while parts := consumer._upkeep.next_parts(deadline, max_parts):
-        is_single_answer = len(parts) == 1 and len(parts[0].split_first_answer()) == 1  # nothing smaller can be decoded
+        is_single_answer = len(parts) == 1 and len(parts[0].split_first_answer()) == 1  # one answer cannot be split
         try:
             batch, left_out_offset = consumer._to_arrow(parts)
             is_too_large = left_out_offset is not None and not is_single_answer
@@ -451,7 +451,7 @@ def checked_timeout(timeout_s: object) -> float:
 
 
 def _check_queue(queue: object) -> MessageQueue:
-    if not isinstance(queue, MessageQueue):  # a single queue instead of a list yields its fields
+    if not isinstance(queue, MessageQueue):  # a queue that was passed in place of a list yields its fields
         raise argument_error("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 

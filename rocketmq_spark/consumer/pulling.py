@@ -3,10 +3,10 @@
 One thread serves all queues and never waits for answers or listeners. From the time when a rebalance adds a queue until the
 queue is dropped, the queue has one pull at a time.
 
-Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and
-involves three threads, while reading ahead has many pulls in flight. A queue is never pulled and read ahead at the same time.
-Between ``try_read_ahead`` and the start of the read, the queue waits. The conditions that pause pulls (a full cache, a listener
-that blocks the offset) also end a read. After the read, the queue is pulled again when the condition has ended.
+Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``). A pull returns 32 messages and
+involves three threads; reading ahead has many pulls in flight. A queue is never pulled and read ahead at the same time. Between
+``try_read_ahead`` and the start of the read, the queue waits. The conditions that pause pulls (a full cache, a listener that
+blocks the offset) also end a read. After the read, the queue is pulled again when the condition has ended.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Pulling:
         self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # gets the resets that answers report
         # The function is called for a queue that is not pulled because ``ConsumeService.is_ready`` is False.
         self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: None
-        self.on_unknown_member: Callable[[], None] = lambda: None  # a broker does not know this member
-        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # runs once per lost connection
+        self.on_unknown_member: Callable[[], None] = lambda: None  # called if a broker does not know this member
+        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # called once per lost connection
         self._disconnected_brokers: set[str] = set()  # brokers that have not answered since their connection was lost
 
     def use_backlogs(self, backlogs: Backlogs) -> None:
-        """Read queues that are far behind with ``backlogs``."""
+        """Use ``backlogs`` to read queues that are far behind."""
         backlogs.pull, backlogs.submit, backlogs.reset_offsets_soon = self._pull, self._submit, self.reset_offsets_soon
         backlogs.decode = self.decode or decode_messages
         backlogs.is_unfiltered = lambda queue: (
@@ -123,8 +123,8 @@ class Pulling:
 
     def _pause_s(self, queue: ProcessQueue) -> float:
         """Return the pause in seconds before the next pull of the queue; 0 if the queue may be pulled now."""
-        # ``is_ready`` is checked first, because a lost lock must be requested even if the queue is full and is not pulled for
-        # long.
+        # ``is_ready`` is checked first, because the queue may stay full for a long time, and a lost lock must be requested
+        # meanwhile.
         if self.consume_service is None or not self.consume_service.is_ready(queue):
             self.on_not_ready(queue)
             return self._settings.pull_delay_on_error_s
@@ -195,7 +195,7 @@ class Pulling:
             self._disconnected_brokers.discard(queue.queue.broker_name)
             topic_filter = self._topic_filter_of(queue.queue.topic)
             if topic_filter is None or topic_filter.filter_version_ms != request_filter.filter_version_ms:
-                self._pull(queue, offset)  # messages that match the new filter may be missing
+                self._pull(queue, offset)  # the answer may lack messages that match the new filter
                 return
         decision = decide_next_pull(
             offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s

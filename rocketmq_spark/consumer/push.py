@@ -171,8 +171,8 @@ class BaseConsumer(Closeable):
                 self.stop(0)
 
     def run(self, listener: Listener) -> None:
-        """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return. Signals end it
-        only if it is called in the main thread.
+        """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return. Signals end this call
+        only in the main thread.
         """
         with on_signals(self._stop_requested.set, signal.SIGINT, signal.SIGTERM):
             self.start(listener)
@@ -276,14 +276,14 @@ def _stop_timeout(timeout_s: float) -> float:
 
 FIRST_COMMIT_DELAY_S = 10.0
 FIRST_LOCK_DELAY_S, LOCK_INTERVAL_S = 1.0, 20.0
-# A broker that restarts forgets its locks. Because the connection to a Proxy stays open, a member learns this only from its
-# next lock request.
+# A broker that restarts forgets its locks. A member behind a Proxy notices the restart only at its next lock request, because
+# the connection to the Proxy stays open.
 NO_NOTICES_LOCK_INTERVAL_S = 3.0
 # Each answer to a pull has the end offset of its queue, and pulls are answered within 15 s. The end offsets of queues that are
 # not pulled are requested.
 END_OFFSETS_INTERVAL_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
-# The instance name in the folder of a broadcasting member. It is Java's default, because the folder must be the same after a
-# restart.
+# The instance name in the folder of a broadcasting member. The name is fixed (Java's default), because the folder must be the
+# same after a restart.
 INSTANCE_NAME = "DEFAULT"
 _consumer_numbers = itertools.count()
 
@@ -384,7 +384,9 @@ class RunningConsumer:
             self._ownership.renew_locks()
 
     def wait_for_first_rebalance(self) -> None:
-        """Wait for the first rebalance. Later messages are behind the start offsets of the assigned queues."""
+        """Wait for the first rebalance. The rebalance sets the start offsets of the assigned queues, so that later messages are
+        not skipped.
+        """
         self.rebalancing.wait_for_first_run(TIMEOUT_S)
 
     def stop(self, deadline: Deadline) -> list[ReceivedMessage]:
@@ -475,7 +477,7 @@ class RunningConsumer:
         path = offsets_path(
             expand_home(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
         )
-        # The path is checked again, because it contains other options, and links may have changed.
+        # The path is checked again, because other options were added to it, and links may have changed since the first check.
         if settings.is_offsets_folder_given:
             check_safe(path, "localOffsetsDir")
         return FileOffsets(
@@ -509,7 +511,7 @@ class RunningConsumer:
                 logger.log(level, "topic %s has no route yet: %s", topic, e)
 
     def _commit(self) -> None:
-        self._workers.start_missing_threads()  # work may wait for a thread that could not be started before
+        self._workers.start_missing_threads()  # an earlier start of a thread may have failed
         self._store.persist(Deadline.after(TIMEOUT_S))
 
     def _check_subscriptions(self) -> None:
@@ -519,8 +521,8 @@ class RunningConsumer:
         self._consume_modes.check(Deadline.after(TIMEOUT_S))
 
     def _read_end_offsets(self) -> None:
-        """Read the end offsets of queues that are not pulled, such as full queues, because the last pull returned an earlier
-        end offset.
+        """Read the end offsets of queues that are not pulled, such as full queues, because the end offsets of their last pulls
+        are out of date.
         """
         now_ms, deadline = self._pull_timer.now_ms(), Deadline.after(TIMEOUT_S)
         # The set has the brokers that do not answer, so that only the first queue of each broker waits for an answer.

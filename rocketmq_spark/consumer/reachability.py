@@ -54,8 +54,8 @@ class Reachability:
         if is_broker_answer:
             self._broker_answered = True
         elif self._last_failure is None:
-            # A member without queues gets only answers of the Proxy. Without this statement, its polls would fail as if no
-            # broker answered.
+            # A member without queues gets answers only from the Proxy. If ``_waiting_since`` stayed set, polls of this member
+            # would fail as if no broker answered.
             self._waiting_since = None
 
     def _clear_failure(self, target: Hashable) -> None:

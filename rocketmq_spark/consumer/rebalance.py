@@ -79,7 +79,7 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
     """
     committed_offset = requests.committed()
     if committed_offset is not None:
-        # Offset 0 may not be committed: a broker also returns 0 for a new queue without an offset, and a later request would
+        # The offset 0 is not always a committed offset: a broker also returns 0 for a new queue, for which a later request may
         # return None.
         return StartOffset(_checked_offset(queue, "committed offset", committed_offset), committed_offset > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
@@ -87,8 +87,9 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
     if consume_from.where is ConsumeFromWhere.LATEST:
         end_offset = _checked_offset(queue, "maximum offset", requests.max_offset())
         # A broker returns the offset 0 for a new queue that has a message, but no offset for an empty queue. If the first
-        # message arrives between the two requests, the end offset would skip the message, as in Java. To avoid this, the
-        # committed offset is requested again. Another member may also have committed an offset between the requests.
+        # message arrives between the two requests, the end offset would skip the message, as in Java. The committed offset is
+        # requested a second time, so that no message is skipped. Another member may also have committed an offset between the
+        # requests.
         committed_offset = requests.committed() if end_offset > 0 else None
         return (
             StartOffset(end_offset, False)
@@ -112,8 +113,7 @@ def _checked_offset(queue: MessageQueue, source: str, offset: int) -> int:
 
 REBALANCE_INTERVAL_S = 20.0
 UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
-# Without notices, this interval is shorter, because a new member and this member both read a queue until this member releases
-# it.
+# Without notices, rebalances are more frequent: until this member releases a queue, a new member may read the queue, too.
 NO_NOTICES_WAIT_S = 5.0
 MIN_INTERVAL_S = 1.0
 MAX_PULL_SILENCE_MS = 120_000
@@ -177,8 +177,8 @@ def queue_change(
 ) -> QueueChange:
     """Return the change from the queues of ``topic`` in ``owned_queues`` to ``allocation``.
 
-    A queue whose pulls have stopped is dropped and added again, which restarts the pulls. A dropped queue that is not released
-    yet, because an ordered listener has its messages, is dropped again; it is added again when the listener returns.
+    A queue whose pulls have stopped is dropped and added again, which restarts the pulls. If an ordered listener still has
+    messages of a dropped queue, the queue is dropped again now, and is added when the listener returns.
     """
     if allocation.queues is None:
         return QueueChange()

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Rebalancing:
-    """Runs rebalances on ``timer``, which only ``Reregistration`` uses, too."""
+    """Runs the rebalances of one member on ``timer``. Only ``Reregistration`` uses the same timer."""
 
     def __init__(
         self,
@@ -69,8 +69,7 @@ class Rebalancing:
         self._is_started = self._is_stopped = self._is_closed = False
         self._pending_resets: deque[Callable[[], None]] = deque()  # pending resets
         # Whether a broker does not know this member, because the broker restarted or is new. If so, a heartbeat is sent at
-        # once, because the other members get a list without this member until the next heartbeat, and the next regular
-        # heartbeat may come 30 s later.
+        # once: until then, the other members get a list without this member.
         self._is_unlisted = False
         # Failures in a row, by topic and subject of the request.
         self._failure_counts: Counter[tuple[str, str]] = Counter()

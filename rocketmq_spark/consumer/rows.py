@@ -2,13 +2,13 @@
 
 ``Rows`` is one item of a process queue: the messages of one answer that match the filter, or a part of them with at most
 ``consumeMessageBatchMaxSize`` rows. ``Rows`` is also a sequence of messages. The message objects are created only if they are
-needed: to send failed messages back, for traces, and for the result of ``stop``. Because a process queue has ``Rows`` in place
-of messages, pulls, limits of the cache, offsets, locks and rebalances work in the same way for a listener of batches and for a
-listener of messages.
+needed: to send failed messages back, for traces, and for the result of ``stop``. A process queue has ``Rows`` in place of
+messages. So pulls, limits of the cache, offsets, locks and rebalances work for a listener of batches as for a listener of
+messages.
 
 ``RowsDecoder`` creates ``Rows``. It decodes an answer with many plain messages directly into columns. In all other cases, it
-first creates the message objects, so that the rows are the same as the messages that a listener of messages would get. The
-other cases are few messages, a filter, the retry topic, messages that cannot be decoded, and damaged offsets.
+creates the message objects first, so that the rows equal the messages that a listener of messages gets. The other cases are: an
+answer with few messages, a filter, the retry topic, messages that cannot be decoded, and damaged offsets.
 """
 
 from __future__ import annotations
@@ -256,9 +256,8 @@ def _contains(rows: Rows, message: ReceivedMessage) -> bool:
 class _StoredMessages:
     """The messages of a part that was decoded into ``count`` rows. The messages are decoded only if a row of the part fails.
 
-    The decoder of rows and the decoder of messages should find the same messages. If the number of messages nevertheless
-    differs from the number of rows, each row stands for all messages of the part, so that messages may be delivered again, but
-    no message is lost.
+    The decoder of rows and the decoder of messages should find the same messages. If the numbers of messages and rows differ
+    nevertheless, each row stands for all messages of the part. Messages may then be delivered again, but no message is lost.
     """
 
     def __init__(self, part: FetchedPart, count: int) -> None:

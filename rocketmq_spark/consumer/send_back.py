@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 COPY_TIMEOUT_S = 3.0
-MAX_UNACCEPTED_S = 10.0  # the longest time without an accepted message before a call sends no more messages
+MAX_UNACCEPTED_S = 10.0  # a call sends no more messages back if no message was accepted for so long
 DEAD_LETTER_LEVEL = -1  # the delay level that makes a message a dead letter
 DROPPED_TEXT = "dropped: the group is broadcasting"  # the text of a log line for a message that is not sent back
 

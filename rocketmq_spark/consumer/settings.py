@@ -54,7 +54,7 @@ def parse_filter(tags: str | None, sql: str | None) -> Filter:
     try:
         subscription = parse_user_subscription(tags)
     except ValueError as e:
-        raise OptionError(f"tags are {tags!r}; expected '*' or such as 'a || b', one or several ({e})") from e
+        raise OptionError(f"tags are {tags!r}; expected '*', or one or several tags such as 'a || b' ({e})") from e
     return Filter(tags) if tags and subscription.tags else NO_FILTER
 
 

@@ -85,7 +85,9 @@ class BaseSimpleConsumer(ClosedWhenDropped):
 
     @signal_safe
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of ``topic``, even if no endpoint answers, and this method raises ``ConnectionLost``."""
+        """Receive no more messages of ``topic``. If no endpoint answers, this method raises ``ConnectionLost``, but also
+        removes the topic.
+        """
         self._owner.check(False)
         checked_topic(topic)
         with self._change_lock:
@@ -194,7 +196,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         try:
             self._member.subscribe(filters, Deadline.after(wait_s))
         finally:
-            if self._is_leaving:  # another thread left the group, and this request may have joined it
+            if self._is_leaving:  # another thread left the group, but this request may have joined again
                 self._member.close(Deadline.after(_END_TIMEOUT_S))
 
     def _send_request(self, request: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
@@ -203,8 +205,8 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         request(message, Deadline.after(self._request_timeout_s))
 
     def _targets(self) -> list[PopTarget | RocketMQError]:
-        """Return the targets to request messages from. A topic without a route has its error instead, so that the other topics
-        are still read.
+        """Return the targets to request messages from. For a topic without a route, the list has the error, so that the other
+        topics are still read.
         """
         targets: list[PopTarget | RocketMQError] = []
         for topic in self._filters:

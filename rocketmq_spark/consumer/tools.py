@@ -28,4 +28,4 @@ class ConsumerTools:
     backlog_reader: BacklogReader | None = None  # None if no queue is read ahead
     replier: Replier | None = None  # sends replies to requests (request-reply)
     make_traces: Callable[[], ListenerTraces | None] = lambda: None  # creates the traces of listener calls
-    rows_decoder: RowsDecoder | None = None  # decodes answers to rows, for a listener of record batches
+    rows_decoder: RowsDecoder | None = None  # decodes fetched messages into rows, for a listener of record batches

@@ -58,7 +58,7 @@ class PullMembership:
         self.subscription_conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
         self.consume_modes = ConsumeModes(member, settings.group, subscriptions)
         self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
-        self._log_throttle = LogThrottle()  # limits the log lines of each topic, and of a topic's queues of a broker
+        self._log_throttle = LogThrottle()  # limits the log lines by topic, and by topic and broker
         self.is_balanced = False  # whether the last check allocated the queues of all topics
 
     @property
@@ -112,7 +112,7 @@ class PullMembership:
         # The time is set before the requests, so that a call of ``check_soon`` during the requests has an effect.
         self._next_check_at = self._clock.now() + wait_s(True, receives_notices=self._member.receives_notices)
         start_offsets: dict[MessageQueue, StartOffset | None] = {}
-        unavailable_brokers: set[str] = set()  # only the first queue of such a broker waits for an answer
+        unavailable_brokers: set[str] = set()  # of each of these brokers, only the first queue waits for an answer
         for topic in self.topics:
             allocation = self._allocation_of(topic)
             owned_queues_of_topic = {queue for queue in owned_queues if queue.topic == topic}
@@ -138,7 +138,7 @@ class PullMembership:
             self._reachability.on_failure(queue.broker_name, e)
             level = self._log_throttle.level((queue.topic, queue.broker_name), e)
             logger.log(level, "%s is assigned, but its start offset cannot be read yet: %s", queue, e)
-            if isinstance(e, CallTimeout | ConnectionLost):  # another error may concern only this queue or topic
+            if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern a single queue
                 unavailable_brokers.add(queue.broker_name)
             return None
         self._reachability.on_queue_read(queue.broker_name)
@@ -154,7 +154,7 @@ class PullMembership:
             self._log_unchanged_assignment(topic, e)
             self._is_unlisted |= isinstance(e, ServerFault)
             return Allocation(None)
-        # A server without notices is a Proxy, which answers requests for members without a broker.
+        # A Proxy, which sends no notices, answers requests for members without asking a broker.
         self._reachability.on_answer(topic, self._member.receives_notices)
         self._is_unlisted |= self._member.client_id not in members
         allocation = allocate_clustering(self._settings.allocate, self._member.client_id, queues, members)
@@ -178,9 +178,9 @@ class PullMembership:
 
 
 BACKGROUND_CHECK_INTERVAL_S = 1.0  # the interval of checks between polls
-# The interval of commits of all offsets. Offsets that were committed before are committed again, because a master that was away
-# may return with old offsets, and a disconnected member may commit offsets from before this member owned the queue. (Java
-# commits all offsets each time.)
+# The interval of commits of all offsets, also of offsets that were committed before. A master that was away may return with
+# older offsets. A disconnected member may commit older offsets of a queue that this member owns now. (Java commits all offsets
+# each time.)
 RECOMMIT_INTERVAL_S = 30.0
 MIN_WAIT_S = 0.01  # the minimum wait of a poll while another thread rebalances
 
@@ -237,7 +237,7 @@ class Upkeep:
                 except RocketMQError as e:
                     logger.info("the route of %s cannot be refreshed: %s", topic, e)
                     if isinstance(e, CallTimeout | ConnectionLost):
-                        break  # all topics use the same name servers
+                        break  # requests for the other topics would go to the same name servers
         return deadline
 
     def next_parts(self, deadline: Deadline, max_parts: int) -> list[FetchedPart]:
@@ -267,7 +267,7 @@ class Upkeep:
                 self.rebalance_if_due()
                 self._polls.reachability.raise_permanent_failure()
                 parts = self._polls.wait(deadline.within(max(MIN_WAIT_S, self._group.wait_s())), max_parts)
-            except (InvalidParameter, ServerFault):  # the errors of missing queues; ``ServerFault`` before 5.0
+            except (InvalidParameter, ServerFault):  # errors for a missing queue (``ServerFault``: brokers before 5.0)
                 if not self._is_gone(self._polls.failed_queue):
                     raise
                 self.rebalance_if_due()
@@ -297,8 +297,8 @@ class Upkeep:
             self._timer.call_later(0, self.rebalance_if_due)
             return
         self._timer.call_later(BACKGROUND_CHECK_INTERVAL_S, self._check_in_background)
-        # The flag is set after the first call of the timer, so that the next call of this method tries again if the timer could
-        # not start its thread.
+        # The flag is set after the first call of the timer. If the timer cannot start its thread, the next call of this method
+        # tries again.
         self._runs_in_background = True
         self._timer.call_repeatedly(
             COMPARISON_INTERVAL_S,
@@ -335,12 +335,12 @@ class Upkeep:
             self._timer.call_later(0, self._apply_resets_exclusively)
 
     def _apply_resets_exclusively(self) -> None:
-        with self._rebalance_lock:  # because a running rebalance may be reading the start offset of the queue
+        with self._rebalance_lock:  # a running rebalance may be reading the start offset of the queue
             self._rebalancing_thread = threading.get_ident()
             self._apply_resets()
 
     def _apply_resets(self) -> None:
-        """Commit pending resets, which overwrite the offsets from before the reset that a release may have committed."""
+        """Commit pending resets, because a release may have committed offsets from before the resets."""
         with contextlib.suppress(IndexError):
             while True:
                 queue, offset, was_released = self._pending_resets.popleft()
@@ -365,18 +365,20 @@ class Upkeep:
     def apply_assignment(self, start_offsets: Mapping[MessageQueue, StartOffset | None]) -> None:
         """Assign these queues (see ``AssignedQueues.assign``), and commit the finished offsets of released queues.
 
-        If the group has no offset for a new queue, the start offset is committed, too. Otherwise, after a crash, the next owner
-        might start at a later offset and skip messages.
+        If the group has no offset for a new queue, the start offset is committed, too. Without this commit, the next owner
+        might start at a later offset after a crash, and skip messages.
         """
         if not self._settings.auto_commit:
             self._polls.assign(start_offsets)
             return
-        # Both functions run after earlier commits have ended, so that their offsets include the effects of an earlier reset.
+        # Each function is called after earlier commits have ended, so that the returned offsets include the effects of an
+        # earlier reset.
         self._commit_one_at_a_time(lambda: self._assign_and_commit(start_offsets))
         self._commit_one_at_a_time(self._polls.never_committed_offsets)
 
     def rebalance(self) -> None:
-        """Rebalance now, after the rebalance of another thread. If this thread is rebalancing already, do nothing.
+        """Rebalance now. If another thread is rebalancing, wait for it first. If this thread is rebalancing already, do
+        nothing.
 
         The ``with`` statement releases the lock even after Ctrl-C.
         """
