@@ -91,7 +91,7 @@ class _DirectCall(ListenerCall):
 def late_messages(
     queue: ProcessQueue, calls: Iterable[ConcurrentCall], now_ms: int, timeout_ms: int
 ) -> Sequence[ReceivedMessage]:
-    """Return the late messages of a queue: a call has had them for longer than ``timeout_ms``, and the offset cannot pass them."""
+    """Return the late messages of a queue: a call has had them for longer than ``timeout_ms``, and the offset waits for them."""
     if queue.dropped:
         return ()
     late_calls = (
