@@ -83,15 +83,15 @@ class AwaitedReplies:
         return lambda: self._cancel(correlation_id)
 
     def take_forwarding_brokers(self) -> frozenset[str] | None:
-        """Return and reset the brokers that forwarded other replies during the waits that timed out; None if no wait
-        timed out.
+        """Return the brokers that forwarded other replies during each of the waits that timed out; None if no wait timed out.
+        Also forgets these waits.
         """
         with self._lock:
             brokers, self._forwarding_brokers = self._forwarding_brokers, None
             return brokers
 
     def record_timeout(self, brokers: frozenset[str]) -> None:
-        """Record that a wait timed out while these brokers forwarded other replies."""
+        """Record that a request got no reply in time, although ``brokers`` forwarded replies to other requests meanwhile."""
         with self._lock:
             self._forwarding_brokers = (
                 brokers if self._forwarding_brokers is None else self._forwarding_brokers & brokers
@@ -114,8 +114,8 @@ class AwaitedReplies:
         """Handle a forwarded reply on the thread that reads answers; ``run_later`` runs a function on another thread.
 
         Any client of the cluster can send replies to this client, so the body is decoded only if a request waits for the reply.
-        Otherwise the broker gets a success, as in Java. Returns False, which rejects the reply, if this client has never sent a
-        request.
+        If no request waits, the broker still gets a success, as in Java. Returns False, which rejects the reply, if this client
+        has never sent a request.
         """
         if not self._has_sent_request:
             return False

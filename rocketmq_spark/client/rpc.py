@@ -254,9 +254,9 @@ class RpcClient:
     ) -> list[Command | RocketMQError | None]:
         """As ``invoke_each``, but does not wait for addresses that are more than ``grace_s`` slower than the others.
 
-        The result has None for the requests to a late address. Until the address answers or ``deadline`` passes, later calls send
-        it nothing and also return None. The next call with the same requests sends them again. If the new answers are late, too,
-        this call returns the earlier answers.
+        The result has None for each request to a late address. Until this address answers or ``deadline`` passes, later calls
+        send it nothing, and return None again. After the answer, a call with the same requests sends them again, and returns
+        the earlier answers if the new ones are late, too.
         """
         answers = _PendingAnswers(requests, self.pool.connect_options.receive_budget, deadline)
         indexes_of_address: dict[str, list[int]] = {}
