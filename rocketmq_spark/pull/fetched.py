@@ -131,8 +131,8 @@ class ReceivedAnswers:
         self._unused_answers = list(answers)
 
     def retain(self, rest_answers: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
-        """Keep only ``rest_answers``, which cover ``count`` offsets, and the answers that were given back. The buffer is
-        compacted if it may have too little free space for as many bytes as were received since the last call.
+        """Keep only ``rest_answers``, which cover ``count`` offsets, and the answers that were given back. If the free space of
+        the buffer is smaller than what was received since the last call, the buffer is compacted.
         """
         if self._unused_answers:
             rest_answers, self._unused_answers = self._unused_answers + rest_answers, []

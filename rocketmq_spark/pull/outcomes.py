@@ -1,8 +1,8 @@
 """What an answer to a pull means for a reader that keeps its offsets itself. This module is pure.
 
-RocketMQ's own clients always continue at ``nextBeginOffset``. A reader that keeps its offsets itself must not always do so,
-because code 21 can mean expired data, an index that lags behind an acknowledged send, a topic that was created again, or an
-operator's reset. The rules are in docs/guarantees.md.
+RocketMQ's own clients always continue at ``nextBeginOffset``. For a reader that keeps its offsets itself, this offset may be
+wrong, because code 21 can mean expired data, an index that lags behind an acknowledged send, a topic that was created again, or
+an operator's reset. The rules are in docs/guarantees.md.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ MAX_BROKER_SILENCE_S = 20.0
 _LONGEST_RECEIVE_S = 1.0
 _SHORTEST_RECEIVE_S = 0.001
 _LOG_INTERVAL_S = 10.0
-# The driver waits at most this long for a batch that a task can also read.
+# The longest time limit of a short read. The driver uses short reads for batches that a task can also read.
 _SHORT_READ_S = 1.0
 
 
@@ -42,7 +42,7 @@ class ProgressTimeout:
         self.restart()
 
     def restart(self) -> None:
-        """Start the time limit again, because messages were delivered or the caller used the time."""
+        """Start the time limit again, because the time that the caller used for delivered messages does not count."""
         self._last_answer_at = self._started_at = self._clock.now()
 
     def record_progress(self) -> None:
@@ -66,7 +66,7 @@ class ProgressTimeout:
 
     @property
     def is_silent(self) -> bool:
-        """Whether a broker that has requests to answer counts as down."""
+        """Whether the broker has been silent for longer than ``MAX_BROKER_SILENCE_S``, although it has requests to answer."""
         return self._clock.now() - self._last_answer_at > MAX_BROKER_SILENCE_S
 
     def remaining_s(self) -> float:
@@ -84,7 +84,7 @@ class ProgressTimeout:
     def pause_or_raise(self, error: RocketMQError, describe_wait: Callable[[], str]) -> None:
         """Sleep before the next connection attempt. ``describe_wait`` returns what the read waits for.
 
-        Raises ``error`` if it is permanent, and the first failure if the time is over.
+        Raises ``error`` if it is permanent. If the time is over, raises the first failure.
         """
         is_over = self.remaining_s() <= 0
         self._retry_errors.record(error, self._clock.now(), is_cut_short=is_over)
@@ -96,7 +96,7 @@ class ProgressTimeout:
         self._clock.sleep(min(next(self._pauses), self.remaining_s()))
 
     def log_wait(self, describe_wait: Callable[[], str]) -> None:
-        """Log what the read waits for, if it has waited for ten seconds since the start or since this method last logged."""
+        """Log what the read waits for. Does nothing in the first ten seconds after the start and after each log line."""
         waiting_since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
             last_failure = self._retry_errors.last_error

@@ -50,7 +50,7 @@ _FOUND_HEADER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class EmptyAnswer:
-    """An answer without messages: code, remark, and the suggested offset and replica."""
+    """An answer without messages. ``next_offset`` and ``suggested_broker`` are the broker's suggestions for the next pull."""
 
     code: int
     remark: str
@@ -171,8 +171,8 @@ class BulkStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether the buffer is full, and ``compact`` must make room. False if there is no memory for the buffer to grow: then
-        ``receive`` raises an error.
+        """Whether the buffer is full, so that ``compact`` must make room. False if the buffer was denied the memory to grow;
+        then ``receive`` raises an error.
         """
         return self.free_bytes == 0 and not self._is_out_of_memory
 
@@ -297,7 +297,7 @@ class BulkStream:
         kept_bodies = sorted(keep)
         incomplete_bytes = self._filled_bytes - self._scanned_bytes
         kept_bytes = sum(end - start for start, end in kept_bodies) + incomplete_bytes
-        # There is room for the incomplete frame to double.
+        # The new buffer has room for an incomplete frame of twice the bytes that have arrived.
         size = max(self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2))
         self._is_growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
         if self._is_growth_refused:

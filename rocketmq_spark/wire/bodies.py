@@ -124,7 +124,8 @@ MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
 def route(topic: str, body: Bytes) -> TopicRoute:
-    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match; the methods of the route intersect them.
+    """Answer to GET_ROUTEINFO_BY_TOPIC. The answer may have queues without their broker, and brokers without queues; the
+    methods of the route omit both.
 
     ``acting`` of a broker means that a slave may be acting as master. ``acting`` is also true if the topic has no write
     permission, because the answer is the same in both cases.
@@ -272,8 +273,9 @@ def owned_queues(body: Bytes) -> list[MessageQueue]:
 def consumer_ids(body: Bytes) -> list[str]:
     """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them.
 
-    Servers list connections. A client that has reconnected is listed twice until its old connection expires, which may take two
-    minutes at another Proxy. If such a client counted as two members, no member would read the queues of the second member.
+    Servers list a client once for each of its connections. A client that has reconnected is listed twice until its old
+    connection expires, which may take two minutes at another Proxy. If such a client counted as two members, no member would
+    read the queues of the second member.
     """
     return sorted(set(_names(body, "consumerIdList", _MAX_TEXT)))
 

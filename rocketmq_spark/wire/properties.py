@@ -148,7 +148,7 @@ def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
 
 
 def _number_property(stored: bytes, name: str) -> int | None:
-    # The last value of a name counts, as in all properties.
+    # If a name is repeated, its last value counts, as in ``decode_properties``.
     _, separator, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
     value = rest.partition(b"\x02")[0]
     return int(value[:20]) if separator and value.isdigit() else None
