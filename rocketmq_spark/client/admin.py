@@ -151,7 +151,7 @@ class BaseAdmin(Closeable):
                     and shown_in_route[name] != expected_by_broker[name]
                 ):
                     checked_brokers.add(name)
-                    with suppress(RocketMQError, ValueError):  # without this answer, the wait is only longer
+                    with suppress(RocketMQError, ValueError):  # an unknown permission only prolongs the wait
                         expected_by_broker[name] = (
                             read_queue_count,
                             write_queue_count,
@@ -298,7 +298,9 @@ class BaseAdmin(Closeable):
 def consume_progress(
     rpc_client: RpcClient, route: TopicRoute, group_on_wire: str
 ) -> dict[MessageQueue, ConsumeProgress]:
-    """The progress of a group in a topic. The group is named as on brokers, so it may be in another namespace."""
+    """The progress of a group in a topic. ``group_on_wire`` is the group's name on brokers, so the group may be in another
+    namespace.
+    """
     progress: dict[MessageQueue, ConsumeProgress] = {}
     for name, broker in route.brokers.items():
         if broker.master:

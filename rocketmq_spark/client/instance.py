@@ -267,7 +267,7 @@ class ClientInstance:
                 with self._lock:
                     self._timer = self._timer or self._make_timer("rocketmq-instance")
                     self._schedule(self._timer, FIRST_HEARTBEAT_S)
-        except BaseException:  # including Ctrl-C, because then the caller cannot call ``leave``
+        except BaseException:  # also for Ctrl-C, because then the caller cannot call ``leave``
             self._registry.remove(group_on_wire, member)
             self._stop_timer(unless_needed=True)
             raise
@@ -303,7 +303,7 @@ class ClientInstance:
         left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
         self._is_reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
-        self._lingering_groups.clear()  # the last step, because heartbeats after an interruption must include these groups
+        self._lingering_groups.clear()  # the last step, so that heartbeats after an interruption include these groups
         self._checked_groups.difference_update(left_groups)
         self._is_reply_connection_lost = not reply_groups  # see ``register_connection``
 
@@ -428,7 +428,7 @@ class ClientInstance:
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
         with self._lock:
-            if due_ms != self._heartbeat_due_ms:  # another heartbeat was scheduled instead
+            if due_ms != self._heartbeat_due_ms:  # another heartbeat has replaced this one
                 return
         try:
             self.refresh_cluster(

@@ -141,7 +141,7 @@ class LongPolls:
             done(result)
         elif isinstance(result.error, RocketMQError):
             done(result.error)
-        else:  # for example out of memory; the caller pulls again
+        else:  # an unexpected error, such as lack of memory; the caller pulls again
             result.log(logger, "an answer to the pull of %s could not be decoded", request.queue)
             done(DecodeError(f"the answer could not be decoded: {result}", queue=str(request.queue)))
 

@@ -200,8 +200,8 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None],
     ) -> dict[MessageQueue, int]:
-        """See ``ports.OffsetReader``. Pulls messages, because the statistics of a compaction topic omit messages that
-        it keeps.
+        """See ``ports.OffsetReader``. Pulls messages, because the statistics of a compaction topic omit messages that the topic
+        keeps.
         """
         attributes = self.broker_client.attributes(first_queues(queues), deadline)
         compacted_queues = [

@@ -195,7 +195,7 @@ class RemotingReplies:
         self._instance.refresh_cluster(deadline)
         forwarding_brokers = self._awaited_replies.take_forwarding_brokers()
         if not self._instance.register_connection(deadline, forwarding_brokers) and forwarding_brokers is not None:
-            self._awaited_replies.record_timeout(forwarding_brokers)  # reported at the next call
+            self._awaited_replies.record_timeout(forwarding_brokers)  # so that the next call gets these brokers
         proxy = next((data.master for data in self._routes.brokers() if self._is_proxy(data.master)), None)
         if proxy is not None:
             raise NotSupported("a Proxy does not forward replies", proxy, remedy=_BROKER_NAME_SERVER_REMEDY)

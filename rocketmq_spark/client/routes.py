@@ -198,8 +198,8 @@ class Routes:
             self._bytes_by_key[key] = size
 
     def _check_room_locked(self, key: str, size: int, process_has_room: bool) -> None:
-        """Raise ``RemoteProtocolError`` if ``size`` bytes do not fit, for a topic or for the list of all brokers. Forgotten
-        routes are discarded to make room. ``process_has_room`` says whether the process has room.
+        """Raise ``RemoteProtocolError`` if ``size`` bytes of a topic's route, or of the list of all brokers, do not fit.
+        Forgotten routes are discarded to make room. ``process_has_room`` says whether the process has room.
         """
         other_bytes = self._cached_bytes - self._bytes_by_key.get(key, 0)
         description = f"the route of {key[:_MAX_SHOWN_CHARACTERS]}" if key else "the list of all brokers"
@@ -566,7 +566,7 @@ def _make_room(requester: Routes, growth_bytes: int) -> bool:
     """
     all_routes, now = _all_routes.all(), time.monotonic()
     needed_bytes = max(0, growth_bytes)  # a smaller route always fits
-    # With very many clients, the kept addresses must leave room for routes.
+    # If there are very many clients, each keeps fewer addresses, to leave room for routes.
     max_address_bytes = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(all_routes)))
     if _total_bytes(all_routes) + needed_bytes > _MAX_IDLE_BYTES:
         for routes in all_routes:

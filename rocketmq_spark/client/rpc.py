@@ -59,7 +59,7 @@ _NOT_SUPPORTED = {
 
 @contextmanager
 def with_proxy_remedy(remedy: str) -> Iterator[None]:
-    """In the block, replace the remedy of errors for requests that a Proxy does not forward."""
+    """In the block, replace the remedy of the error for a request that a Proxy does not forward."""
     try:
         yield
     except NotSupported as e:
@@ -288,7 +288,7 @@ class RpcClient:
         return [earlier_answers.get(i) if outcome is None else outcome for i, outcome in enumerate(outcomes)]
 
     def _is_late(self, address: str) -> bool:
-        """Whether an address has not answered all requests of an earlier ``invoke_with_grace``."""
+        """Whether an address still owes an answer to a request of an earlier ``invoke_with_grace``."""
         pending_answers = self.late_answers.get(address)
         return pending_answers is not None and any(
             outcome is None

@@ -88,7 +88,7 @@ class TopicAttributesCache:
     def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether the topic is a batch topic, in which brokers compare the tags of whole batches only.
 
-        True also at a Proxy, because a Proxy does not report the type, and then clients must compare the tags.
+        True also at a Proxy: it does not report the type, so clients must compare the tags.
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 

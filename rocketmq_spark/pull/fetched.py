@@ -52,8 +52,8 @@ def index_ranges(entries: Iterable[tuple[int, int, bytes]], start: int, end: int
 class FetchedAnswer(NamedTuple):
     """The messages of one answer to a pull of offsets ``[start, limit)`` of the range at index ``range_number``.
 
-    ``next_offset`` is where the broker says that the next pull starts. ``[begin, end)`` are the positions of the bytes in the
-    buffer.
+    ``next_offset`` is the start of the next pull according to the broker. ``[begin, end)`` are the positions of the bytes in
+    the buffer.
     """
 
     range_number: int

@@ -68,7 +68,7 @@ MAX_ADAPTIVE_BYTES_IN_FLIGHT = 4 << 20
 FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict the bounds that the plan saw, before the difference counts as a loss.
 LOSS_GRACE_S = 15.0
-# After a probe that returned no more messages than other pulls, the next probe waits for this many full answers.
+# If a probe returned no more messages than other pulls, the next probe waits for this many full answers.
 _ANSWERS_BETWEEN_PROBES = 64
 # The weight of the previous estimate in the new estimate if a new value is smaller.
 _SMOOTHING = 0.9

@@ -78,7 +78,7 @@ class PendingOffsets:
         return pulls
 
     def finish_pull(self, opaque: int) -> PendingRange | None:
-        """Return what the pull with this number requested; None if it is not in flight."""
+        """End the pull with this number, and return the range that it requested; None if no such pull is in flight."""
         requested_range = self._ranges_in_flight.pop(opaque, None)
         if requested_range is not None:
             self._offsets_in_flight -= requested_range.end - requested_range.start

@@ -27,8 +27,8 @@ _SHORT_READ_S = 1.0
 
 
 class ProgressTimeout:
-    """The time limit of a read, which starts again whenever the read progresses. The error of a read that exceeds the limit has
-    the first failure since the last progress.
+    """The time limit of a read, which starts again whenever the read progresses. If a read exceeds the limit, its error has the
+    first failure since the last progress.
     """
 
     def __init__(self, read_deadline_s: float, clock: Clock) -> None:
@@ -46,7 +46,9 @@ class ProgressTimeout:
         self._last_answer_at = self._started_at = self._clock.now()
 
     def record_progress(self) -> None:
-        """Start the time limit, failures and pauses again, because the broker sent messages, or showed that there are none."""
+        """Start the time limit again, and forget failures and pauses, because the broker sent messages, or showed that there
+        are none.
+        """
         if self._logged_at is not None:
             waited_s = self._clock.now() - self._started_at
             is_long = waited_s >= _LOG_INTERVAL_S
@@ -108,7 +110,7 @@ class ProgressTimeout:
     def _log(self, describe_wait: Callable[[], str], reason: str) -> None:
         self._logged_at = self._clock.now()
         waited_s = self._logged_at - self._started_at
-        # A short read logs no warning, because its error is enough.
+        # A short read logs its waits below WARNING, because its error is enough.
         logger.log(
             logging.WARNING if self._read_deadline_s > _SHORT_READ_S else logging.INFO,
             "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",

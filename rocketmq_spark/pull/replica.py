@@ -111,7 +111,8 @@ class Replica:
         try:
             route = self.source.route(self.topic, deadline)
         except RouteNotFound:
-            self.is_at_master = self.is_at_master is not False  # the topic was deleted: no route contradicts the plan
+            # The topic was deleted, so no route contradicts the address of the plan.
+            self.is_at_master = self.is_at_master is not False
             raise
         broker_data = route.brokers.get(self.broker_name)
         address = broker_data.replica(self.read_from, self.suggested_broker) if broker_data is not None else None

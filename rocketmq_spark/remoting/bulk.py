@@ -155,7 +155,7 @@ class BulkStream:
         self._view = memoryview(self.buffer.data)
         self._spare_bytes = spare_bytes  # bytes that do not count against ``receive_budget``
         self._account = (receive_budget or ReceiveBudget()).account(address)
-        self._is_growth_refused = False  # whether the buffer may not grow
+        self._is_growth_refused = False  # whether the memory for a larger buffer was denied
         self._filled_bytes = 0  # bytes in the buffer
         self._scanned_bytes = 0  # number of filled bytes whose answers ``scan`` has returned
         self.received_bytes = 0
@@ -218,8 +218,8 @@ class BulkStream:
         return True
 
     def _try_nonblocking(self, call: Callable[[], int]) -> int | None:
-        """Call without waiting. This takes one system call; with a timeout, it takes three. Returns None if the call
-        would block.
+        """Make the call without waiting, which takes one system call; a call with a timeout takes three. Returns None if the
+        call would block.
         """
         if not self._is_nonblocking:
             return None

@@ -2,8 +2,8 @@
 
 All threads share a connection. Callbacks run outside of the mutex. The socket does not block. The reader and the writers wait
 with ``poll``, and hold the channel's lock only while they read or write, because a TLS socket allows only one user at a time. A
-writer waits until its deadline. After its deadline, the reader sends the remaining bytes, even from the middle of a frame.
-Ctrl-C during a write closes the connection. No module above this one sees an ``OSError``.
+writer waits until its deadline. If bytes remain then, the reader sends them, even from the middle of a frame. Ctrl-C during a
+write closes the connection. No module above this one sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Connection:
         self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
         self._error: RocketMQError | None = None  # why the connection is closed; None while it is open
         self._server_has_answered = False  # whether the server has answered a request
-        # While requests wait: when the server last sent bytes, or when the first of these requests was sent.
+        # Since when requests wait and the server has sent nothing; None if no request waits.
         self._silent_since: float | None = None
         self._next_tick_s = 0.0
         self._log_limit = RateLimit(LOG_PAUSE_S)
@@ -397,7 +397,7 @@ class Connection:
 
     def _reply(self, reply: Command) -> None:
         with self._lock:
-            if self._error is not None:  # no waiter is left
+            if self._error is not None:  # the connection is closed, so the server waits no longer
                 return
             is_blocked = self._channel.blocked_since is not None
             self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_BYTES if is_blocked else 0

@@ -182,8 +182,8 @@ class Pool:
             self._name_servers |= frozenset(addresses)
 
     def may_send_requests(self, address: str) -> bool:
-        """Whether the server at the address may send requests to this client. A plain name server may not send requests. A Proxy
-        may send requests even if it is used as a name server, because routes also contain its address.
+        """Whether the server at the address may send requests to this client. A plain name server may not send requests. A
+        Proxy that is used as a name server may send requests; unlike a plain name server, it is also an address in routes.
         """
         with self._lock:
             if address not in self._name_servers or self.connect_options.at_name_server:

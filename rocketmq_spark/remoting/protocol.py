@@ -59,7 +59,7 @@ _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 LARGE_BYTES = 1 << 20
 QUIET_TICKS = 150
 SMALL_BODY_BYTES = 16 << 10
-# Small requests that are queued together are written together, up to this many bytes.
+# Small requests in the queue are joined to writes of about ``WRITE_BYTES`` bytes.
 WRITE_BYTES = 64 << 10
 
 

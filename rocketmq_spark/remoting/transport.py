@@ -86,7 +86,9 @@ class TlsSettings:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` at the last colon; IPv6 literals are ``[addr]:port``. Raises ``ConnectionLost`` if it is malformed."""
+    """Split ``host:port`` at the last colon; IPv6 literals are ``[addr]:port``. Raises ``ConnectionLost`` if ``address`` is
+    malformed.
+    """
     host, _, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

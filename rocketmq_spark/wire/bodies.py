@@ -410,7 +410,7 @@ def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
 
 
 def consume_mode(body: Bytes) -> str | None:
-    """Return the consume mode of an answer to QUERY_ASSIGNMENT, PULL or POP; None if the answer assigns no queue."""
+    """Return the consume mode (PULL or POP) of an answer to QUERY_ASSIGNMENT; None if the answer assigns no queue."""
     with _protocol_errors("assignment"):
         modes = [_checked_text(item["mode"], MAX_NAME) for item in read_json(body).get("messageQueueAssignments") or ()]
         return modes[0] if modes else None
@@ -494,7 +494,7 @@ def read_config(body: Bytes) -> dict[str, str]:
 
 
 def config_number(config: Mapping[str, str], name: str) -> int | None:
-    """A number of a broker's configuration from 0 to Java's largest int; None if it is missing or another value."""
+    """The setting ``name`` of a broker as a number from 0 to Java's largest int; None if it is missing or has another value."""
     text = config.get(name, "")
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= MAX_INT else None
 

@@ -53,7 +53,7 @@ _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 # A few compressed kilobytes may become gigabytes. So this is the maximum memory, objects included, for the messages of an answer
 # that are decoded at once.
 PORTION_BYTES = 64 << 20
-# Messages of a larger batch are decoded when they are used.
+# If a batch has more than ``_LARGE_BATCH_BYTES`` bytes, its messages are decoded when they are used.
 _LARGE_BATCH_BYTES = 1 << 20
 
 
@@ -252,8 +252,8 @@ def decode_leniently(
 ) -> Iterator[ReceivedMessage]:
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
-    With ``queue``, all messages get this queue and its topic, whatever is stored in the messages. An inner batch outside of
-    ``window`` is treated as a message that cannot be decoded, and so is a message that exceeds ``budget``.
+    With ``queue``, all messages get this queue and its topic, whatever is stored in the messages. An inner batch with offsets
+    outside of ``window``, or a message that exceeds ``budget``, counts as a message that cannot be decoded.
     """
     data, settings = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, budget)
     for bounds in find_messages(data):
