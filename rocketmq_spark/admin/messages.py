@@ -300,12 +300,14 @@ def messages_of_time(
     ]
     found_messages: list[ReceivedMessage] = []
     next_messages: list[tuple[tuple[int, str, int], int, ReceivedMessage]] = []
-    pulled_indexes = range(len(readers))
+    indexes_to_pull = range(len(readers))
     while len(found_messages) < limit:
         _pull_heads(
-            tools, [readers[index] for index in pulled_indexes], _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0
+            tools,
+            [readers[index] for index in indexes_to_pull],
+            _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0,
         )
-        for index in pulled_indexes:
+        for index in indexes_to_pull:
             if head := readers[index].head:
                 heapq.heappush(next_messages, (_store_order(*head), index, head[1]))
         if not next_messages:
@@ -316,7 +318,7 @@ def messages_of_time(
             message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic)
         )
         readers[index].advance()
-        pulled_indexes = range(index, index + 1)
+        indexes_to_pull = range(index, index + 1)
     return found_messages
 
 

@@ -67,7 +67,7 @@ class ProgressTimeout:
         self._last_refusal = text
 
     @property
-    def is_silent(self) -> bool:
+    def is_broker_silent(self) -> bool:
         """Whether the broker has been silent for longer than ``MAX_BROKER_SILENCE_S``, although it has requests to answer."""
         return self._clock.now() - self._last_answer_at > MAX_BROKER_SILENCE_S
 

@@ -225,7 +225,7 @@ class RangeReader:
 
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._progress_timeout.receive_wait_s(self._pending.next_retry_at)):
-            if self._pending.pulls_in_flight and self._progress_timeout.is_silent:
+            if self._pending.pulls_in_flight and self._progress_timeout.is_broker_silent:
                 raise ConnectionLost(f"the broker sent nothing for {MAX_BROKER_SILENCE_S:g} s", stream.address)
             return
         self._progress_timeout.record_answer()
