@@ -144,8 +144,8 @@ class MemberRegistry:
             return any(member.all_brokers for members in self._members.values() for member in members)
 
     def reply_groups(self) -> list[str]:
-        """Return a list with the name on brokers of one group that has a member with ``receives_replies``. The list is empty if
-        no member receives replies.
+        """Return one group that has a member with ``receives_replies``, as a list with its name on brokers. The list is empty if
+        there is no such group.
         """
         with self._lock:
             return [

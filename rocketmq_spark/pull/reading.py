@@ -7,8 +7,8 @@ decides, for all readers, whether skipped offsets are lost, and which messages b
 show. The first fact is where an answer ends: a broker that searches beyond the requested end sends messages of the next read.
 If a damaged message has shifted the broker's index of the queue, only the message *at* the requested end shows which messages
 belong to the next read. The second fact is whether messages were lost: if a part of the commit log was removed, a broker skips
-its index entries, as if the filter had skipped them. Logs are removed from their front, so while the first message of a read
-exists, all later messages exist, too.
+the index entries of this part, as if the filter had skipped them. Logs are removed from their front, so while the first message
+of a read exists, all later messages exist, too.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class FilteredReadCheck:
         for i, offset in zip(unverified_ranges, stored_offsets, strict=True):
             start, self._verified_ends[i] = self._verified_ends[i], searched_ends[i]
             first_found_offset = self._first_found_offsets.pop(i, searched_ends[i])
-            # Logs lose messages from their front. So the first found message and all later ones existed.
+            # Logs lose messages only at their front. So the first found message and all later ones existed.
             if offset is None and start < first_found_offset:
                 lost_range = OffsetRange(self._ranges[i].queue, start, min(first_found_offset, searched_ends[i]))
                 self._on_loss(lost_range, Cause.TRUNCATED)

@@ -182,7 +182,7 @@ class Connection:
         self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
         self._error: RocketMQError | None = None  # why the connection is closed; None while it is open
         self._server_has_answered = False  # whether the server has answered a request
-        # Since when requests wait and the server has sent nothing; None if no request waits.
+        # The time since which requests wait and the server has sent nothing; None if no request waits.
         self._silent_since: float | None = None
         self._next_tick_s = 0.0
         self._log_limit = RateLimit(LOG_PAUSE_S)
@@ -397,7 +397,7 @@ class Connection:
 
     def _reply(self, reply: Command) -> None:
         with self._lock:
-            if self._error is not None:  # the connection is closed, so the server waits no longer
+            if self._error is not None:  # the connection is closed, so nobody waits for the reply
                 return
             is_blocked = self._channel.blocked_since is not None
             self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_BYTES if is_blocked else 0
