@@ -147,8 +147,8 @@ class _PendingAnswers:
         return None if grace_s is None else max(grace_s, (time.monotonic() - self._started_s) / 4)
 
     def wait(self, grace_s: float | None = None, max_missing: int = 0) -> None:
-        """Wait for all answers. With ``grace_s``, also return when no answer has arrived for the time of the grace, and fewer
-        than ``max_missing`` answers are missing.
+        """Wait for all answers. With ``grace_s``, do not wait for the last ones: if fewer than ``max_missing`` are missing, and
+        none has arrived during the grace, return without them.
 
         The grace begins after the first real answer, because an address that refuses at once does not show how fast other
         addresses answer. The grace grows with the time that the answers take, so that a busy machine does not make brokers
