@@ -61,9 +61,9 @@ def with_kept_minimums(
     """Return ``bounds`` with the real minimums of compaction topics, because brokers keep messages of these topics below the
     reported minimum.
 
-    With the ``positions`` of a reader, queues whose position is at or above the reported minimum are not checked. The returned
-    minimum of a queue is at most the position, because a message that compaction has removed is no loss for the reader. With
-    ``on_error``, queues whose minimum could not be determined are omitted; without ``on_error``, the error is raised.
+    With the ``positions`` of a reader, a queue whose position is at or above the reported minimum is not checked. The returned
+    minimum of a queue is never above the position, because a message that compaction has removed is no loss for the reader.
+    With ``on_error``, queues whose minimum could not be determined are omitted; without ``on_error``, the error is raised.
     """
     failed_queues: set[MessageQueue] = set()
     known_positions = {queue: position for queue, position in (positions or {}).items() if position is not None}

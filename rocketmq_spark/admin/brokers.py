@@ -228,7 +228,7 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.rpc_client.is_private(address):
-        logger.warning("without TLS, it is not checked whether broker %s accepts %s", broker, ", ".join(sorted(values)))
+        logger.warning("without TLS, it stays unknown whether broker %s accepted %s", broker, ", ".join(sorted(values)))
         tools.admin.update_broker_config(broker, values)
         return {}
     old_settings = tools.admin.broker_config(broker)
@@ -337,8 +337,8 @@ def set_user(
     enabled: bool | None = None,
 ) -> list[UserAccount]:
     """Create a user on the masters that do not have the user, and change the user on the other masters. Creating a user needs a
-    ``password``. A property that was not given is None in the result if others on the network could read a password in the
-    request that reads the property.
+    ``password``. If a property is not given, its value must be read from the broker. If others on the network could read a
+    password in the answer, the property is None in the result.
     """
     if password is not None and not password.strip():  # a broker ignores an empty password and keeps the old one
         raise OptionError("password is empty; expected a text, or no password to keep the current one")

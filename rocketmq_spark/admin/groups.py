@@ -118,7 +118,7 @@ def queue_lags(
             try:
                 stored_ms = tools.offset_reader.store_time_ms(GROUP, queue, row.next_offset, request_deadline)
                 row = row._replace(next_stored_ms=stored_ms)
-            except NotReadable:  # the topic has lost its read permission, so only the store time is missing
+            except NotReadable:  # the topic has no read permission; the row lacks only the store time
                 pass
             except RocketMQError as e:
                 errors.append(e)
@@ -132,7 +132,8 @@ def bounds_of(
 ) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
     """Return the bounds of queues, and the errors of brokers that do not answer and of topics without a broker.
 
-    The minimum of a queue of a compaction topic is at most the position, because messages that compaction removes are no loss.
+    In a compaction topic, the returned minimum of a queue is never above the position, because messages that compaction removes
+    are no loss.
     """
     errors: list[RocketMQError] = []
     topics_with_route = set()
@@ -247,7 +248,7 @@ def _target_offsets(
             f"{argument_name}: {queue} is {offsets[queue]}, but the queue has {queue_bounds.min_offset} to "
             f"{queue_bounds.max_offset}",
             topic=queue.topic,
-            remedy="Give an offset in between; -2 is the first, -1 the end",
+            remedy="Give an offset in this range, -2 for the first offset, or -1 for the end",
         )
     return offsets
 
@@ -281,7 +282,7 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
             raise error
         remedy_start = "The others are set. " if len(errors) < len(offsets) else ""
         raise OffsetError(
-            f"{len(errors)} of {len(offsets)} offsets of group {group} were not set, of {queue} among them",
+            f"{len(errors)} of {len(offsets)} offsets of group {group} were not set, that of {queue} among them",
             error.addr,
             error.broker_code,
             remark=error.message if not error.remark else error.remark,
@@ -301,8 +302,8 @@ GRPC_MEMBERS_HINT = "Members that consume over gRPC are not listed, because only
 
 
 def lists_all_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
-    """Whether ``members`` returns all members of a group except those over gRPC. A Proxy does not see members that are connected
-    to brokers.
+    """Whether ``members`` returns all members of a group that do not use gRPC. False at a Proxy, which does not see the members
+    that are connected to brokers.
     """
     return all(map(tools.committer.lists_all_members, {queue.broker_name for queue in queues}))
 
@@ -331,7 +332,8 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     )
     topics = _topics_with_offsets(tools, group, bool(settings or online_members_by_broker))
     lags = queue_lags(tools, committed_offsets(tools, group, topics)) if topics else QueuePositions([])
-    # Reading the store times of messages needs more permissions. If only the store times cannot be read, return everything else.
+    # A user may lack the permission to read messages and their store times. If only the store times cannot be read, return
+    # everything else.
     errors = [
         e for e in lags.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in lags.rows)
     ]
@@ -394,7 +396,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     """Delete a group and its offsets on all masters. With ``topics``, also delete the group's retry and dead-letter topics.
 
     Raises ``GroupNotFound`` if no broker knows the group. Without ``force``, raises ``OffsetError`` if the group has members.
-    Mirrors ``DeleteSubscriptionGroupCommand -r true``, which with ``-c`` always deletes the topics.
+    Mirrors Java's ``DeleteSubscriptionGroupCommand -r true``. With ``-c``, the Java command always deletes these topics, too.
     """
     check_deletable(tools, group, force)
     # The topics are deleted first, because the offsets of the group are needed to find them.

@@ -80,8 +80,8 @@ def messages_by_key(
             f"limit is {limit}; expected 1 to {MAX_MESSAGES_BY_KEY}, the most that a broker returns for one request"
         )
     first_ms, last_ms = _period(begin_ms, end_ms)
-    # Times in an index are up to a second too early, so a broker may return messages that were stored after the end. Because such
-    # messages are dropped below, the search asks for the maximum number of messages.
+    # Times in an index are up to a second too early, so a broker may return messages that were stored after the end. The
+    # messages after the end are dropped below, so the search asks for the maximum number of messages.
     search = IndexSearch(
         key, max(0, first_ms - _INDEX_RESOLUTION_MS), last_ms, limit if end_ms is None else MAX_MESSAGES_BY_KEY
     )
@@ -142,8 +142,8 @@ def _message_at(
     if not matching_messages:
         return None
     stored_message = with_stored_names(matching_messages[0], scope)
-    # A caller with the id of a retried message may know only its original topic. The result has the topic that stores the
-    # message, because the original topic is only a property of the message.
+    # A caller with the id of a retried message may know only the original topic of the message, so this topic is accepted, too.
+    # The result has the topic in which the message is stored.
     return (
         stored_message
         if topic in (None, stored_message.topic, with_user_names(matching_messages[0], scope).topic)
@@ -300,12 +300,14 @@ def messages_of_time(
     ]
     found_messages: list[ReceivedMessage] = []
     next_messages: list[tuple[tuple[int, str, int], int, ReceivedMessage]] = []
-    pulled_indexes = range(len(readers))
+    indexes_to_pull = range(len(readers))
     while len(found_messages) < limit:
         _pull_heads(
-            tools, [readers[index] for index in pulled_indexes], _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0
+            tools,
+            [readers[index] for index in indexes_to_pull],
+            _MAX_READ_AHEAD_BYTES // len(readers) if readers else 0,
         )
-        for index in pulled_indexes:
+        for index in indexes_to_pull:
             if head := readers[index].head:
                 heapq.heappush(next_messages, (_store_order(*head), index, head[1]))
         if not next_messages:
@@ -316,7 +318,7 @@ def messages_of_time(
             message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic)
         )
         readers[index].advance()
-        pulled_indexes = range(index, index + 1)
+        indexes_to_pull = range(index, index + 1)
     return found_messages
 
 

@@ -28,7 +28,9 @@ def names(tools: AdminTools, with_system_topics: bool = False) -> list[str]:
 
 
 def describe(tools: AdminTools, topic: str) -> TopicDescription:
-    """Return the settings of a topic by broker, and the bounds of its queues. Raises ``RouteNotFound`` with similar names."""
+    """Return the settings of a topic by broker, and the bounds of its queues. Raises ``RouteNotFound``, which suggests similar
+    names, if the topic does not exist.
+    """
     route = tools.admin.routes.get_existing(topic, 0.0)
     return TopicDescription(topic, _settings_by_broker(tools, route), tools.admin.describe_topic(topic))
 
@@ -181,8 +183,9 @@ def update(
 
 
 def _is_applied(settings: TopicOnBroker, change: TopicChange) -> bool:
-    """Whether ``settings`` show the change. Attributes are not compared, because a request overwrites all other settings, but
-    only the attributes that it names. Of an old broker, only the number of queues is known, from the route.
+    """Whether ``settings`` show the change. Attributes are not compared, because another process cannot overwrite them by
+    accident: its request changes only the attributes that it names. Of an old broker, only the number of queues is known, from
+    the route.
     """
     has_queues = change.queues in (None, settings.write_queues)
     is_old_broker = settings.message_type is None
@@ -279,6 +282,6 @@ def _topic_queues(route: TopicRoute, lost_messages: int = 0) -> TopicQueues:
 
 
 def delete(tools: AdminTools, topic: str) -> None:
-    """Delete a topic with its messages. Raises ``RouteNotFound`` with similar names."""
+    """Delete a topic with its messages. Raises ``RouteNotFound``, which suggests similar names, if the topic does not exist."""
     tools.admin.routes.get_existing(topic, 0.0)
     tools.admin.delete_topic(topic)

@@ -34,9 +34,9 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import DecodeBudget, decode_leniently
 
 _ROUTE_POLL_S = 0.01
-# Brokers register a change of a topic with the current version of their data. Name servers that already have this version ignore
-# the change of a known topic. So if two topics change at once, one of the changes may never appear in routes. A change that has
-# not appeared after this time is registered again.
+# A broker registers a change of a topic with the current version of its data. A name server ignores the change of a known topic
+# if it already has this version. So if two topics change at once, routes may never show one of the changes. If routes do not
+# show a change for ``_REGISTER_AGAIN_S``, this client registers the change again.
 _REGISTER_AGAIN_S = 3.0
 # The maximum number of messages that a broker returns for a key by default, and the maximum decoded size of these messages in
 # bytes.
@@ -151,7 +151,7 @@ class BaseAdmin(Closeable):
                     and shown_in_route[name] != expected_by_broker[name]
                 ):
                     checked_brokers.add(name)
-                    with suppress(RocketMQError, ValueError):  # without this answer, the wait is only longer
+                    with suppress(RocketMQError, ValueError):  # an unknown permission only prolongs the wait
                         expected_by_broker[name] = (
                             read_queue_count,
                             write_queue_count,
@@ -238,8 +238,8 @@ class BaseAdmin(Closeable):
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
         """Return messages that have a key and were stored in this period, from the indexes of the topic's brokers.
 
-        If there are many messages, returns only some of them. Messages beyond a limit of memory stay compressed, because callers
-        only need their ids. If a master is down, its slave is asked.
+        Each broker returns at most ``_MAX_MESSAGES_OF_KEY`` messages. Messages beyond ``_MAX_DECODED_BYTES`` stay compressed,
+        because callers need only their ids. If a master is down, its slave is asked.
         """
         messages: list[ReceivedMessage] = []
         decode_budget = DecodeBudget(_MAX_DECODED_BYTES)
@@ -298,7 +298,9 @@ class BaseAdmin(Closeable):
 def consume_progress(
     rpc_client: RpcClient, route: TopicRoute, group_on_wire: str
 ) -> dict[MessageQueue, ConsumeProgress]:
-    """The progress of a group in a topic. The group is named as on brokers, so it may be in another namespace."""
+    """The progress of a group in a topic. ``group_on_wire`` is the group's name on brokers, so the group may be in another
+    namespace.
+    """
     progress: dict[MessageQueue, ConsumeProgress] = {}
     for name, broker in route.brokers.items():
         if broker.master:
@@ -330,8 +332,8 @@ def _register_topic(
     admin: BaseAdmin, topic: str, shown_by_broker: Mapping[str, _QueuesAndPerm | None], deadline: Deadline
 ) -> None:
     """Register the topic at name servers on behalf of its brokers, because a broker does not register a configuration that it
-    already has. Repeats the registration until the configurations stay the same. ``shown_by_broker`` has the queues and the
-    permission that name servers have, by broker.
+    already has. Repeats the registration until the brokers' configurations are the registered ones. ``shown_by_broker`` has the
+    queues and the permission that name servers have, by broker.
 
     A broker with ``enableSingleTopicRegister`` sends the same request (``registerSingleTopicAll``).
     """
@@ -340,7 +342,8 @@ def _register_topic(
         not deadline.expired
         and (configs := _configs_to_register(admin, topic, shown_by_broker, registered_configs)) != registered_configs
     ):
-        with suppress(RocketMQError):  # without this request, which servers before 5.0 reject, the wait is only longer
+        # Name servers before 5.0 reject this request. Then the caller waits longer for the route.
+        with suppress(RocketMQError):
             make_request = partial(
                 rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_registration(configs), topic=on_wire
             )
@@ -374,7 +377,7 @@ def _configs_to_register(
             ):
                 configs[name] = config
         except (RocketMQError, ValueError) as e:
-            # The current configuration is unknown, so the registered configuration stays, unless the topic is gone.
+            # If the current configuration of the broker is unknown, register the previous one again, unless the topic is gone.
             configs |= (
                 {}
                 if name not in registered_configs or isinstance(e, TopicNotFound)

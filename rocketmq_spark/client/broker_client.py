@@ -31,7 +31,7 @@ _OFFSET_RESET_ANSWER = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
 
 @dataclass(frozen=True, slots=True)
 class BrokerCommand:
-    """A request for the broker with this name. Errors name ``topic`` and ``queue``."""
+    """A request for the broker with this name. Errors of the request name ``topic`` and ``queue``."""
 
     broker_name: str
     command: Command
@@ -72,7 +72,7 @@ class BrokerClient:
     def request_pulls(
         self, pull_commands: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
-        """As ``request_each``. Repeats a pull if its answer reports only that an operator reset the offset."""
+        """Like ``request_each``, but repeats each pull whose answer only reports that an operator reset the offset."""
         answers = self.request_each(pull_commands, deadline, PULL_CODES, read_from)
         while reset_indexes := [
             i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _OFFSET_RESET_ANSWER
@@ -146,7 +146,9 @@ class BrokerClient:
         )
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
-        """The address of the broker's master and the last attempt to connect; None while no route has a master of the broker."""
+        """The address of the broker's master, and the number of the last attempt to connect to it; None while no route has a
+        master of the broker.
+        """
         try:
             address = self._routes.address(broker_name, "master")
         except RocketMQError:

@@ -119,7 +119,7 @@ class RemotingCommitter:
                     )
                     raise _not_created_error(group, error, problem) from e
                 if error.retriable and not isinstance(error, NotReadable | TopicNotFound):
-                    # Brokers may answer with such an error while the group is new.
+                    # While the group is new, brokers may answer with a retriable error.
                     raise error from e
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:

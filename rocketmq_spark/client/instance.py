@@ -68,9 +68,9 @@ class RegisteredMember:
     """A member of a group. A member with a ``membership`` is a consumer, and every heartbeat has its subscriptions. A member
     without a ``membership`` is a producer.
 
-    ``request_handler`` handles requests of brokers. With ``heartbeat_s`` 0, the member needs no heartbeat. With ``all_brokers``,
-    heartbeats go to all brokers of the cluster, because each of them may send requests. With ``receives_replies``, brokers
-    forward replies to the member by the client id.
+    ``request_handler`` handles requests of brokers. With ``heartbeat_s`` 0, the member needs no heartbeat. With
+    ``all_brokers``, heartbeats go to all brokers of the cluster, because each of them may send requests. With
+    ``receives_replies``, the member gets the replies that brokers forward to the client id.
     """
 
     group: str
@@ -144,8 +144,8 @@ class MemberRegistry:
             return any(member.all_brokers for members in self._members.values() for member in members)
 
     def reply_groups(self) -> list[str]:
-        """Return a list with one group that has a member that receives replies, by the group's name on brokers. The list is
-        empty without such a group.
+        """Return one group that has a member with ``receives_replies``, as a list with its name on brokers. The list is empty if
+        there is no such group.
         """
         with self._lock:
             return [
@@ -183,7 +183,7 @@ class MemberRegistry:
     def _dispatch_check(self, request: ServerRequest) -> None:
         is_dispatched = False
         try:
-            # Only the group's name is needed, which is a property. So the body stays compressed.
+            # The body stays compressed, because only a property is needed: the name of the group.
             messages = itertools.islice(decode_leniently(request.command.body, max_body_bytes=None), 2)
             groups = [message.properties.get(Property.PRODUCER_GROUP, "") for message in messages]
             is_dispatched = len(groups) == 1 and self._dispatch((False, groups[0]), request)
@@ -248,7 +248,7 @@ class ClientInstance:
             str, None
         ] = {}  # groups whose last producer has left and that are still registered
         self._checked_groups: set[str] = set()  # producer groups that brokers send transaction checks to
-        # Whether brokers may forward no replies, because producer groups were unregistered.
+        # Whether brokers may have stopped forwarding replies, because producer groups were unregistered.
         self._is_reply_connection_lost = False
         self._timer: Timer | None = None
         self._heartbeat_due_ms = math.inf
@@ -257,7 +257,7 @@ class ClientInstance:
         """Add ``member``, and send its first heartbeat soon. Raises ``LocalProtocolError`` if the group has a consumer here."""
         group_on_wire = self._rpc_client.on_wire(member.group)
         if member.consumes and self._registry.has_consumer(group_on_wire):
-            # The earlier consumer may have been dropped without close(), and not be collected yet.
+            # An earlier consumer that was not closed and is no longer referenced may wait for garbage collection.
             dropped.wait_for_dropped(Deadline.after(TIMEOUT_S))
         try:
             self._registry.add(group_on_wire, member)
@@ -267,13 +267,13 @@ class ClientInstance:
                 with self._lock:
                     self._timer = self._timer or self._make_timer("rocketmq-instance")
                     self._schedule(self._timer, FIRST_HEARTBEAT_S)
-        except BaseException:  # including Ctrl-C, because then the caller cannot call ``leave``
+        except BaseException:  # also for Ctrl-C, because then the caller cannot call ``leave``
             self._registry.remove(group_on_wire, member)
             self._stop_timer(unless_needed=True)
             raise
 
     def leave(self, member: RegisteredMember, deadline: Deadline) -> None:
-        """Remove ``member``, and unregister its group, perhaps later, if ``member`` was the last member. Failures of single
+        """Remove ``member``. If its group has no other member here, also unregister the group, now or later. Failures of single
         brokers are logged. After an interruption, the call may be repeated.
         """
         group_on_wire = self._rpc_client.on_wire(member.group)
@@ -303,7 +303,7 @@ class ClientInstance:
         left_groups = [name for name in {group_on_wire: None, **self._lingering_groups} if name not in producer_groups]
         self._is_reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
-        self._lingering_groups.clear()  # the last step, because heartbeats after an interruption must include these groups
+        self._lingering_groups.clear()  # the last step, so that heartbeats after an interruption include these groups
         self._checked_groups.difference_update(left_groups)
         self._is_reply_connection_lost = not reply_groups  # see ``register_connection``
 
@@ -313,12 +313,12 @@ class ClientInstance:
             self._heartbeat(deadline)
 
     def register_connection(self, deadline: Deadline, up_to_date_brokers: Container[str] | None) -> bool:
-        """Make brokers forward replies over the current connection, except the brokers at the addresses ``up_to_date_brokers``.
+        """Make all brokers but those at the addresses ``up_to_date_brokers`` forward replies over the current connection.
         Returns False if there was only time for a plain heartbeat.
 
-        Brokers forward replies over the connection on which a producer group was new. Brokers forget this connection when any of
-        the client's groups is unregistered, or when an older connection ends. Plain heartbeats do not make brokers use the
-        connection again.
+        A broker forwards replies over the connection on which the client last registered a new producer group. The broker
+        forgets this connection when any of the client's groups is unregistered, or when an older connection ends. Plain
+        heartbeats do not make the broker use the connection again.
         """
         # Another thread may hold the lock for long, because a broker hangs.
         if not self._registration_lock.acquire(timeout=deadline.remaining() / 2):
@@ -341,8 +341,8 @@ class ClientInstance:
     def _reregister(self, groups: Sequence[str], deadline: Deadline, up_to_date_brokers: Container[str] = ()) -> None:
         """Unregister producer groups, except at ``up_to_date_brokers``, and send a heartbeat if a member receives replies.
 
-        Between the two requests, a broker forwards no replies. So each broker gets its heartbeat without waiting for the answers
-        of other brokers.
+        Between the two requests, a broker forwards no replies. To keep this time short, no broker's heartbeat waits for the
+        answers of other brokers.
         """
 
         def reregister_at(name_and_address: tuple[str, str]) -> None:
@@ -428,7 +428,7 @@ class ClientInstance:
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
         with self._lock:
-            if due_ms != self._heartbeat_due_ms:  # another heartbeat was scheduled instead
+            if due_ms != self._heartbeat_due_ms:  # another heartbeat has replaced this one
                 return
         try:
             self.refresh_cluster(
@@ -459,6 +459,6 @@ class ClientInstance:
                 continue
             error = error_from_response(answer, address) if isinstance(answer, Command) else answer
             if isinstance(error, NotSupported):
-                logger.debug("%s takes no heartbeats", address)
+                logger.debug("the server at %s does not support heartbeats", address)
             else:
                 logger.info("request %s to %s failed: %s", command.code, address, error)

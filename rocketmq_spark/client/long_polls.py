@@ -72,7 +72,7 @@ class LongPolls:
             ):
                 with without_blocking():  # this thread also sends other pulls, so it must not wait for this socket
                     send(request)
-            else:  # without a commit, because a reset or the next owner may store another offset before the pull is sent
+            else:  # a pull that is sent later must not commit: a reset or the next owner may store an offset first
                 self._executor.run(address, functools.partial(send, replace(request, commit_offset=None)))
         except RocketMQError as e:
             done(e)
@@ -82,9 +82,10 @@ class LongPolls:
     def create_group_by_pull(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> list[RocketMQError]:
-        """Pull as a group: brokers with ``autoCreateSubscriptionGroup`` create a group at its first pull. Returns the errors.
+        """Send a pull of the group to each broker, because brokers with ``autoCreateSubscriptionGroup`` create a group at its
+        first pull. Returns the errors.
 
-        The pulls have a filter, because a Proxy does not forward pulls without a filter if the group has no members.
+        The pulls have a filter: if a group has no members, a Proxy forwards only its pulls with a filter.
         """
         requests = []
         for queue in {queue.broker_name: queue for queue in offsets}.values():
@@ -140,7 +141,7 @@ class LongPolls:
             done(result)
         elif isinstance(result.error, RocketMQError):
             done(result.error)
-        else:  # for example out of memory; the caller pulls again
+        else:  # an unexpected error, such as lack of memory; the caller pulls again
             result.log(logger, "an answer to the pull of %s could not be decoded", request.queue)
             done(DecodeError(f"the answer could not be decoded: {result}", queue=str(request.queue)))
 
@@ -148,8 +149,8 @@ class LongPolls:
 def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
     """Return id and address of the replica to pull from, by default replica ``broker_id``.
 
-    If this replica is a slave and gone, returns the replica with the next id. If there is no such replica, returns the replica
-    with the lowest id.
+    If replica ``broker_id`` is a slave that is gone, returns the replica with the next id. If there is none, returns the
+    replica with the lowest id.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """

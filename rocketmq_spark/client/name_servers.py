@@ -71,8 +71,8 @@ class NameServers:
                 if self.rpc_client.pool.is_proxy(self.addresses[index]):
                     raise
                 if self.serves_routes(self.addresses[index], deadline):
-                    # The answer to the request for a route has shown that the server is a Proxy. So the error of this
-                    # request names the Proxy.
+                    # ``serves_routes`` has shown that the server is a Proxy. So the error of the repeated request names the
+                    # Proxy.
                     return self.addresses[index], self.rpc_client.request(
                         self.addresses[index], make_command(), self._server_deadline(deadline)
                     )

@@ -128,8 +128,8 @@ class RemotingOffsetReader:
     ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
         """Parse an answer, or reuse the cached result of an equal answer, because most topics have no new messages.
 
-        An answer names its broker with each queue. So the answer shows if another broker now has the address. A broker may report
-        any number of queues, so only requested queues are cached.
+        An answer names its broker with each queue, which shows whether another broker now has the address. Only requested
+        queues are cached, because a broker may report any number of queues.
         """
         key = command.broker_name, command.topic
         cached_stats, digest = self._stats.get(key), hashlib.blake2b(body).digest()
@@ -171,7 +171,7 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
-        """As ``bounds``, with two requests per queue. A Proxy supports these requests. The answers are never cached."""
+        """Return the same as ``bounds``, with two requests per queue, which a Proxy supports. The answers are never cached."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
         commands = [self.broker_client.queue_command(row, queue) for queue in queues for row in rows]
         answers = iter(self.broker_client.request_each(commands, deadline))
@@ -200,8 +200,8 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None],
     ) -> dict[MessageQueue, int]:
-        """See ``ports.OffsetReader``. Pulls messages, because the statistics of a compaction topic omit messages that
-        it keeps.
+        """See ``ports.OffsetReader``. Pulls messages, because the statistics of a compaction topic omit messages that the topic
+        keeps.
         """
         attributes = self.broker_client.attributes(first_queues(queues), deadline)
         compacted_queues = [
@@ -244,13 +244,13 @@ class RemotingOffsetReader:
     ) -> dict[MessageQueue, int]:
         """See ``ports.OffsetReader``. The result is the end offset if all messages are older.
 
-        Some answers of brokers are wrong. Brokers before 5.1.4 return the message that is nearest to the time. If all messages of
-        a batch topic are older, brokers return its last batch. If several messages of the last millisecond match, brokers return
-        the last of these messages. With a ``group``, messages are pulled as this group to correct such answers.
-        After old files were deleted, the answer may be below the minimum offset. Therefore callers clamp the answer.
+        Brokers answer with a wrong offset in three cases, which this method corrects by pulls if a ``group`` is given. Brokers
+        before 5.1.4 return the message that is nearest to the time. If all messages of a batch topic are older, brokers return
+        its last batch. If several messages of the last millisecond match, brokers return the last of these messages. After old
+        files were deleted, the result may also be below the minimum offset, so callers clamp it.
         """
         commands = [
-            # Brokers fail with a time above Java's largest long, and no message has a larger store time.
+            # A broker fails for a time above Java's largest long, and no message has a larger store time.
             self.broker_client.queue_command(
                 rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=min(ms, LONG_MAX), boundaryType="LOWER"
             )
@@ -377,7 +377,9 @@ class RemotingOffsetReader:
         return isinstance(answer, Command) and answer.is_from_proxy
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
-        """See ``ports.OffsetReader``. Without this check, a broker answers pulls with an invalid expression with all messages."""
+        """See ``ports.OffsetReader``. A broker answers a pull with all messages if the expression is invalid, so expressions
+        are checked first.
+        """
         body = bodies.client_config_check(self.rpc_client.on_wire(group), self.rpc_client.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         (answer,) = self.broker_client.request_all([BrokerCommand(broker_name, command, topic)], deadline)
@@ -468,10 +470,10 @@ def _stored_ms(answer: Command | None, offset: int) -> int | None:
 
 
 def first_offset_since(store_time_ms: Callable[[int], int | None], near_offset: int, time_ms: int) -> int:
-    """Return the first offset whose message was stored at or after a time, with few calls of ``store_time_ms`` around
-    ``near_offset``.
+    """Return the first offset whose message was stored at or after ``time_ms``. If this offset is near ``near_offset``, the
+    search needs few calls of ``store_time_ms``.
 
-    ``store_time_ms`` returns None for offsets without a message, which are before the first one and at the end.
+    ``store_time_ms`` returns None for offsets without a message: those before the first message, and the end.
     """
     stored_ms = store_time_ms(near_offset)
     if stored_ms is None:
@@ -491,7 +493,7 @@ def first_offset_since(store_time_ms: Callable[[int], int | None], near_offset: 
     while younger_offset - older_offset > 1:
         middle_offset = (older_offset + younger_offset) // 2
         stored_ms = store_time_ms(middle_offset)
-        # Without a message, the offset is before the first message if the search went down, and at the end if it went up.
+        # An offset without a message is before the first message if the search went down, and at the end if the search went up.
         is_older = stored_ms < time_ms if stored_ms is not None else step < 0
         older_offset, younger_offset = (middle_offset, younger_offset) if is_older else (older_offset, middle_offset)
     return younger_offset

@@ -19,7 +19,7 @@ from rocketmq_spark.model import (
 T = TypeVar("T")
 
 
-# The attributes for a read must not be older than this, because a topic may be created again with another type.
+# The maximum age of attributes for a read, because a topic may be created again with another type.
 ATTRIBUTES_MAX_AGE_S = 1.0
 
 

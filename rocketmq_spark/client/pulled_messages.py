@@ -109,8 +109,8 @@ def _is_broken(data: bytes, bounds: MessageBounds, settings: DecodeSettings) -> 
 def _max_offsets(message_bounds: Sequence[MessageBounds], start: int, end: int) -> list[int]:
     """Return the highest possible offset of each message.
 
-    Above the highest possible offset of a message, there are enough offsets for the messages after it. These later messages keep
-    their stored offsets if possible.
+    An offset is possible if it leaves an offset below ``end`` for each later message. Later messages keep their stored offsets
+    where they can.
     """
     max_offsets: list[int] = []
     for number in range(len(message_bounds) - 1, -1, -1):

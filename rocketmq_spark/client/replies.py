@@ -83,15 +83,15 @@ class AwaitedReplies:
         return lambda: self._cancel(correlation_id)
 
     def take_forwarding_brokers(self) -> frozenset[str] | None:
-        """Return and reset the brokers that forwarded other replies during the waits that timed out; None if no wait
-        timed out.
+        """Return the brokers that forwarded other replies during each of the waits that timed out; None if no wait timed out.
+        Also forgets these waits.
         """
         with self._lock:
             brokers, self._forwarding_brokers = self._forwarding_brokers, None
             return brokers
 
     def record_timeout(self, brokers: frozenset[str]) -> None:
-        """Record that a wait timed out while these brokers forwarded other replies."""
+        """Record that a request got no reply in time, although ``brokers`` forwarded replies to other requests meanwhile."""
         with self._lock:
             self._forwarding_brokers = (
                 brokers if self._forwarding_brokers is None else self._forwarding_brokers & brokers
@@ -114,8 +114,8 @@ class AwaitedReplies:
         """Handle a forwarded reply on the thread that reads answers; ``run_later`` runs a function on another thread.
 
         Any client of the cluster can send replies to this client, so the body is decoded only if a request waits for the reply.
-        Otherwise the broker gets a success, as in Java. Returns False, which rejects the reply, if this client has never sent a
-        request.
+        If no request waits, the broker still gets a success, as in Java. Returns False, which rejects the reply, if this client
+        has never sent a request.
         """
         if not self._has_sent_request:
             return False
@@ -195,7 +195,7 @@ class RemotingReplies:
         self._instance.refresh_cluster(deadline)
         forwarding_brokers = self._awaited_replies.take_forwarding_brokers()
         if not self._instance.register_connection(deadline, forwarding_brokers) and forwarding_brokers is not None:
-            self._awaited_replies.record_timeout(forwarding_brokers)  # reported at the next call
+            self._awaited_replies.record_timeout(forwarding_brokers)  # so that the next call gets these brokers
         proxy = next((data.master for data in self._routes.brokers() if self._is_proxy(data.master)), None)
         if proxy is not None:
             raise NotSupported("a Proxy does not forward replies", proxy, remedy=_BROKER_NAME_SERVER_REMEDY)

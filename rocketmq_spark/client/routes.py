@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
 # Brokers register every 30 s by default (``registerNameServerPeriod``), and at least every 60 s. A broker that no name server
-# lists for ``UNLISTED_S`` has left the cluster. This time is shorter than the default of ``sendTimeout``, so that a write
-# outlasts a broker that hangs.
+# lists for ``UNLISTED_S`` has left the cluster. ``UNLISTED_S`` is shorter than the default of ``sendTimeout``, so that a write
+# lasts until a broker that hangs has left.
 UNLISTED_S = 90.0
 
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
@@ -52,21 +52,19 @@ _MAX_BYTES, _MAX_PARALLEL, _MAX_SHOWN_CHARACTERS = 128 << 20, 64, 127
 _QUEUE_BYTES = 128
 
 
-# The routes of all clients of a process are limited, too, because the process keeps the client of each set of options. Above
-# ``_MAX_IDLE_BYTES``, clients without calls for ``_IDLE_S`` forget their routes. Above ``_MAX_PROCESS_BYTES``, the clients with
-# the most bytes forget their routes.
+# The routes of all clients of a process are limited, too, because the process keeps the client of each set of options. If all
+# routes together exceed ``_MAX_IDLE_BYTES``, clients that were not called for ``_IDLE_S`` forget their routes. If they exceed
+# ``_MAX_PROCESS_BYTES``, the clients with the most bytes forget their routes.
 _IDLE_S, _MAX_IDLE_BYTES, _MAX_PROCESS_BYTES = 100.0, 16 << 20, 2 * _MAX_BYTES
 # A client that forgets its routes keeps up to ``_MAX_ADDRESS_BYTES`` of broker addresses, because a paused consumer needs
-# addresses first. It also keeps up to ``_MAX_ADDRESS_BYTES`` of routes with numbered queues, because a change of the numbers
-# must be noticed.
+# addresses first. The client also keeps up to ``_MAX_ADDRESS_BYTES`` of routes with numbered queues, to notice a change of the
+# numbers.
 _MAX_ADDRESS_BYTES = 1 << 16
 _CLUSTER_KEY = ""  # the key of the list of all brokers in ``_bytes_by_key``; not a topic
 
 
 def _has_topic(topic: str, broker_name: str, answer: Command | RocketMQError) -> bool | None:
-    """Whether a broker that name servers do not list has the topic, according to the ``answer`` of a replica; None if the answer
-    does not show it.
-    """
+    """Whether a broker has the topic, according to the ``answer`` of one of its replicas; None if the replica did not answer."""
     if isinstance(answer, RocketMQError):
         return None
     if answer.code == Response.TOPIC_NOT_EXIST:
@@ -128,7 +126,7 @@ class Routes:
         self._forgotten_at_s: dict[str, float] = {}
         # By topic: brokers that are in earlier routes, but not in the newest route.
         self._unlisted_brokers: dict[str, _UnlistedBrokers] = {}
-        # Topics for which ``unlisted_queues`` was called: their queues are numbered.
+        # Topics whose queues are numbered, because ``unlisted_queues`` was called for them.
         self._numbered_topics: set[str] = set()
         # The bytes of the routes of each topic and of the list of all brokers, and the sum of these bytes.
         self._bytes_by_key: dict[str, int] = {}
@@ -200,15 +198,15 @@ class Routes:
             self._bytes_by_key[key] = size
 
     def _check_room_locked(self, key: str, size: int, process_has_room: bool) -> None:
-        """Raise ``RemoteProtocolError`` if ``size`` bytes do not fit, for a topic or for the list of all brokers. Forgotten
-        routes are discarded to make room. ``process_has_room`` says whether the process has room.
+        """Raise ``RemoteProtocolError`` if ``size`` bytes of a topic's route, or of the list of all brokers, do not fit.
+        Forgotten routes are discarded to make room. ``process_has_room`` says whether the process has room.
         """
         other_bytes = self._cached_bytes - self._bytes_by_key.get(key, 0)
-        description = f"that of {key[:_MAX_SHOWN_CHARACTERS]}" if key else "the list of all brokers"
+        description = f"the route of {key[:_MAX_SHOWN_CHARACTERS]}" if key else "the list of all brokers"
         if not process_has_room:
             raise RemoteProtocolError(
-                f"the routes of all clients of this process have {_MAX_PROCESS_BYTES} bytes, {_QUEUE_BYTES} for each queue "
-                f"included, and with {description} this client would have {other_bytes + size}, more than its share",
+                f"with {description}, the routes of this client would have {other_bytes + size} bytes, {_QUEUE_BYTES} for each "
+                f"queue included; this is more than its share of the {_MAX_PROCESS_BYTES} bytes for all clients of this process",
                 topic=key[:_MAX_SHOWN_CHARACTERS] or None,
                 remedy="Read fewer topics in one process, or use the same connection options for all",
             )
@@ -219,8 +217,8 @@ class Routes:
             other_bytes = self._cached_bytes - self._bytes_by_key.get(key, 0)
         if other_bytes + size > _MAX_BYTES:
             raise RemoteProtocolError(
-                f"the routes of {len(self._routes)} topics have {other_bytes} bytes, {_QUEUE_BYTES} for each queue included, and "
-                f"with {description} more than {_MAX_BYTES}, the most that is kept",
+                f"with {description}, the routes of {len(self._routes)} topics would have {other_bytes + size} bytes, "
+                f"{_QUEUE_BYTES} for each queue included; at most {_MAX_BYTES} bytes are kept",
                 topic=key[:_MAX_SHOWN_CHARACTERS] or None,
                 remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
                 "look at what the name server answers: rocketmq-spark topic describe",
@@ -250,10 +248,10 @@ class Routes:
         return dict(unlisted_entries[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queue_totals, MAX_QUEUES))])
 
     def unlisted_queues(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
-        a broker with another name answers. A broker is present if one of its replicas has the topic. A broker whose state is
-        unclear is asked again until ``deadline``. If its state is still unclear then, it counts as present. Proxies are left
-        out.
+        """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or
+        if a broker with another name answers. A broker is present if one of its replicas has the topic. A broker whose state is
+        unclear is asked again until ``deadline``. A broker whose state is then still unclear counts as present. Proxies are
+        left out.
         """
         with self._lock:
             unlisted_brokers, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
@@ -300,7 +298,8 @@ class Routes:
         for data, broker in brokers:
             broker_answers = list(itertools.islice(replica_answers, len(broker.replicas)))
             states = [_has_topic(topic, data.broker_name, answer) for answer, _ in broker_answers]
-            # A master without a known address may be starting at another one.
+            # If the master's address is unknown, the broker does not count as down, because its master may be starting at
+            # another address.
             down_flags = [
                 broker.master is not None and is_new and _is_connection_refused(answer)
                 for answer, is_new in broker_answers
@@ -312,7 +311,7 @@ class Routes:
         """Fetch the routes that are older than ``max_age_s`` seconds in parallel, 64 at a time. Returns the topics that it
         refreshed.
 
-        Fetches nothing if only one route is older. A single route is left to ``get``, which also fetches the routes whose
+        If only one route is older, nothing is fetched here, because ``get`` fetches it. ``get`` also fetches the routes whose
         requests failed here.
         """
         oldest_fetch_s = time.monotonic() - max_age_s
@@ -427,9 +426,9 @@ class Routes:
         return self._cached_bytes
 
     def forget_all(self, idle_at_s: float | None = None, max_address_bytes: int = _MAX_ADDRESS_BYTES) -> None:
-        """Forget all routes; with a time ``idle_at_s``, only if the cache was not used in the ``_IDLE_S`` seconds before that
-        time. Keeps up to ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, to compare the
-        next routes with.
+        """Forget all routes. With a time ``idle_at_s``, does nothing if the cache was used in the ``_IDLE_S`` seconds before
+        that time. Keeps up to ``max_address_bytes`` bytes of broker addresses, and a few routes with numbered queues, so that
+        the next routes can be compared with them.
         """
         with self._lock:
             if idle_at_s is not None and idle_at_s - self._last_used_s < _IDLE_S:
@@ -567,7 +566,7 @@ def _make_room(requester: Routes, growth_bytes: int) -> bool:
     """
     all_routes, now = _all_routes.all(), time.monotonic()
     needed_bytes = max(0, growth_bytes)  # a smaller route always fits
-    # With very many clients, the kept addresses must leave room for routes.
+    # If there are very many clients, each keeps fewer addresses, to leave room for routes.
     max_address_bytes = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(all_routes)))
     if _total_bytes(all_routes) + needed_bytes > _MAX_IDLE_BYTES:
         for routes in all_routes:
@@ -609,7 +608,9 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
 
 
 def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
-    """Each broker's data from the newest route with the broker. An earlier table takes precedence over a later table."""
+    """Each broker's data from the newest route with the broker. If several of ``tables`` have the broker, the first of them
+    counts.
+    """
     newest_brokers: dict[str, BrokerData] = {}
     for routes in tables:
         for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):

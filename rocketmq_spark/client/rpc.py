@@ -59,7 +59,7 @@ _NOT_SUPPORTED = {
 
 @contextmanager
 def with_proxy_remedy(remedy: str) -> Iterator[None]:
-    """In the block, replace the remedy of errors for requests that a Proxy does not forward."""
+    """In the block, replace the remedy of the error for a request that a Proxy does not forward."""
     try:
         yield
     except NotSupported as e:
@@ -147,8 +147,8 @@ class _PendingAnswers:
         return None if grace_s is None else max(grace_s, (time.monotonic() - self._started_s) / 4)
 
     def wait(self, grace_s: float | None = None, max_missing: int = 0) -> None:
-        """Wait for all answers. With ``grace_s``, also return when no answer has arrived for the time of the grace, and fewer
-        than ``max_missing`` answers are missing.
+        """Wait for all answers. With ``grace_s``, do not wait for the last ones: if fewer than ``max_missing`` are missing, and
+        none has arrived during the grace, return without them.
 
         The grace begins after the first real answer, because an address that refuses at once does not show how fast other
         addresses answer. The grace grows with the time that the answers take, so that a busy machine does not make brokers
@@ -254,9 +254,9 @@ class RpcClient:
     ) -> list[Command | RocketMQError | None]:
         """As ``invoke_each``, but does not wait for addresses that are more than ``grace_s`` slower than the others.
 
-        The result has None for the requests to a late address. Until the address answers or ``deadline`` passes, later calls send
-        it nothing and also return None. The next call with the same requests sends them again. If the new answers are late, too,
-        this call returns the earlier answers.
+        The result has None for each request to a late address. Until this address answers or ``deadline`` passes, later calls
+        send it nothing, and return None again. After the answer, a call with the same requests sends them again, and returns
+        the earlier answers if the new ones are late, too.
         """
         answers = _PendingAnswers(requests, self.pool.connect_options.receive_budget, deadline)
         indexes_of_address: dict[str, list[int]] = {}
@@ -288,7 +288,7 @@ class RpcClient:
         return [earlier_answers.get(i) if outcome is None else outcome for i, outcome in enumerate(outcomes)]
 
     def _is_late(self, address: str) -> bool:
-        """Whether an address has not answered all requests of an earlier ``invoke_with_grace``."""
+        """Whether an address still owes an answer to a request of an earlier ``invoke_with_grace``."""
         pending_answers = self.late_answers.get(address)
         return pending_answers is not None and any(
             outcome is None

@@ -48,7 +48,7 @@ _COPIED_PROPERTIES = frozenset({
 })  # fmt: skip
 
 
-# Senders choose the number of attempts. This maximum leads to the largest numbers that brokers can read.
+# Senders may set any number of attempts. Above this maximum, numbers that are computed from it would exceed Java's largest int.
 _MAX_RECONSUME_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
 
 

@@ -31,8 +31,8 @@ def is_compacted(attributes: Attributes | None) -> bool:
 ATTRIBUTES_AGE_S = 30.0
 
 
-# A broker that fails within ``REFUSED_WITHIN_S`` refuses connections, and may be restarting. After ``REFUSED_PAUSE_S`` it is
-# asked again.
+# A broker that fails within ``REFUSED_WITHIN_S`` has refused the connection, perhaps because it restarts. So it is asked again
+# after only ``REFUSED_PAUSE_S``.
 REFUSED_WITHIN_S, REFUSED_PAUSE_S = 0.1, 1.0
 
 
@@ -88,7 +88,7 @@ class TopicAttributesCache:
     def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether the topic is a batch topic, in which brokers compare the tags of whole batches only.
 
-        True also at a Proxy, because a Proxy does not report the type, and then clients must compare the tags.
+        True also at a Proxy: it does not report the type, so clients must compare the tags.
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
@@ -96,9 +96,9 @@ class TopicAttributesCache:
         """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
         If brokers deny the request, the topic counts as an ordinary one.
 
-        A broker that did not answer is not asked about the topic for a while, so that it does not delay every task. For other
-        topics, this broker is asked last. Each broker gets a share of the time, so that a broker that hangs leaves time for the
-        others.
+        A broker that did not answer is not asked about the topic for a while, so that it does not delay every task. A broker
+        that did not answer about one topic is asked last about other topics. Each broker gets a share of the time, so that a
+        broker that hangs leaves time for the others.
         """
         silent_brokers = {
             name
@@ -186,7 +186,9 @@ def is_batched(attributes: Attributes | None) -> bool | None:
 def max_timer_delays_ms(
     rpc_client: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline
 ) -> dict[str, int]:
-    """Return the longest timer delay in ms, 0 without timers, of the ``masters`` (addresses by name) that answer."""
+    """Return the longest timer delay in ms of each of ``masters`` (addresses by name) that answers; 0 if timers are
+    disabled.
+    """
     topic_on_wire = rpc_client.on_wire(topic)
     requests = [
         (address, rpc.GET_MAX_OFFSET.request(topic=topic_on_wire, queueId=0, bname=name))

@@ -33,8 +33,8 @@ _DECISION_FLAGS = {
 
 
 class _ConfirmedCommits:
-    """The master that confirmed the commit of each half message. A check that was sent before the commit arrived comes from the
-    same master. If another master checks, it was promoted meanwhile, and may lack the commit.
+    """The master that confirmed the commit of each half message. If this master still checks the message, it sent the check
+    before the commit arrived. If another master checks, it was promoted meanwhile, and may lack the commit.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _ConfirmedCommits:
 
     def add(self, place_key: str, address: str) -> None:
         with process.registry_lock():  # reentrant: garbage collection may run here and call this method
-            # Checks of copies are answered with ROLLBACK for ``RACE_WINDOW_S``. The master is kept for longer.
+            # For ``RACE_WINDOW_S``, checks of copies are answered with ROLLBACK. The master must be known for longer.
             self._masters[place_key] = Deadline.after(2 * RACE_WINDOW_S), address
             self._masters.move_to_end(place_key)
             with contextlib.suppress(RuntimeError):  # garbage collection may change the table here

@@ -52,8 +52,8 @@ def index_ranges(entries: Iterable[tuple[int, int, bytes]], start: int, end: int
 class FetchedAnswer(NamedTuple):
     """The messages of one answer to a pull of offsets ``[start, limit)`` of the range at index ``range_number``.
 
-    ``next_offset`` is where the broker says that the next pull starts. ``[begin, end)`` are the positions of the bytes in the
-    buffer.
+    ``next_offset`` is the start of the next pull according to the broker. ``[begin, end)`` are the positions of the bytes in
+    the buffer.
     """
 
     range_number: int
@@ -131,8 +131,8 @@ class ReceivedAnswers:
         self._unused_answers = list(answers)
 
     def retain(self, rest_answers: list[FetchedAnswer], count: int, stream: BulkStream) -> None:
-        """Keep only ``rest_answers``, which cover ``count`` offsets, and the answers that were given back. The buffer is
-        compacted if it may have too little free space for as many bytes as were received since the last call.
+        """Keep only ``rest_answers``, which cover ``count`` offsets, and the answers that were given back. If the free space of
+        the buffer is smaller than what was received since the last call, the buffer is compacted.
         """
         if self._unused_answers:
             rest_answers, self._unused_answers = self._unused_answers + rest_answers, []

@@ -1,8 +1,8 @@
 """What an answer to a pull means for a reader that keeps its offsets itself. This module is pure.
 
-RocketMQ's own clients always continue at ``nextBeginOffset``. A reader that keeps its offsets itself must not always do so,
-because code 21 can mean expired data, an index that lags behind an acknowledged send, a topic that was created again, or an
-operator's reset. The rules are in docs/guarantees.md.
+RocketMQ's own clients always continue at ``nextBeginOffset``. For a reader that keeps its offsets itself, this offset may be
+wrong, because code 21 can mean expired data, an index that lags behind an acknowledged send, a topic that was created again, or
+an operator's reset. The rules are in docs/guarantees.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class RepeatPull:
-    """Repeat the pull after a pause; ``reroute`` if the address may have changed."""
+    """Repeat the pull after a pause. ``reroute`` says that the address of the broker may have changed."""
 
     reroute: bool = False
 
@@ -131,7 +131,7 @@ def _judge_not_found(start: int, answer: EmptyAnswer) -> Decision:
         if answer.remark == "OFFSET_FOUND_NULL":  # the index, or a file of it, is missing or not open yet
             return Suspect(Cause.TRUNCATED, next_offset)
         return Continue(next_offset)
-    return Suspect(Cause.WENT_BACK)  # the queue ends before its planned end
+    return Suspect(Cause.WENT_BACK)  # the queue ends before the end that the plan saw
 
 
 def _judge_nothing_matched(start: int, answer: EmptyAnswer) -> Decision:

@@ -41,15 +41,15 @@ class PullRequests:
         self.sent_count += len(ranges)
         pacing.on_pull_sent(max(limit - start for _, start, limit in ranges))
         templates = self._templates
-        # For a filtered pull, the broker searches only as many offsets as the number of messages in the request, so this number
-        # is the number of offsets in the range of the pull.
+        # The number of messages that a filtered pull requests is also the number of offsets that the broker searches. So this
+        # number must be the size of the pull's range.
         return [
             templates[range_number].frame(opaque, start, limit - start)
             for opaque, (range_number, start, limit) in enumerate(ranges, first_opaque)
         ]
 
     def has_newer_keys(self, opaque: int) -> bool:
-        """Whether a request that was refused would be signed with other keys now."""
+        """Whether the keys have changed since the request with this number was signed."""
         if opaque < self._first_signed_opaque:
             return True
         renewals = [template.renew() for template in self._templates]
@@ -68,7 +68,7 @@ MAX_ADAPTIVE_BYTES_IN_FLIGHT = 4 << 20
 FILTERED_ANSWER_BYTES = 64 << 10
 # How long a broker may contradict the bounds that the plan saw, before the difference counts as a loss.
 LOSS_GRACE_S = 15.0
-# After a probe that returned no more messages than other pulls, the next probe waits for this many full answers.
+# If a probe returned no more messages than other pulls, the next probe waits for this many full answers.
 _ANSWERS_BETWEEN_PROBES = 64
 # The weight of the previous estimate in the new estimate if a new value is smaller.
 _SMOOTHING = 0.9
@@ -144,7 +144,7 @@ class PullPacing:
         """Return how many pulls are in flight at most."""
         if not self._has_answer:
             return 1
-        # A filtered answer may be full even if the answers before it were empty.
+        # With a filter, a full answer may follow empty answers, so the depth allows for full answers.
         full_answer_bytes = (
             FILTERED_ANSWER_BYTES if self._settings.has_filter else self._bytes_per_message * self.pull_size
         )
@@ -191,5 +191,5 @@ class PullPacing:
 
 
 def _smoothed_estimate(estimate: float, value: float) -> float:
-    """Follow larger values at once, because the limit of bytes in flight must hold, and smaller values slowly."""
+    """Follow larger values at once, because the limit of bytes in flight must hold. Follow smaller values slowly."""
     return value if value >= estimate else _SMOOTHING * estimate + (1 - _SMOOTHING) * value

@@ -78,7 +78,7 @@ class PendingOffsets:
         return pulls
 
     def finish_pull(self, opaque: int) -> PendingRange | None:
-        """Return what the pull with this number requested; None if it is not in flight."""
+        """End the pull with this number, and return the range that it requested; None if no such pull is in flight."""
         requested_range = self._ranges_in_flight.pop(opaque, None)
         if requested_range is not None:
             self._offsets_in_flight -= requested_range.end - requested_range.start
@@ -169,7 +169,9 @@ class PendingOffsets:
         return min((part[:2] for part in self._first_range_candidates()), default=(self._range_count, 0))
 
     def _first_range_candidates(self) -> Iterator[PendingRange]:
-        """Yield the ranges that may begin with the first pending offset. The top of the heap is the only unrequested one."""
+        """Yield the ranges that may begin with the first pending offset. Of the unrequested ranges, which are a heap, only the
+        first is yielded.
+        """
         yield from self._unrequested_ranges[:1]
         yield from self._ranges_in_flight.values()
         yield from (part for _, part in self._waiting_ranges)

@@ -22,13 +22,13 @@ MAX_BROKER_SILENCE_S = 20.0
 _LONGEST_RECEIVE_S = 1.0
 _SHORTEST_RECEIVE_S = 0.001
 _LOG_INTERVAL_S = 10.0
-# The driver waits at most this long for a batch that a task can also read.
+# The longest time limit of a short read. The driver uses short reads for batches that a task can also read.
 _SHORT_READ_S = 1.0
 
 
 class ProgressTimeout:
-    """The time limit of a read, which starts again whenever the read progresses. The error of a read that exceeds the limit has
-    the first failure since the last progress.
+    """The time limit of a read, which starts again whenever the read progresses. If a read exceeds the limit, its error has the
+    first failure since the last progress.
     """
 
     def __init__(self, read_deadline_s: float, clock: Clock) -> None:
@@ -42,11 +42,13 @@ class ProgressTimeout:
         self.restart()
 
     def restart(self) -> None:
-        """Start the time limit again, because messages were delivered or the caller used the time."""
+        """Start the time limit again, because the time that the caller used for delivered messages does not count."""
         self._last_answer_at = self._started_at = self._clock.now()
 
     def record_progress(self) -> None:
-        """Start the time limit, failures and pauses again, because the broker sent messages, or showed that there are none."""
+        """Start the time limit again, and forget failures and pauses, because the broker sent messages, or showed that there
+        are none.
+        """
         if self._logged_at is not None:
             waited_s = self._clock.now() - self._started_at
             is_long = waited_s >= _LOG_INTERVAL_S
@@ -65,8 +67,8 @@ class ProgressTimeout:
         self._last_refusal = text
 
     @property
-    def is_silent(self) -> bool:
-        """Whether a broker that has requests to answer counts as down."""
+    def is_broker_silent(self) -> bool:
+        """Whether the broker has been silent for longer than ``MAX_BROKER_SILENCE_S``, although it has requests to answer."""
         return self._clock.now() - self._last_answer_at > MAX_BROKER_SILENCE_S
 
     def remaining_s(self) -> float:
@@ -84,7 +86,7 @@ class ProgressTimeout:
     def pause_or_raise(self, error: RocketMQError, describe_wait: Callable[[], str]) -> None:
         """Sleep before the next connection attempt. ``describe_wait`` returns what the read waits for.
 
-        Raises ``error`` if it is permanent, and the first failure if the time is over.
+        Raises ``error`` if it is permanent. If the time is over, raises the first failure.
         """
         is_over = self.remaining_s() <= 0
         self._retry_errors.record(error, self._clock.now(), is_cut_short=is_over)
@@ -96,7 +98,7 @@ class ProgressTimeout:
         self._clock.sleep(min(next(self._pauses), self.remaining_s()))
 
     def log_wait(self, describe_wait: Callable[[], str]) -> None:
-        """Log what the read waits for, if it has waited for ten seconds since the start or since this method last logged."""
+        """Log what the read waits for. Does nothing in the first ten seconds after the start and after each log line."""
         waiting_since = self._started_at if self._logged_at is None else self._logged_at
         if self._clock.now() - waiting_since >= _LOG_INTERVAL_S:
             last_failure = self._retry_errors.last_error
@@ -108,7 +110,7 @@ class ProgressTimeout:
     def _log(self, describe_wait: Callable[[], str], reason: str) -> None:
         self._logged_at = self._clock.now()
         waited_s = self._logged_at - self._started_at
-        # A short read logs no warning, because its error is enough.
+        # A short read logs its waits below WARNING, because its error is enough.
         logger.log(
             logging.WARNING if self._read_deadline_s > _SHORT_READ_S else logging.INFO,
             "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",

@@ -44,8 +44,8 @@ class Puller:
         return self.source.is_compacted(queue, self._deadline())
 
     def stores_batches(self, queue: MessageQueue) -> bool:
-        """Whether brokers store the queue's messages in batches, and so cannot filter single messages. While the type of the
-        topic is unknown, this method returns True, because a read waits longer for its broker than this request.
+        """Whether brokers store the queue's messages in batches, and so cannot filter single messages. If the broker cannot
+        report the topic's type now, returns True. Then the read starts, and waits longer for the broker than this method does.
         """
         try:
             return self.source.stores_batches(queue, self._deadline())
@@ -97,8 +97,8 @@ class Puller:
         )
 
     def replica(self, queue: MessageQueue, planned_address: str | None = None) -> Replica:
-        # A stream needs three times the limit of bytes in flight: for answers in flight, for answers that wait for an earlier
-        # answer, and to compact the buffer.
+        # A stream needs memory for the answers in flight, for answers that wait for an earlier answer, and for compaction. Each
+        # of the three needs up to the limit of bytes in flight.
         spare_bytes = 3 * self.settings.max_bytes_in_flight
         return Replica(
             self.source,

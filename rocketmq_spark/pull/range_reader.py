@@ -115,8 +115,8 @@ class RangeReader:
         self._suspicions = LossSuspicions(grace_s, self._clock.pauses)
         self._hole_suspicions = HoleSuspicions(grace_s, self._clock.pauses)
         self._hints = ReplicaHints(on_hint)
-        # The earliest time of the next route request. Without this limit, each of a task's thousands of pulls might request the
-        # route.
+        # The earliest time of the next route request. It limits these requests, because each of a task's thousands of pulls
+        # might request the route.
         self._next_route_request_at, self._route_pauses = 0.0, self._clock.pauses()
         self._progress_timeout = ProgressTimeout(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
@@ -182,7 +182,7 @@ class RangeReader:
         if self._stream is None:
             self._stream = self._connect(self._progress_timeout.connect_deadline())
         stream = self._stream
-        # If the replica has changed, a message that the previous replica did not have may not be lost.
+        # A new replica may have messages that the previous replica did not have, so suspicions start again.
         if stream.address != self._address:
             self._address = stream.address
             self._suspicions.on_address_changed()
@@ -207,8 +207,7 @@ class RangeReader:
         if self._hints.reconnect_needed:  # the reader connects again when no pull is in flight
             return
         depth = self._pacing.depth()
-        # While the first pending offset has no answer, the size of the answers after it is limited to the maximum of bytes in
-        # flight.
+        # Answers after the first pending offset wait in the buffer, so their size is limited to the maximum of bytes in flight.
         if stream.filled_bytes > BUFFER_BYTES + self._settings.max_bytes_in_flight:
             depth = 0 if self._pending.next_retry_at is not None else 1
         frames: list[bytes] = []
@@ -226,7 +225,7 @@ class RangeReader:
 
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._progress_timeout.receive_wait_s(self._pending.next_retry_at)):
-            if self._pending.pulls_in_flight and self._progress_timeout.is_silent:
+            if self._pending.pulls_in_flight and self._progress_timeout.is_broker_silent:
                 raise ConnectionLost(f"the broker sent nothing for {MAX_BROKER_SILENCE_S:g} s", stream.address)
             return
         self._progress_timeout.record_answer()
@@ -293,9 +292,9 @@ class RangeReader:
         self._pending.add(PendingRange(range_number, next_offset, limit))
 
     def _with_rest_of_batch(self, requested_range: PendingRange, next_offset: int, begin: int) -> PendingRange:
-        """Return the offsets that an answer covers. A broker returns an inner batch whole, however few of its offsets were
-        requested, so the pending offsets up to ``next_offset`` are covered, too. Pending offsets before ``requested_range`` are
-        requested again, because only an answer that covers these offsets shows where the batch begins.
+        """Return the offsets that an answer covers. A broker returns an inner batch whole, so an answer with a batch also
+        covers the pending offsets up to ``next_offset``. Pending offsets before ``requested_range`` are requested again,
+        because only their answer shows where the batch begins.
         """
         assert self._stream is not None
         if not is_inner_batch(self._stream.buffer, begin):
@@ -332,8 +331,8 @@ class RangeReader:
                 self._pending.add(requested_range)
                 raise ConnectionLost("the broker is shutting down", address, remark=answer.remark)
             case Lost(until, cause):
-                # No message is left below the minimum offset, so one loss is reported, even if later offsets were requested
-                # first.
+                # All messages below the minimum offset are lost. So the loss begins at the start of the range, even if a later
+                # offset was requested first.
                 self._report_loss_at_master(requested_range, until, cause, from_range_start=until == answer.min_offset)
             case Suspect(cause, until):
                 self._suspect(requested_range, until, cause)
@@ -357,9 +356,7 @@ class RangeReader:
     def _report_loss_at_master(
         self, requested_range: PendingRange, until: int, cause: Cause, from_range_start: bool
     ) -> None:
-        """Report a loss if the answer came from the master. If the answer came from a slave, request the offsets from the
-        master.
-        """
+        """Report a loss. If the answer came from a slave, request the offsets from the master instead."""
         if self._hints.return_to_master():
             self._retry_later(requested_range)
         else:
@@ -422,8 +419,8 @@ class RangeReader:
     def _deliver(self, deliver_all: bool = False) -> Iterator[FetchedAnswers]:
         """Yield the answers before the first pending offset, if there are enough answers, or if no offset is pending.
 
-        With ``deliver_all``, and before a reconnect, yield even a few answers, because otherwise a read that needs more answers
-        than one connection delivers would never end.
+        With ``deliver_all``, and before a reconnect, any number of answers is enough, because a read whose connections break
+        early may never have more.
         """
         stream, enough_offsets = self._stream, self._settings.offsets_per_fetch
         must_reconnect = self._hints.reconnect_needed and not self._pending.pulls_in_flight
@@ -447,7 +444,7 @@ class RangeReader:
         self._received_answers.retain(rest_answers, rest_count, stream)
 
     def _report_recreated_topics(self, answers: Sequence[FetchedAnswer]) -> None:
-        """Report ``answers`` as lost, because their topics were created again, and the pending offsets of their ranges, too."""
+        """Report ``answers`` and the pending offsets of their ranges as lost, because their topics were created again."""
         self._received_answers.remove(answers)
         for answer in answers:
             self._pending.add(_covered_range(answer))

@@ -1,8 +1,9 @@
 """Copies answers for a consumer that reads ahead.
 
-``PlainRead`` ends before an answer that is not plain: lost, illegal or skipped offsets, or messages beyond the requested end. A
-long poll at the next offset then gets the broker's answer. An operator's reset of the group also ends the read. Only one pull
-of each queue receives the reset, so the read records it, and waits for the answers to all pulls in flight before it ends.
+An answer is not plain if offsets are lost, illegal or skipped, or if it has messages beyond the requested end. ``PlainRead``
+ends before such an answer, and the consumer gets the broker's answer with a long poll instead. An operator's reset of the group
+also ends the read. Only one pull of each queue receives the reset, so the read records it, and waits for the answers to all
+pulls in flight before it ends.
 """
 
 from __future__ import annotations

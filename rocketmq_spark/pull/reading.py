@@ -5,10 +5,10 @@ decides, for all readers, whether skipped offsets are lost, and which messages b
 
 ``SingleMessageReader`` reads single messages without the filter of the read, to learn two facts that filtered answers do not
 show. The first fact is where an answer ends: a broker that searches beyond the requested end sends messages of the next read.
-If a damaged message shifted the index of the queue, only the message *at* the requested end shows which messages belong to the
-next read. The second fact is whether messages were lost: a broker skips index entries whose part of the commit log was removed,
-as if the filter had skipped them. Logs are removed from their front, so while the first message of a read exists, all later
-messages exist, too.
+If a damaged message has shifted the broker's index of the queue, only the message *at* the requested end shows which messages
+belong to the next read. The second fact is whether messages were lost: if a part of the commit log was removed, a broker skips
+the index entries of this part, as if the filter had skipped them. Logs are removed from their front, so while the first message
+of a read exists, all later messages exist, too.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class SingleMessageReader:
 def with_true_ends(
     answers: Sequence[FetchedAnswer], queues: Sequence[MessageQueue], single_message_reader: SingleMessageReader
 ) -> list[FetchedAnswer]:
-    """Return answers that went beyond their ends, with ends that match the offsets inside of their messages. An index that was
-    shifted stays shifted, so if the message at an end has the right offset, all earlier messages of the range have the right
-    offsets, too.
+    """Return ``answers``; an answer that went beyond its end gets the end that matches the offsets inside of its messages. If a
+    damaged message shifts the broker's index of a queue, all later entries stay shifted. So if the message at an end has the
+    right offset, all earlier messages of the range have theirs, too.
     """
     last_answers = {answer.range_number: answer for answer in answers}
     end_positions = [(queues[range_number], answer.limit) for range_number, answer in last_answers.items()]
@@ -108,8 +108,8 @@ class FilteredReadCheck:
         self._on_loss = on_loss
         self._clock = clock or Clock()
         self._checked_at = self._clock.now()
-        # An offset for each range. All earlier offsets of the range existed when the broker searched them, or are reported as
-        # lost.
+        # An offset for each range. The earlier offsets need no further check: they existed when the broker searched them, or
+        # are reported as lost.
         self._verified_ends = [r.start for r in ranges]
         # For each range, the offset of the first message that was found at or after ``_verified_ends``.
         self._first_found_offsets: dict[int, int] = {}
@@ -128,7 +128,7 @@ class FilteredReadCheck:
         self._on_loss(part, cause)
 
     def record_answers(self, fetched: FetchedAnswers) -> None:
-        """Record answers. The broker has searched all offsets before the last answer."""
+        """Record answers. Answers come in order, so the broker has searched all offsets before the last answer."""
         for answer in fetched.answers:
             offset = first_offset(fetched.buffer, answer.begin)
             if offset >= self._verified_ends[answer.range_number]:
@@ -154,7 +154,7 @@ class FilteredReadCheck:
         for i, offset in zip(unverified_ranges, stored_offsets, strict=True):
             start, self._verified_ends[i] = self._verified_ends[i], searched_ends[i]
             first_found_offset = self._first_found_offsets.pop(i, searched_ends[i])
-            # The messages from the first found message on existed.
+            # Logs lose messages only at their front. So the first found message and all later ones existed.
             if offset is None and start < first_found_offset:
                 lost_range = OffsetRange(self._ranges[i].queue, start, min(first_found_offset, searched_ends[i]))
                 self._on_loss(lost_range, Cause.TRUNCATED)
@@ -248,9 +248,9 @@ class RangesReading:
         return self._reader.usable_count(unexpected_holes) if unexpected_holes else len(answers)
 
     def with_true_ends(self, answers: Sequence[FetchedAnswer]) -> Sequence[FetchedAnswer]:
-        """Return answers that went beyond their ends, with ends that match the offsets inside of their messages.
+        """Return ``answers``; an answer that went beyond its end gets the end that matches the offsets inside of its messages.
 
-        Without a filter, the answers are returned unchanged, because their ends are right.
+        Without a filter, all answers are unchanged, because their ends are right.
         """
         return (
             answers

@@ -18,8 +18,7 @@ from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.bulk import BulkStream
 from rocketmq_spark.remoting.pool import ConnectOptions
 
-# A function that receives the replica that a broker suggests, or None if the suggestion is in doubt, and returns whether to
-# reconnect.
+# Called with the replica that a broker suggests, or with None if the suggestion is in doubt. Returns whether to reconnect.
 OnHint = Callable[[int | None], bool]
 
 
@@ -34,8 +33,8 @@ class ReplicaHints:
         self.reconnect_needed = False
 
     def follow(self, suggested_broker: int, suspicions: LossSuspicions) -> None:
-        """Use the replica that the broker suggests. While an offset looks lost, use only the master, which knows whether it is
-        lost.
+        """Use the replica that the broker suggests. While an offset looks lost, ignore suggestions of slaves, because only the
+        master knows whether the offset is lost.
         """
         if suggested_broker != MASTER_ID and suspicions.has_suspicions:
             return
@@ -44,8 +43,8 @@ class ReplicaHints:
             self.reconnect_needed = True
 
     def return_to_master(self) -> bool:
-        """Use the master before an offset counts as lost, because a slave may only lag. Returns False if the read already uses
-        the master.
+        """Use the master, which must confirm that an offset is lost, because a slave may only lag. Returns False if the read
+        already uses the master.
         """
         if self._on_hint is None or not self._on_hint(None):
             return False
@@ -58,8 +57,8 @@ class Replica:
     """Opens streams to a replica of a broker. Follows what brokers suggest if ``read_from`` is "hint".
 
     ``planned_address`` was the address of the master when the read was planned. The first stream uses this address.
-    ``is_at_master`` is None until a route shows whether the address still belongs to the master. ``spare_bytes`` is how many
-    bytes a stream may keep besides its buffer, by the options of the user.
+    ``is_at_master`` is None until a route shows whether the address still belongs to the master. ``spare_bytes`` is the number
+    of bytes that a stream may keep besides its buffer.
     """
 
     source: PullSource
@@ -88,7 +87,7 @@ class Replica:
                 receive_budget=self.connect_options.receive_budget,
             )
         except RocketMQError as e:
-            # The remedy assumes that the name server answers. This is known only if the address just came from a route.
+            # The remedy assumes that the name server answers, which is known only if the address just came from a route.
             if is_at_master is not None and not self.has_connected and not self.connect_options.at_name_server:
                 with_advertised_remedy(e, [address])
             raise
@@ -96,8 +95,8 @@ class Replica:
         return stream
 
     def follow_hint(self, broker_id: int | None) -> bool:
-        """Use the replica that a broker suggests, or the master if ``broker_id`` is None, because the answers of a replica are
-        in doubt. Returns whether to connect again.
+        """Use replica ``broker_id``, which a broker suggests. If ``broker_id`` is None, the answers of a replica are in doubt,
+        so use the master. Returns whether to connect again.
         """
         if broker_id is None:
             self.suggested_broker, self.is_doubted = MASTER_ID, True
@@ -112,7 +111,8 @@ class Replica:
         try:
             route = self.source.route(self.topic, deadline)
         except RouteNotFound:
-            self.is_at_master = self.is_at_master is not False  # the topic was deleted: no route contradicts the plan
+            # The topic was deleted, so no route contradicts the address of the plan.
+            self.is_at_master = self.is_at_master is not False
             raise
         broker_data = route.brokers.get(self.broker_name)
         address = broker_data.replica(self.read_from, self.suggested_broker) if broker_data is not None else None

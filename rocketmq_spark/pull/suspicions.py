@@ -20,8 +20,8 @@ class LossSuspicion:
 
     def __init__(self, pauses: Iterator[float]) -> None:
         self.pauses = pauses
-        # The time since which the position has looked lost. The value is None if attempts failed, but nothing looks lost. The
-        # value is infinity if the position looks lost, but the grace period starts with the next answer.
+        # When the position first looked lost. None means that attempts failed, but the position does not look lost. Infinity
+        # stands for the time of the next answer, at which the grace period starts.
         self.suspected_at: float | None = None
 
     def suspected_for_s(self, now: float) -> float:
@@ -43,8 +43,8 @@ class LossSuspicions:
     def suspect_loss(self, position: Position, now: float, is_reliable: bool = True) -> bool:
         """Record an answer that looks like a loss. Returns whether the position has looked lost for the whole grace period.
 
-        ``is_reliable`` means that the broker that answered knows what is lost. An answer that is not reliable starts the grace
-        period again.
+        ``is_reliable`` says whether the broker that answered knows what is lost. An unreliable answer starts the grace period
+        again.
         """
         suspicion = self._suspicion(position)
         if not is_reliable:
@@ -101,7 +101,7 @@ class HoleSuspicions:
     def retries(
         self, answers: Sequence[FetchedAnswer], unconfirmed_holes: Sequence[Hole], now: float
     ) -> Iterator[tuple[FetchedAnswer, float]]:
-        """Yield each answer with unconfirmed holes once, with the time at which to request it again."""
+        """Yield pairs of an answer with unconfirmed holes and the time at which to request this answer again."""
         for i, hole in {hole.answer_index: hole for hole in reversed(unconfirmed_holes)}.items():
             yield answers[i], self._suspicions.next_retry_at((answers[i].range_number, hole.start), now)
 

@@ -50,7 +50,7 @@ _FOUND_HEADER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class EmptyAnswer:
-    """An answer without messages: code, remark, and the suggested offset and replica."""
+    """An answer without messages. ``next_offset`` and ``suggested_broker`` are the broker's suggestions for the next pull."""
 
     code: int
     remark: str
@@ -155,7 +155,7 @@ class BulkStream:
         self._view = memoryview(self.buffer.data)
         self._spare_bytes = spare_bytes  # bytes that do not count against ``receive_budget``
         self._account = (receive_budget or ReceiveBudget()).account(address)
-        self._is_growth_refused = False  # whether the buffer may not grow
+        self._is_growth_refused = False  # whether the memory for a larger buffer was denied
         self._filled_bytes = 0  # bytes in the buffer
         self._scanned_bytes = 0  # number of filled bytes whose answers ``scan`` has returned
         self.received_bytes = 0
@@ -171,8 +171,8 @@ class BulkStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether the buffer is full, and ``compact`` must make room. False if there is no memory for the buffer to grow: then
-        ``receive`` raises an error.
+        """Whether the buffer is full, so that ``compact`` must make room. False if the buffer was denied the memory to grow;
+        then ``receive`` raises an error.
         """
         return self.free_bytes == 0 and not self._is_out_of_memory
 
@@ -218,8 +218,8 @@ class BulkStream:
         return True
 
     def _try_nonblocking(self, call: Callable[[], int]) -> int | None:
-        """Call without waiting. This takes one system call; with a timeout, it takes three. Returns None if the call
-        would block.
+        """Make the call without waiting, which takes one system call; a call with a timeout takes three. Returns None if the
+        call would block.
         """
         if not self._is_nonblocking:
             return None
@@ -297,7 +297,7 @@ class BulkStream:
         kept_bodies = sorted(keep)
         incomplete_bytes = self._filled_bytes - self._scanned_bytes
         kept_bytes = sum(end - start for start, end in kept_bodies) + incomplete_bytes
-        # There is room for the incomplete frame to double.
+        # The new buffer has room for an incomplete frame of twice the bytes that have arrived.
         size = max(self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2))
         self._is_growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
         if self._is_growth_refused:

@@ -2,8 +2,8 @@
 
 All threads share a connection. Callbacks run outside of the mutex. The socket does not block. The reader and the writers wait
 with ``poll``, and hold the channel's lock only while they read or write, because a TLS socket allows only one user at a time. A
-writer waits until its deadline. After its deadline, the reader sends the remaining bytes, even from the middle of a frame.
-Ctrl-C during a write closes the connection. No module above this one sees an ``OSError``.
+writer waits until its deadline. If bytes remain then, the reader sends them, even from the middle of a frame. Ctrl-C during a
+write closes the connection. No module above this one sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ RECEIVE_BYTES = 256 << 10
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
-# While a server reads nothing, the answers of this client wait. Above ``MAX_UNREAD_BYTES``, further answers are dropped. An
-# answer counts as its body and ``_ANSWER_BYTES``.
+# While a server reads nothing, this client's answers to its requests wait. If more than ``MAX_UNREAD_BYTES`` bytes wait,
+# further answers are dropped. An answer counts as its body and ``_ANSWER_BYTES``.
 MAX_UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
 LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests of the server
 
@@ -93,8 +93,8 @@ def batch_writes() -> Iterator[None]:
 class ServerRequest:
     """A request of a server. Any thread may answer. For a one-way request, no answer is sent.
 
-    The handler must call ``answer`` or ``reject`` even for a one-way request, because the request's bytes count against the limit
-    until then.
+    Even for a one-way request, the handler must call ``answer`` or ``reject``, because until this call the request's bytes
+    count against the limit.
     """
 
     address: str
@@ -150,8 +150,9 @@ class _ReaderThread(threading.Thread):
 class Connection:
     """An open connection. Thread-safe; after ``close``, all waiting requests fail.
 
-    ``peer`` is the kind of server, from the caller or from answers; each answer gets it as ``Command.peer``. ``receive_budget``
-    and ``waiting_count`` are the client's memory budgets for arriving frames, and for requests of servers that wait.
+    ``peer`` is the kind of the server: the caller states it, or the server's answers show it. Each answer has it as
+    ``Command.peer``. ``receive_budget`` is the client's memory budget for arriving frames, and ``waiting_budget`` is that for
+    waiting requests of servers.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Connection:
         self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
         self._error: RocketMQError | None = None  # why the connection is closed; None while it is open
         self._server_has_answered = False  # whether the server has answered a request
-        # While requests wait: when the server last sent bytes, or when the first of these requests was sent.
+        # The time since which requests wait and the server has sent nothing; None if no request waits.
         self._silent_since: float | None = None
         self._next_tick_s = 0.0
         self._log_limit = RateLimit(LOG_PAUSE_S)
@@ -236,8 +237,8 @@ class Connection:
     def call_each(self, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
         """Send all requests in as few writes as possible. Never raises.
 
-        Each ``done`` gets the answer or the error, once: on the reader's thread, or before this method returns if nothing was
-        sent.
+        Each ``done`` is called once, with the answer or the error. If its request was not sent, ``done`` is called before this
+        method returns, otherwise on the reader's thread.
         """
         failures: list[tuple[OnResponse, RocketMQError]] = []
         with self._lock:
@@ -290,7 +291,7 @@ class Connection:
         if isinstance(threading.current_thread(), _ReaderThread) or not may_block():
             deadline = _NO_WAIT  # the reader writes the rest
         if self._write_lock._is_owned():  # type: ignore[attr-defined]
-            return  # a signal handler interrupted a write, which will also write these bytes
+            return  # this is a signal handler; the write that it interrupted also writes these bytes
         is_writing = False
         try:
             # If the lock is not free in time, the current writer, or the reader, writes these bytes.
@@ -304,8 +305,8 @@ class Connection:
                 e,
             )
         except BaseException as e:
-            # An interruption, for example by Ctrl-C. A part of a frame may have been sent, and the server would read the next
-            # bytes as the rest of this frame.
+            # The write was interrupted, for example by Ctrl-C, perhaps in the middle of a frame. Then the server would read the
+            # next bytes as the rest of this frame.
             if is_writing:
                 self._fail(ConnectionLost("a write was interrupted", self.address), e)
             raise
@@ -396,7 +397,7 @@ class Connection:
 
     def _reply(self, reply: Command) -> None:
         with self._lock:
-            if self._error is not None:  # no waiter is left
+            if self._error is not None:  # the connection is closed, so nobody waits for the reply
                 return
             is_blocked = self._channel.blocked_since is not None
             self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_BYTES if is_blocked else 0

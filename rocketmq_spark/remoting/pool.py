@@ -43,8 +43,8 @@ MAX_CONNECTIONS = 1024
 MIN_IDLE_S = 0.2
 _attempt_numbers = itertools.count(1)  # for all pools of the process; see ``Pool.last_attempt``
 _POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
-# Above ``_MAX_SLOTS``, idle addresses without a connection are forgotten. Above ``_MAX_ADVERTISED_ADDRESSES``, the pool forgets
-# all advertised addresses; one route may have half as many.
+# If there are more than ``_MAX_SLOTS`` addresses, those that are idle and not connected are forgotten. If there are more than
+# ``_MAX_ADVERTISED_ADDRESSES`` advertised addresses, all of them are forgotten; one route may have half as many.
 _MAX_SLOTS, _MAX_ADVERTISED_ADDRESSES = 8 * MAX_CONNECTIONS, 32_768
 
 
@@ -55,7 +55,7 @@ class _Slot:
     connect_lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
     last_used_s: float = 0.0
-    last_attempt: int = 0  # to connect, with or without success; see ``Pool.last_attempt``
+    last_attempt: int = 0  # the number of the last attempt to connect, successful or not; see ``Pool.last_attempt``
     failure: RocketMQError | None = None  # the error of the last attempt; None after a success
     backoffs: Iterator[float] | None = None  # yields the pause after each further failure
     backoff_until: float = 0.0
@@ -74,9 +74,9 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, routes
-    have the address of the name server that reported them instead of advertised addresses. With ``allow_plain_text``, the user
-    has given ``tls=false`` explicitly. ``max_pushed_bytes`` is the largest request of a server, in bytes.
+    """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, the
+    address of the name server that reported a route replaces all advertised addresses in the route. ``allow_plain_text`` says
+    that the user has given ``tls=false`` explicitly. ``max_pushed_bytes`` is the largest request of a server, in bytes.
     """
 
     connect_timeout_s: float = 3.0
@@ -182,8 +182,8 @@ class Pool:
             self._name_servers |= frozenset(addresses)
 
     def may_send_requests(self, address: str) -> bool:
-        """Whether the server at the address may send requests to this client. A plain name server may not send requests. A Proxy
-        may send requests even if it is used as a name server, because routes also contain its address.
+        """Whether the server at the address may send requests to this client. A plain name server may not send requests. A
+        Proxy that is used as a name server may send requests; unlike a plain name server, it is also an address in routes.
         """
         with self._lock:
             if address not in self._name_servers or self.connect_options.at_name_server:
@@ -191,8 +191,9 @@ class Pool:
             return self.connect_options.reachable_address(address) in self._reachable_addresses
 
     def last_attempt(self, address: str) -> int:
-        """The number of the last attempt to connect to the address; 0 before the first attempt. While this number is unchanged,
-        the connection is the same. Two attempts of one process never have the same number, even in different pools.
+        """The number of the last attempt to connect to the address; 0 before the first attempt. While this number does not
+        change, the pool uses the same connection to the address. Two attempts of one process never have the same number, even
+        in different pools.
         """
         with self._lock:
             slot = self._slots.get(address)
@@ -215,8 +216,8 @@ class Pool:
                 self._connecting_count -= 1
 
     def _reserve_connection(self, address: str, deadline: Deadline) -> None:
-        """Count one more connection. At the limit, close the connection that has been idle for longest, or wait until one is
-        idle.
+        """Count one more connection. If the limit is reached, close the connection that has been idle for longest, or wait
+        until one is idle.
         """
         max_connections = self.connect_options.max_connections
         while True:
@@ -300,8 +301,8 @@ class Pool:
         return self.may_send_requests(address) and on_request(replace(request, address=address))
 
     def _add_remedy(self, error: RocketMQError, address: str, slot: _Slot) -> None:
-        """Add the remedy for advertised addresses that cannot be reached. Adds nothing if an advertised address is connected, or
-        if the address of the error was connected before, because then only this server is down.
+        """Add the remedy for advertised addresses that cannot be reached. Adds nothing if ``address`` was connected before, or
+        if another advertised address is connected, because then only this server is down.
         """
         with self._lock:
             peer = self._advertised_peers.get(address)
@@ -344,8 +345,8 @@ class Pool:
         return removed_connections
 
     def close_idle(self) -> None:
-        """Close the connections that have been idle for ``IDLE_S``, as ``get`` does. Does not wait for the lock or for sockets,
-        because other pools call this.
+        """Close the connections that have been idle for ``IDLE_S``, as ``get`` does. Other pools call this method, so it waits
+        neither for the lock nor for sockets.
         """
         if not self._lock.acquire(blocking=False):
             return  # another thread uses the pool, and closes idle connections

@@ -37,7 +37,7 @@ _NAME_SERVER_REQUESTS = {
 }
 _NAME_SERVER_ANSWERS = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
 
-# A gRPC server first sends a SETTINGS frame of HTTP/2 with fewer than 256 bytes, on stream 0. The two constants are the bytes
+# A gRPC server first sends a SETTINGS frame of HTTP/2 with fewer than 256 bytes, on stream 0. ``_HTTP2_SETTINGS`` has the bytes
 # before and after the last byte of the frame's length.
 _HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
 _HTTP2_BYTES = 9
@@ -47,7 +47,8 @@ _GRPC_PORT_REMEDY = (
     "Proxy serves only gRPC"
 )
 
-# A larger request of a server is rejected without its body, unless messages may be larger (option 'maxMessageSize').
+# If a request of a server has more than ``PUSHED_BYTES``, it is rejected without its body, unless messages may be larger
+# (option 'maxMessageSize').
 PUSHED_BYTES = 16 << 20
 _PROPERTIES_BYTES = 256 << 10  # the maximum of what a request contains besides the body of a message
 # Estimated memory of a server's request, besides its body: for the object, for each field, and for each character of the header.
@@ -58,7 +59,7 @@ _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 LARGE_BYTES = 1 << 20
 QUIET_TICKS = 150
 SMALL_BODY_BYTES = 16 << 10
-# Small requests that are queued together are written together, up to this many bytes.
+# Small requests in the queue are joined to writes of about ``WRITE_BYTES`` bytes.
 WRITE_BYTES = 64 << 10
 
 
@@ -72,8 +73,8 @@ class ResponseReceived(NamedTuple, Generic[W]):
 class RequestReceived(NamedTuple):
     """A request of the server. ``reply`` is the answer if no handler accepts the request; None for one-way requests.
 
-    ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that was dropped while it
-    arrived; ``drop_reason`` says why it was dropped, and ``command`` may lack its body.
+    ``held_bytes`` is the memory that the request needs while it waits. None means that the request was dropped while it
+    arrived; then ``drop_reason`` says why, and ``command`` may lack its body.
     """
 
     command: Command

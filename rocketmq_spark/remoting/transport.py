@@ -29,14 +29,15 @@ from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLos
 from rocketmq_spark.options import paths
 
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Without this limit, the operating
-# system would retry for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
+# system would retry for a quarter of an hour. This limit works on Linux only; on other systems, ``STALL_S`` of ``connection``
+# applies.
 UNCONFIRMED_S = 15.0
 # The message of an error begins with this text if there is no TCP connection.
 CANNOT_CONNECT = "cannot connect"
 
 
 class DropUnsent(enum.Enum):
-    """When the operating system drops the unsent bytes of a closed connection. Bytes that it does not drop are still sent after
+    """When the operating system drops the unsent bytes of a closed connection. Bytes that are not dropped are still sent after
     the close, even over a very slow network.
     """
 
@@ -46,8 +47,8 @@ class DropUnsent(enum.Enum):
 
 
 class UndeliveredPolicy(NamedTuple):
-    """When unsent bytes are dropped: if the peer's machine has confirmed no bytes for ``unconfirmed_s`` seconds, and, as
-    ``drop_unsent`` says, when the connection is closed.
+    """Unsent bytes are dropped if the peer's machine has confirmed no bytes for ``unconfirmed_s`` seconds. ``drop_unsent`` says
+    when they are also dropped at the close of the connection.
     """
 
     unconfirmed_s: float = UNCONFIRMED_S
@@ -85,7 +86,9 @@ class TlsSettings:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` at the last colon; IPv6 literals are ``[addr]:port``. Raises ``ConnectionLost`` if it is malformed."""
+    """Split ``host:port`` at the last colon; IPv6 literals are ``[addr]:port``. Raises ``ConnectionLost`` if ``address`` is
+    malformed.
+    """
     host, _, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -158,8 +161,8 @@ def connect(
 ) -> socket.socket:
     """Return a connected blocking socket, encrypted if ``tls`` is given.
 
-    On Linux, bytes are dropped if the peer's machine has confirmed none for the time in ``undelivered_policy``, even after this
-    process has ended.
+    On Linux, the system drops unsent bytes if the peer's machine has confirmed none for the time in ``undelivered_policy``. It
+    does so even after this process has ended.
 
     Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
     """
@@ -191,11 +194,11 @@ def connect(
 
 def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
     """Connect to the first address of a host that accepts the connection. Each address gets an equal share of the time that is
-    left until ``deadline``, so a host with many addresses takes no longer than a host with one. The lookup of the name is not
-    limited.
+    left until ``deadline``, so a host with many addresses takes no longer than a host with one. The lookup of the host's name
+    has no time limit.
 
-    Raises ``ConnectionRefusedError`` only if all addresses that this machine can use refuse. If the host hangs at one of these
-    addresses, raises another error, because then the server may not be down.
+    Raises ``ConnectionRefusedError`` only if all addresses that this machine can use refuse. If an attempt fails in another
+    way, such as a timeout, raises that error, because the server may be up.
     """
     addresses = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     failures: list[OSError] = []
@@ -224,7 +227,7 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
     raise max(reversed(failures), key=_significance, default=OSError(f"{host} has no address"))
 
 
-# Errors of an address that this machine cannot use. Such errors say nothing about the server.
+# These errors mean that this machine cannot use an address; they say nothing about the server.
 _UNUSABLE_ADDRESS_ERRORS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
@@ -277,7 +280,9 @@ def to_rocketmq_error(error: OSError, address: str, problem: str, is_first_reque
 
 
 def closed_by_peer_error(address: str, is_first_request: bool) -> ConnectionLost:
-    """The error if the server closes the connection. If the first request has no answer yet, usually only one side uses TLS."""
+    """The error if the server closes the connection. If even the first request got no answer, usually only one side
+    uses TLS.
+    """
     remedy = (
         "If the server demands TLS or a client certificate, set option 'tls' and its files"
         if is_first_request

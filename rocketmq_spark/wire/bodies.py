@@ -124,7 +124,8 @@ MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
 def route(topic: str, body: Bytes) -> TopicRoute:
-    """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match; the methods of the route intersect them.
+    """Answer to GET_ROUTEINFO_BY_TOPIC. The answer may have queues without their broker, and brokers without queues; the
+    methods of the route omit both.
 
     ``acting`` of a broker means that a slave may be acting as master. ``acting`` is also true if the topic has no write
     permission, because the answer is the same in both cases.
@@ -272,8 +273,9 @@ def owned_queues(body: Bytes) -> list[MessageQueue]:
 def consumer_ids(body: Bytes) -> list[str]:
     """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them.
 
-    Servers list connections. A client that has reconnected is listed twice until its old connection expires, which may take two
-    minutes at another Proxy. If such a client counted as two members, no member would read the queues of the second member.
+    Servers list a client once for each of its connections. A client that has reconnected is listed twice until its old
+    connection expires, which may take two minutes at another Proxy. If such a client counted as two members, no member would
+    read the queues of the second member.
     """
     return sorted(set(_names(body, "consumerIdList", _MAX_TEXT)))
 
@@ -408,7 +410,7 @@ def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
 
 
 def consume_mode(body: Bytes) -> str | None:
-    """Return the consume mode of an answer to QUERY_ASSIGNMENT, PULL or POP; None if the answer assigns no queue."""
+    """Return the consume mode (PULL or POP) of an answer to QUERY_ASSIGNMENT; None if the answer assigns no queue."""
     with _protocol_errors("assignment"):
         modes = [_checked_text(item["mode"], MAX_NAME) for item in read_json(body).get("messageQueueAssignments") or ()]
         return modes[0] if modes else None
@@ -492,7 +494,7 @@ def read_config(body: Bytes) -> dict[str, str]:
 
 
 def config_number(config: Mapping[str, str], name: str) -> int | None:
-    """A number of a broker's configuration from 0 to Java's largest int; None if it is missing or another value."""
+    """The setting ``name`` of a broker as a number from 0 to Java's largest int; None if it is missing or has another value."""
     text = config.get(name, "")
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= MAX_INT else None
 

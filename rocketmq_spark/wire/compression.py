@@ -51,8 +51,8 @@ def compress(body: Bytes, kind: int = SysFlag.ZLIB, level: int = DEFAULT_LEVEL) 
 def compress_if_smaller(body: Bytes, kind: int = SysFlag.ZLIB) -> bytes | None:
     """``body`` compressed, or None if the compressed body is not smaller.
 
-    Data that is compressed already, such as pictures and archives, takes 25 ms per MiB and does not become smaller. So a large
-    body is compressed only if three samples of the body become smaller.
+    To compress data that is compressed already, such as pictures and archives, takes 25 ms per MiB and saves nothing. So a
+    large body is compressed only if three samples of the body become smaller.
     """
     if len(body) >= _MIN_SAMPLED_BYTES and not _samples_shrink(body):
         return None

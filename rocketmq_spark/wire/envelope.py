@@ -2,9 +2,9 @@
 
 Layout, big-endian: ``RDMQ``, version, kind, due time (epoch ms), digest of the message id, born time (epoch ms), the message's
 flag, then topic, property string and body; topic and properties follow their lengths. Due time and digest together identify the
-message. Both have fixed positions, so a query can read them without decoding the rest. The due time is absolute, so a service
-that consumes late does not delay the message further. A ``CANCEL`` envelope cancels the message with the same due time and
-digest; its properties and body are empty.
+message. Due time and digest have fixed positions, so a query can read them without decoding the rest. The due time is absolute,
+so a service that consumes the envelope late does not delay the message further. A ``CANCEL`` envelope cancels the message with
+the same due time and digest; its properties and body are empty.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def unpack(data: bytes) -> DecodedEnvelope:
 
 
 class DelayHandle(NamedTuple):
-    """Identifies a delayed message for ``recall``. The cancellation follows the envelope in the same queue."""
+    """Identifies a delayed message for ``recall``. The handle names the queue of the envelope, so that a cancellation is stored
+    in the same queue, after the envelope.
+    """
 
     topic: str
     broker_name: str

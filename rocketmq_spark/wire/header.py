@@ -46,7 +46,8 @@ class FrameSplitter:
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Return the frames that ``data`` completes, without their length fields.
 
-        Raises an error for a length field above the limit, before it keeps a byte of the frame. Every later call raises again.
+        If a length field is above the limit, raises an error before any byte of that frame is kept. Every later call raises
+        this error again.
         """
         if self._error is not None:
             raise self._error
@@ -177,8 +178,8 @@ def encode_header(
 ) -> bytes:
     """The part of the frame before ``command.body``, so that the body is not copied. The length field includes the body.
 
-    A server closes the connection when a request exceeds ``max_frame``, so such a request raises here. Responses and
-    ``max_frame=None`` have no limit.
+    Raises an error for a request above ``max_frame``, because the server would close the connection. Responses have no limit,
+    nor do requests with ``max_frame=None``.
     """
     if not (_fits_bits(command.opaque) and _fits_bits(command.flag) and _fits_bits(command.code)):
         raise LocalProtocolError(f"Code, opaque and flag must fit 32 bits: {command.code}, {command.opaque}")

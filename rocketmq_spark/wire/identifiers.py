@@ -88,8 +88,8 @@ _IdSource = tuple[int, str, int, "itertools.count[int]"]
 class UniqKeys:
     """Makes ids that are unique across processes and times. One instance serves a process and its forks.
 
-    Java's counter repeats after 65 536 ids, which a batch writer makes within one millisecond. Here the counter's overflow is
-    added to a random number in the four bytes that Java fills with the hash of a class loader.
+    Java's counter repeats after 65 536 ids, which a batch writer makes within one millisecond. Java fills four bytes of an id
+    with the hash of a class loader. This class fills them with a random number plus the overflow of its counter.
     """
 
     def __init__(self, rng: random.Random | None = None, address: bytes | None = None) -> None:
@@ -137,7 +137,9 @@ def _uniq_key(prefix: str, loader: int, time_text: str, number: int) -> str:
 
 
 def month_bounds(now_ms: int) -> tuple[int, int]:
-    """Start and end of the local calendar month that contains a time, in ms. Ids count from the start, as in Java."""
+    """Start and end of the local calendar month that contains a time, in ms. Ids contain the time since the start, as
+    in Java.
+    """
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(begin.year * 12 + begin.month, 12)
     end = begin.replace(year=year, month=month + 1)

@@ -19,8 +19,8 @@ from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
-# For each error the strict parser counts all lines before it, which is slow. After this many errors the strict parser is not used
-# any more.
+# The strict parser is not used any more after this many errors: for each error it counts all lines before the error, which is
+# slow.
 _MAX_FAILED_ATTEMPTS = 1000
 # A value takes up to 150 bytes of memory, and about a microsecond if it is parsed here.
 _MAX_VALUES, _MAX_PARSED_VALUES = 1_000_000, 250_000
@@ -54,7 +54,7 @@ def read_json(body: Bytes, is_table: bool = False) -> Any:
             _skip_blanks(text, 0), 0
         )
         if _skip_blanks(text, end) != len(text):
-            raise ValueError(f"something follows the value at {end}")
+            raise ValueError(f"the value ends at {end}, but more text follows")
     except (ValueError, RecursionError) as exc:
         raise RemoteProtocolError(f"Unreadable JSON body: {exc or type(exc).__name__}") from exc
     return value

@@ -41,7 +41,7 @@ _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_
 _SHORT = struct.Struct(">h")
 _LENGTH = struct.Struct(
     ">H"
-)  # length of a topic or of properties; a length above a signed short is read, never written
+)  # length of a topic or of properties; lengths above a signed short are decoded, but never encoded
 _INT = struct.Struct(">i")
 _MIN_MESSAGE_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
@@ -53,7 +53,7 @@ _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 # A few compressed kilobytes may become gigabytes. So this is the maximum memory, objects included, for the messages of an answer
 # that are decoded at once.
 PORTION_BYTES = 64 << 20
-# Messages of a larger batch are decoded when they are used.
+# If a batch has more than ``_LARGE_BATCH_BYTES`` bytes, its messages are decoded when they are used.
 _LARGE_BATCH_BYTES = 1 << 20
 
 
@@ -82,7 +82,7 @@ class DecodeSettings(NamedTuple):
     queue: MessageQueue | None = None
     window: OffsetWindow | None = None
     budget: DecodeBudget | None = None
-    is_budget_limit: bool = False  # whether ``max_body_bytes`` is what remains of a budget
+    is_budget_limit: bool = False  # whether ``max_body_bytes`` is the rest of a memory budget
 
 
 def message_memory(message: ReceivedMessage) -> int:
@@ -127,7 +127,9 @@ class DecodeBudget:
         return messages
 
     def decompress(self, message: ReceivedMessage) -> ReceivedMessage:
-        """Decompresses a message. If the message does not fit, it stays compressed or loses its body."""
+        """Decompresses a message. If the remaining memory is too small, the message keeps its compressed body, or loses its
+        body.
+        """
         message = decompressed(message, max(0, self.remaining_bytes))
         if message_memory(message) > self.remaining_bytes and message.decode_error is None:
             message = replace(message, body=b"", decode_error=BODY_OMITTED)
@@ -250,8 +252,8 @@ def decode_leniently(
 ) -> Iterator[ReceivedMessage]:
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
-    With ``queue``, all messages get this queue and its topic, whatever is stored in the messages. An inner batch outside of
-    ``window`` is treated as a message that cannot be decoded, and so is a message that exceeds ``budget``.
+    With ``queue``, all messages get this queue and its topic, whatever is stored in the messages. An inner batch with offsets
+    outside of ``window``, or a message that exceeds ``budget``, counts as a message that cannot be decoded.
     """
     data, settings = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, budget)
     for bounds in find_messages(data):
@@ -419,7 +421,9 @@ def _decode(data: bytes, start: int, end: int, settings: DecodeSettings) -> Rece
 
 
 def _has_possible_offset(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
-    """Whether a message's offset can be right. An offset of a batch outside of the window is wrong."""
+    """Whether a stored message can have its offset. The offset of an inner batch must be inside ``window``; a single message
+    can have any offset.
+    """
     is_inside = window is None or window.start <= message.queue_offset < window.end
     return is_inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
@@ -436,8 +440,8 @@ def _unwrap(outer_message: ReceivedMessage, settings: DecodeSettings) -> Iterabl
         messages = _unwrapped_items(outer_message, _items(outer_message.body))
     assert isinstance(outer_message.properties, StoredProperties)
     stored_base, stored_count = inner_base_and_count(outer_message.properties.stored)
-    # A broker counts messages by their sizes, and a reader counts them by their parts. If a sender made these counts differ, the
-    # messages would get offsets of the next batches.
+    # A broker counts messages by their sizes, and a reader counts them by their parts. If a sender made these counts differ,
+    # some messages would get offsets that belong to the next batches.
     if stored_count not in (None, item_count):
         raise DecodeError(f"a batch has {item_count} messages, but its broker counted {stored_count}")
     has_wrong_base = stored_base not in (None, first_offset)

@@ -128,7 +128,9 @@ def normal_topic(topic: str, group: str) -> str:
 
 
 def wrap_namespace(namespace: str, name: str) -> str:
-    """``namespace%name``, after a retry or dead-letter prefix; system names and names with the namespace are unchanged."""
+    """``name`` with ``namespace%`` in front of it, or behind its retry or dead-letter prefix. System names, and names that have
+    the namespace, are unchanged.
+    """
     if not namespace or not name or _is_system(name):
         return name
     prefix, bare_name = _split(name)

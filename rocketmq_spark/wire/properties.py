@@ -26,9 +26,10 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 
 ALL = "*"
-# Prefix of a value in base64: of bytes that are not UTF-8, or that a property cannot hold (option ``kafkaColumns``).
+# Prefix of a property's value in base64, for bytes that are not UTF-8 or that a property cannot hold (option ``kafkaColumns``).
 BASE64_MARK = "base64:"
-# With ``emptyBodies`` = mark, the sink stores this body for a row without a body, and a property that says whether it was null.
+# If option ``emptyBodies`` is ``mark``, the sink stores this body for a row without a body. A property of the message then says
+# whether the row's body was null.
 STAND_IN_BODY = b"\0"
 DELETED, NULL_BODY, EMPTY_BODY = "deleted", "null", "empty"
 
@@ -38,7 +39,7 @@ _BLANKS = "".join(map(chr, range(0x21)))
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The tags of a topic that a group subscribes to. Without tags it gets all messages."""
+    """The tags to which a group subscribes in a topic. Without tags, the group gets all messages."""
 
     sub_string: str = ALL
     tags: tuple[str, ...] = ()
@@ -63,9 +64,9 @@ def parse_subscription(expression: str | None) -> Subscription:
 
 
 def parse_user_subscription(expression: str | None) -> Subscription:
-    """As ``parse_subscription``, for an expression of a user. Raises ``ValueError`` for blanks, too.
+    """Like ``parse_subscription``, but for an expression of a user: also raises ``ValueError`` if it has only blanks.
 
-    Java's client accepts blanks. No message matches them, and the offsets of the group move past all messages.
+    Java's client accepts such an expression. No message matches it, but the offsets of the group move past all messages.
     """
     if expression and expression.strip(_BLANKS) == ALL:
         return Subscription()
@@ -148,7 +149,7 @@ def inner_base_and_count(stored: bytes) -> tuple[int | None, int | None]:
 
 
 def _number_property(stored: bytes, name: str) -> int | None:
-    # The last value of a name counts, as in all properties.
+    # If a name is repeated, its last value counts, as in ``decode_properties``.
     _, separator, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
     value = rest.partition(b"\x02")[0]
     return int(value[:20]) if separator and value.isdigit() else None

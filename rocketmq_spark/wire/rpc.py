@@ -103,7 +103,7 @@ class RequestRow:
         remark: str | None = None,
         **values: Any,
     ) -> Command:
-        """The answer to ``request``. Only a successful answer needs its required fields."""
+        """The answer to ``request``. Only an answer with code SUCCESS must have all required fields."""
         ext = self._encode(self.answer_fields, values, code == Response.SUCCESS)
         return Command(code, ext, body, request.opaque, Flag.RESPONSE, remark)
 

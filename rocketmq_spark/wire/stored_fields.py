@@ -5,7 +5,7 @@ batch, and at a later offset than the previous message. A listener reads the bod
 and the body are decoded at once, which takes a quarter of the time of ``messages.decode_one``. ``messages.decode_one`` also
 decodes all other answers.
 
-A message has copies of its bytes, not views. Otherwise a message that the user keeps would keep its answer, up to 16 MiB.
+A message has copies of its bytes, not views, because a view would keep the whole answer in memory, up to 16 MiB.
 """
 
 from __future__ import annotations

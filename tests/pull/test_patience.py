@@ -36,9 +36,9 @@ def test_patience_ends_and_begins_anew_when_something_was_read() -> None:
 def test_a_word_is_not_something_to_read() -> None:
     patient, time = patience(100.0)
     time.advance(MAX_BROKER_SILENCE_S + 1)
-    assert patient.is_silent
+    assert patient.is_broker_silent
     patient.record_answer()
-    assert not patient.is_silent
+    assert not patient.is_broker_silent
     assert patient.remaining_s() == 100 - MAX_BROKER_SILENCE_S - 1
 
 
