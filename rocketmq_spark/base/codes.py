@@ -121,8 +121,8 @@ class Request(enum.IntEnum):
     AUTH_LIST_ACL = 3010
 
 
-# The largest JSON body of an answer, and the largest body of an answer with an entry for each queue: statistics of 200,000 queues
-# have 40 MiB.
+# Limits for the JSON bodies of answers. The second limit is for answers with an entry for each queue: statistics of 200,000
+# queues have 40 MiB.
 MAX_JSON_BYTES, MAX_TABLE_BYTES = 8 << 20, 64 << 20
 _MAX_UNREAD_BODY_BYTES = 64 << 10  # for answers whose body no code reads
 _MAX_ANSWER_BYTES_BY_REQUEST: Mapping[int, int] = {
@@ -222,8 +222,9 @@ class Response(enum.IntEnum):
 
 
 class SysFlag(enum.IntFlag):
-    """Bits of a message's system flag. Compute it for each send and never copy it from a received message: if an address
-    bit does not fit the connection, the broker acknowledges the message and then loses it."""
+    """Bits of a message's system flag. Compute the flag for each send, and never copy it from a received message: if the flag's
+    address bits do not fit the connection, the broker acknowledges the message and then loses it.
+    """
 
     COMPRESSED = 0x1
     MULTI_TAGS = 0x2
@@ -242,11 +243,10 @@ class SysFlag(enum.IntFlag):
 COMPRESSION_MASK = 0x700
 TRANSACTION_MASK = 0xC
 INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is unpacked only if both are set, as in Java
-OFFSET_RESET = "OFFSET_RESET"  # remark of the pull that receives an operator's reset of its group
+OFFSET_RESET = "OFFSET_RESET"  # the remark of an answer to a pull, if an operator has reset the group's offset
 READ_FORBIDDEN_TYPES = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker or the topic has no read permission
-PULL_FORBIDDEN_REMARK = (
-    "pulling message is forbidden"  # brokers before 5.0 return no ``forbiddenType``, but this remark
-)
+# Brokers before 5.0 return this remark instead of ``forbiddenType``.
+PULL_FORBIDDEN_REMARK = "pulling message is forbidden"
 MAX_INT = (1 << 31) - 1  # the largest number in a field of four bytes
 SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
 
@@ -276,7 +276,7 @@ BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to cli
 # The attribute of compaction topics and its value. Brokers keep only the last message of each key of such a topic.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
-MESSAGE_TYPE = "message.type"  # a ``TopicType``; without it NORMAL
+MESSAGE_TYPE = "message.type"  # its value is a ``TopicType``; a topic without this attribute is NORMAL
 
 # Limits, in characters for names and in bytes otherwise. The broker enforces the limits; the client checks a message before it
 # sends the message.
@@ -293,13 +293,15 @@ BROKER_PROPERTIES_RESERVE = 256  # what the broker may add to the properties of 
 SINGLE_MAX_PROPERTIES_BYTES = MAX_PROPERTIES_BYTES - BROKER_PROPERTIES_RESERVE
 # The sink's property with a row's id (option ``messageId``). This property is a user property, so readers show it.
 ROW_ID = "SPARK_ROW_ID"
-# The broker multiplies by 20, and a product above the largest int would shrink its scan window.
+# The broker multiplies the number of messages of a pull by 20. If the product were above the largest int, the broker would
+# search fewer offsets.
 MAX_PULL_MESSAGES = 107_374_182
 
 DELAY_LEVELS = (
     "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
 )  # fmt: skip
-FIRST_RETRY_LEVEL = 3  # delay level after the first failure of a message; each further failure adds one
+# The delay level after a message's first failure; each further failure increases the level by one.
+FIRST_RETRY_LEVEL = 3
 
 
 class TopicType:

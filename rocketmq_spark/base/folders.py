@@ -61,10 +61,10 @@ def home() -> Path:
     """Return HOME; or the home of the account if another user owns HOME, as with ``sudo`` and in containers of CI."""
     try:
         home_folder = Path.home()
-    except RuntimeError:  # the user has neither HOME nor a name, and the home "/" in containers
+    except RuntimeError:  # the user has neither HOME nor an account; in containers, the home of such a user is "/"
         return Path("/")
     if foreign_file(home_folder) is not None:
-        with contextlib.suppress(KeyError):  # a user without a name
+        with contextlib.suppress(KeyError):  # the user has no account
             return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     return home_folder
 
@@ -189,7 +189,7 @@ def owner_uid(status: os.stat_result) -> int:
 
 
 def _status_or_none(read_status: Callable[[], os.stat_result]) -> os.stat_result | None:
-    # Another process may remove the file meanwhile. A file whose status cannot be read is not used either.
+    # Another process may remove the file meanwhile. If the status of a file cannot be read, the caller ignores the file.
     with contextlib.suppress(OSError):
         return read_status()
     return None
@@ -359,8 +359,8 @@ def try_lock(file: int | IO[str]) -> bool:
 
 
 def open_to_append(path: Path) -> int:
-    """Open or create a file that is appended to, and return its descriptor. Where other users may replace the file, as in a
-    folder of all users, links, pipes and devices raise ``OSError``.
+    """Open or create a file that is appended to, and return its descriptor. If other users may replace the file, as in a folder
+    for all users, raises ``OSError`` for a link, a pipe or a device.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     if any(exposures(path)):
@@ -400,8 +400,8 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def is_shared_folder(status: os.stat_result) -> bool:
-    """Whether a folder is for all users, like ``/tmp``: it is sticky, and other users may write to it. Such a folder must keep
-    its mode.
+    """Whether a folder is for all users, like ``/tmp``: it is sticky, and other users may write to it. The mode of such a
+    folder must not be changed.
     """
     return others_may_write(status) and bool(status.st_mode & stat.S_ISVTX)
 
@@ -436,9 +436,9 @@ def new_files_are_open() -> bool:
 
 def _is_private_group(gid: int, uid: int) -> bool:
     """Whether a group certainly has no other members than the user ``uid`` and root, and is the primary group of no other
-    account. The owner of a file of the group need not be a member.
+    account. A file may belong to a group of which the file's owner is not a member.
     """
-    if gid == ROOT:  # in images for OpenShift, this is also the group of all users
+    if gid == ROOT:  # root's group; in images for OpenShift, the container's user is a member, too
         return True
     if not uids_by_primary_group().get(gid, set()) <= {uid, ROOT}:
         return False
@@ -525,7 +525,7 @@ def revoke_write_all(path: Path) -> None:
 def _revoke_write_in(folder_descriptor: int) -> None:
     _revoke_write(folder_descriptor)
     for name in os.listdir(folder_descriptor):
-        with contextlib.suppress(OSError):  # the entry has gone, or cannot be opened and stays as it is
+        with contextlib.suppress(OSError):  # the entry is gone; or it cannot be opened, and stays as it is
             mode = os.lstat(name, dir_fd=folder_descriptor).st_mode
             if stat.S_ISDIR(mode):
                 with open_subfolder(folder_descriptor, [name]) as inner_descriptor:
@@ -539,7 +539,9 @@ def _revoke_write_in(folder_descriptor: int) -> None:
 
 
 class Exposure(NamedTuple):
-    """A file or folder that other users may change or replace: its owner ``uid``, or users who may write if ``uid`` is None."""
+    """A file or folder that other users may change or replace: the owner ``uid``, or if ``uid`` is None, all users with write
+    permission.
+    """
 
     path: Path
     status: os.stat_result
@@ -568,7 +570,7 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
     trusted_uids = {os.geteuid(), ROOT, owner} | _unmapped_uids()
     for folder, entry in _lookups(path):
         folder_status, entry_status = _status_or_none(folder.stat), _status_or_none(entry.lstat)
-        if folder_status is None:  # a folder that is missing or cannot be read is not used either
+        if folder_status is None:  # nothing is opened through a folder that is missing or cannot be read
             continue
         if others_may_write(folder_status) and (entry_status is None or not folder_status.st_mode & stat.S_ISVTX):
             yield Exposure(folder, folder_status, None)

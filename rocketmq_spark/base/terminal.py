@@ -77,7 +77,7 @@ def _exit_code_of_child(child: int) -> int:
                 is_stopped = os.WIFSTOPPED(child_change[1])
                 if not is_stopped and not os.WIFCONTINUED(child_change[1]):
                     return os.waitstatus_to_exitcode(child_change[1])
-        elif signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+        elif signal.getsignal(number) != signal.SIG_IGN:  # nohup makes a program ignore SIGHUP
             must_end = True
             if number in _FORWARDED_SIGNALS:  # Ctrl-C reaches the child, too
                 os.kill(child, number)

@@ -165,6 +165,6 @@ class DirectResult:
 BrokerRequest = MembersChanged | ResetOffsets | GetConsumedOffsets | GetRunningInfo | ConsumeDirectly
 RequestAnswer = Mapping[MessageQueue, int] | RunningInfo | DirectResult
 
-# Called with the broker's address and its request, on a thread of the group, and may block. Returns None if the broker expects no
-# answer.
+# A function that answers a broker's request. It gets the broker's address and the request, runs on a thread of the group, and
+# may block. It returns None if the broker expects no answer.
 RequestCallback = Callable[[str, BrokerRequest], RequestAnswer | None]

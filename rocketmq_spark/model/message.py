@@ -63,13 +63,15 @@ class Message:
 
 @dataclass(slots=True)
 class KeyedMessage(Message):
-    """A stored message that is sent again with its sharding key, a reserved property, which ``Message`` would reject."""
+    """A copy of a stored message that is sent with the message's sharding key. This is a reserved property, which ``Message``
+    rejects.
+    """
 
     sharding_key: str | None = None
 
 
 class _StoredFields:
-    """Decodes the fields of a message that were not set, when they are read (``wire.stored_fields``).
+    """Decodes a field of a message when the field is read, unless it was set before (``wire.stored_fields``).
 
     A read sets only ``properties``, which most listeners read several times. If a read also set other fields, it could overwrite
     a value that another thread sets at the same moment.
@@ -90,7 +92,8 @@ class _StoredFields:
                     pass
                 else:
                     return decode(name, self)
-            return object.__getattribute__(self, name)  # raises the same error again, also an error of a property
+            # Raises the same AttributeError again, which may be that of a property.
+            return object.__getattribute__(self, name)
 
         def __getstate__(self) -> Any:
             """Return only the fields. Earlier releases do not have the other attributes, and could not unpickle a message with

@@ -98,7 +98,8 @@ class TopicAdmin(AdminBase):
         attributes: Mapping[str, str] | None = None,
         batch: bool = False,
     ) -> TopicQueues:
-        """Create a topic; returns when the name server shows it. Unlike ``mqadmin updateTopic`` it changes no existing topic.
+        """Create a topic; returns when the name server shows it. Unlike ``mqadmin updateTopic``, this method changes no
+        existing topic.
 
         Args:
             topic: The topic.
@@ -113,7 +114,7 @@ class TopicAdmin(AdminBase):
         Raises:
             OptionError: The topic is on one of these brokers, or its name is not allowed.
             BrokerNotFound: One of ``brokers`` has no master now.
-            NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. This broker has
+            NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. The older broker has
                 created the topic without attributes.
         """
         return topics.create(
@@ -147,10 +148,10 @@ class TopicAdmin(AdminBase):
 
         Raises:
             RouteNotFound: There is no such topic.
-            OptionError: There is nothing to change, the permission is unknown, the topic has more queues than ``queues`` or is
-                not on one of ``brokers``, or an attribute cannot be changed.
-            NotSupported: ``attributes`` or ``order`` are given, and a broker is older than RocketMQ 5.0: it has no attributes,
-                and takes the order from name servers.
+            OptionError: No change is given; the permission is unknown; the topic has more queues than ``queues``; one of
+                ``brokers`` does not have the topic; or an attribute cannot be changed.
+            NotSupported: ``attributes`` or ``order`` are given, and a broker is older than RocketMQ 5.0. Such a broker has no
+                attributes, and takes the order from name servers.
             RocketMQError: Another process changed the topic at the same time, and reverted this change.
         """
         change = topics.TopicChange(queues, permission, order, attributes or {})
@@ -169,7 +170,7 @@ class TopicAdmin(AdminBase):
 
         Raises:
             RouteNotFound: There is no such topic.
-            OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
+            OptionError: The topic has more queues than ``queues``, or one of ``brokers`` does not have the topic.
         """
         return topics.widen(self._tools, self._checked_topic(topic, brokers, queues), queues, brokers)
 
@@ -190,7 +191,7 @@ class TopicAdmin(AdminBase):
 
         Raises:
             RouteNotFound: There is no such topic.
-            OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
+            OptionError: The topic has fewer queues than ``queues``, or one of ``brokers`` does not have the topic.
         """
         return topics.shrink(self._tools, self._checked_topic(topic, brokers, queues), queues, brokers, preview)
 

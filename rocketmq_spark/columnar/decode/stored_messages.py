@@ -192,9 +192,9 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
 
 
 def holes(messages: StoredMessages, is_dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
-    """The offsets that answers skipped, in queues in which every offset has a message. Holes are found by the number of messages,
-    because the offsets inside them may be wrong. If there are no holes, one comparison of all answers finds this out. Answers for
-    which ``is_dense`` is true have no holes.
+    """The offsets that answers skip, if every offset in their queues has a message. Holes are found by the number of messages,
+    because the offsets inside messages may be wrong. If there are no holes, one comparison of all answers finds this out.
+    Answers for which ``is_dense`` is true have no holes.
     """
     expected_counts = answer_field(messages.answers, "next_offset") - answer_field(messages.answers, "start")
     has_holes = messages.counts != expected_counts if is_dense is None else ~is_dense
@@ -209,8 +209,8 @@ def _holes_of_answer(messages: StoredMessages, i: int) -> list[Hole]:
         texts = property_texts(messages, np.flatnonzero(is_of_answer))
         entries = zip(offsets, messages.sys_flags[is_of_answer].tolist(), texts, strict=True)
         ranges = fetched.index_ranges(entries, start, next_offset)
-        # No batch has ``INNER_BASE``. A hole can only be at the front, because brokers remove messages only there, and an offset
-        # after the end is damaged.
+        # No batch has ``INNER_BASE``. Brokers remove messages only at the front, so a hole can only be there. If the first
+        # offset is after the end, it is damaged.
         ranges = ranges or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
         return []
@@ -297,7 +297,7 @@ def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArr
         return _boundaries_one_by_one(buffer, begins, ends)
     try:
         starts, counts = _boundaries_in_lock_step(buffer, chain_begins, chain_ends)
-    except Malformed:  # damaged, or a body contains bytes that look like the beginning of a message
+    except Malformed:  # the bytes are damaged, or a body contains bytes that look like the beginning of a message
         return _boundaries_one_by_one(buffer, begins, ends)
     return starts, np.add.reduceat(counts, first_chains)
 

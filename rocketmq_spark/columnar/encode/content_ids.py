@@ -100,8 +100,8 @@ class RowHash:
 def _destinations(
     batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, queue_columns: Sequence[str]
 ) -> pa.Array:
-    """The destination of each row, as far as the batch contains it: topic, queue and partition. This is a single value if all
-    rows have the same destination.
+    """The destination of each row, as far as the batch contains it: topic, queue and partition. If all rows have the same
+    destination, the result is a single value.
     """
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
     for name in queue_columns:
@@ -156,8 +156,8 @@ class ContentIds:
             )
 
     def _advance_time(self) -> None:
-        """Set the time of the next ids to that of the clock, and the counter to 0. If the time is already ahead of the clock,
-        because the counter has overflowed, neither changes.
+        """Set the time of the next ids to that of the clock, and the counter to 0. If an overflow of the counter has moved the
+        time ahead of the clock, time and counter stay unchanged.
         """
         now_ms = self._now_ms()
         is_other_month = not self._month[0] <= now_ms < self._month[1]

@@ -116,7 +116,7 @@ class Encoded:
 _MIN_JOINED_ROWS = 64
 
 
-# Gets joined items and the number of the first one, and completes the items in place.
+# Gets joined items and the number of the first item, and completes the items in place.
 CompleteItems = Callable[[pa.Array, int], None]
 
 
@@ -154,7 +154,7 @@ class ItemParts:
         return items
 
     def slice(self, start: int, end: int) -> memoryview:
-        """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
+        """Consecutive items: the data buffer of a separate join, or a copy of a part of all joined items."""
         if self._items is None and (self._is_split or end - start >= _MIN_JOINED_ROWS):
             # From now on, even a short slice is joined separately: otherwise a short last slice would join all items.
             self._is_split = True
@@ -246,7 +246,7 @@ class Encoder:
         return self.join(checked)
 
     def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> CheckedRows:
-        """Everything except joining; bad rows are added to ``bad_rows``."""
+        """Check the rows and make the parts of their items, without joining the parts. Adds bad rows to ``bad_rows``."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
         pieces = self._new_pieces(batch, bad_rows)
@@ -312,7 +312,7 @@ class Encoder:
         self, encoded: EncodedItems, checked: CheckedRows, hashes: Callable[[pa.Array, int], Hashes]
     ) -> None:
         """Add content ids to the items that ``join`` has made of ``checked``. Call this method before the items are used.
-        ``hashes`` gets consecutive items and the number of the first one, and returns the hash of each item.
+        ``hashes`` gets consecutive items and the number of the first item, and returns the hash of each item.
         """
         ids, lengths = self.ids, arrow.lengths(checked.body)
         assert isinstance(ids, ContentIds)
