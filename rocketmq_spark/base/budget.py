@@ -25,8 +25,8 @@ def estimated_memory(body_bytes: int, property_bytes: int) -> int:
 class Budget:
     """Limits the bytes that holders, such as servers, have in memory together. Thread-safe.
 
-    A claim succeeds only if at least as many bytes stay free as the holder then has. If no holder has bytes, a claim of any size
-    succeeds.
+    After a claim, the holder must not have more bytes than stay free; otherwise, the claim fails. If no holder has bytes, a
+    claim of any size succeeds.
     """
 
     def __init__(self, limit: int) -> None:
@@ -60,8 +60,9 @@ class Budget:
 class ReceiveBudget:
     """Limits the bytes of incomplete frames that holders, such as servers, have in memory together. Thread-safe.
 
-    If the limit is reached, the largest account of the holder with most bytes is revoked. So a holder with at most its fair
-    share, the limit divided by the number of holders, keeps its bytes. A single frame may have any size.
+    If the limit is reached, the largest account of the holder with most bytes is revoked. The fair share of a holder is the
+    limit divided by the number of holders; a holder that has at most its fair share keeps its bytes. A single frame may have
+    any size.
     """
 
     def __init__(self, limit: int = MAX_INCOMPLETE_BYTES) -> None:
@@ -72,8 +73,8 @@ class ReceiveBudget:
         self._lock = threading.RLock()  # reentrant: garbage collection may release bytes in a block with this lock
 
     def account(self, holder: Hashable, on_revoked: Callable[[], None] | None = None) -> ReceiveAccount:
-        """Return an empty account for ``holder``. It is for one incomplete frame at a time, or for all frames that a call
-        keeps.
+        """Return an empty account for ``holder``. The account is for one incomplete frame at a time, or for all frames that a
+        call keeps.
 
         ``on_revoked`` is called when the account is revoked, on any thread, while the budget's lock is held.
         """

@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-# The version that this client reports; servers adapt to it. 513 is 5.5.0; from 401 on name servers write routes as standard
-# JSON, and above 475 a server that shuts down answers GO_AWAY instead of just closing connections.
+# The version that this client reports, and to which servers adapt: 513 is 5.5.0. From 401 on, name servers write routes as
+# standard JSON. Above 475, a server that shuts down answers GO_AWAY before it closes connections.
 VERSION = 513
-FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers treat timer properties as the user's and deliver at once
+FIRST_VERSION_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for the user's, and do not delay messages
 FIRST_VERSION_WITH_SEARCH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the nearest message
-FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # older brokers ignore the attributes of topics
+FIRST_VERSION_WITH_ATTRIBUTES = FIRST_VERSION_WITH_TIMERS  # older brokers ignore attributes of topics
 # 5.3.2; a broker of 5.3.0 or 5.3.1 reports success, but does not change the user.
 FIRST_VERSION_THAT_UPDATES_USERS = 476
 TIMER_MAX_DELAY_S = 3 * 24 * 3600  # a broker's timerMaxDelaySec unless it is configured otherwise
@@ -291,7 +291,7 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; i
 MAX_PROPERTIES_BYTES = 32767
 BROKER_PROPERTIES_RESERVE = 256  # what the broker may add to the properties of a single message
 SINGLE_MAX_PROPERTIES_BYTES = MAX_PROPERTIES_BYTES - BROKER_PROPERTIES_RESERVE
-# The sink's property with a row's id (option ``messageId``). This property is a user property, so readers show it.
+# The property in which the sink stores a row's id (option ``messageId``). Readers show it, because it is a user property.
 ROW_ID = "SPARK_ROW_ID"
 # The broker multiplies the number of messages of a pull by 20. If the product were above the largest int, the broker would
 # search fewer offsets.

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 P = TypeVar("P")
 D = TypeVar("D")
 
-# How many checks of one broker may wait for the user's function, or for their answers to be sent. Further checks are dropped,
-# because the broker repeats them.
+# How many checks of one broker may wait at most: until the user's function decides, or until the decision is sent. Further
+# checks are dropped, because the broker repeats them.
 MAX_WAITING_CHECKS = 1000
 # Pause between log lines about ignored checks.
 LOG_PAUSE_S = 10.0
@@ -48,7 +48,7 @@ class _SharedState:
         self.newest_places: dict[str, Any] = {}  # the place of the newest copy of each undecided message
         # The object that got the newest check of the message.
         self.newest_receivers: dict[str, CheckCoalescer[Any, Any]] = {}
-        # The object whose function decides, and the broker that sent the first check.
+        # The object whose function decides about the message, and the broker that sent the message's first check.
         self.deciders: dict[str, tuple[CheckCoalescer[Any, Any], Hashable]] = {}
         # Until when further copies of a committed message are rolled back.
         self.rollback_deadlines: OrderedDict[str, Deadline] = OrderedDict()
@@ -61,7 +61,7 @@ class CheckCoalescer(Generic[P, D]):
         send: Sends a decision about one copy, and returns whether the decision has certainly arrived. A copy is identified by
             its place: broker and offset. ``send`` may block: each broker has its own thread, so a broker that hangs delays no
             decisions for other brokers.
-        broker_of: Returns the broker of the copy at this place.
+        broker_of: Returns the broker in the place of a copy.
         commit: The decision that delivers the message. Only one copy gets this decision; the other copies then get
             ``rollback``.
         rollback: The decision that drops a copy.
@@ -101,7 +101,8 @@ class CheckCoalescer(Generic[P, D]):
                 self._forget(key)
 
     def request_decision(self, key: str, place: P, decide: Callable[[], D], held_bytes: int = 0) -> D | None:
-        """Queue a call of ``decide``. If a call for ``key`` waits or runs, its result applies to this copy, too.
+        """Queue a call of ``decide``. If a call for ``key`` waits or runs, the result of that call applies to the copy at
+        ``place``, too.
 
         Returns a decision that needs no call, for the caller to send; otherwise None. ``held_bytes`` is the memory that
         ``decide`` needs while it waits.

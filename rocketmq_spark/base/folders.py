@@ -91,7 +91,7 @@ def is_readable_or_missing(path: Path) -> bool:
 
 
 def foreign_file(path: Path, root_may_own: bool = True) -> ForeignFile | None:
-    """Return the file or folder if another user than this one and root owns it, or owns the target of the link.
+    """Return the file or folder if its owner, or the owner of a link's target, is neither this user nor root.
 
     Returns None otherwise, also if nothing exists there. Without ``root_may_own``, root counts as another user.
     """
@@ -110,7 +110,7 @@ def foreign_file_in(
 
     Args:
         path: The folder, which may be missing.
-        skipped_prefixes: Prefixes of the names of subfolders that are left out.
+        skipped_prefixes: Subfolders whose names have one of these prefixes are left out.
         root_may_own: Whether root may own ``path`` itself.
     """
     if (first_foreign_file := foreign_file(path, root_may_own)) is not None:
@@ -170,7 +170,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 def owner_uid(status: os.stat_result) -> int:
     """The uid of the owner of a file.
 
-    On a file system that a user other than root mounted (FUSE), the owner of each file is that user, because that user's program
+    If a user other than root mounted the file system (FUSE), that user counts as the owner of each file: the user's program
     decides which owners the file system shows.
     """
     if os.major(status.st_dev):  # a disk
@@ -233,8 +233,8 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open a file that processes lock, like ``open_regular``. If the file belongs to this user, takes all rights to the file from
-    other users: a user who may read the file can also lock the file, and so exclude its owner.
+    """Open a file that processes lock, like ``open_regular``. If the file belongs to this user, takes all rights to the file
+    from other users, who could otherwise lock the file, and so exclude its owner.
     """
     descriptor = open_regular(path, flags)
     status = os.fstat(descriptor)
@@ -395,7 +395,7 @@ def replace_file(path: Path, content: str | bytes, mode: int = 0o600) -> None:
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """Whether the mode of a file or folder lets other users than its owner and this one write to it."""
+    """Whether the mode of a file or folder lets users write to it who are neither its owner nor this user."""
     return bool(_rights_of_others(status, _WRITE_BITS))
 
 
@@ -429,7 +429,7 @@ def creation_mask() -> int:
 
 
 def new_files_are_open() -> bool:
-    """Whether the umask lets other users than this one and root write to new files, and connect to new sockets."""
+    """Whether the umask lets users other than this user and root write to new files, and connect to new sockets."""
     write_rights = _WRITE_BITS & ~creation_mask()
     return bool(write_rights & _OTHERS_BITS or (write_rights and not _is_private_group(os.getegid(), os.geteuid())))
 
@@ -601,13 +601,13 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
 
 
 def exposures_in(path: Path, skipped_prefixes: tuple[str, ...], owner: int) -> Iterator[Exposure]:
-    """Yield the folder, and each entry in it, that other users than ``owner``, this one and root may change."""
+    """Yield the folder, and each entry in it, if users other than ``owner``, this user and root may change it."""
     yield from exposures_of(path, _entries(path, skipped_prefixes), owner)
 
 
 def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
-    """Yield the folder and each of ``entries`` that other users than ``owner``, this one and root may change. For a link, only
-    its owner is checked.
+    """Yield the folder, and each of ``entries``, if users other than ``owner``, this user and root may change it. For a link,
+    only its owner is checked.
     """
     for entry in itertools.chain((path,), entries):
         status = _status_or_none(path.stat if entry == path else entry.lstat)
@@ -697,7 +697,7 @@ def as_user(uid: int) -> Iterator[None]:
     If files stay open after the block, root's rights apply to them again; use ``become_user`` for such files.
 
     Args:
-        uid: The user. New files belong to this user. A user without an account gets only the group of nobody.
+        uid: The other user, to whom new files belong. A user without an account gets only the group of nobody.
     """
     gid, groups = groups_of(uid)
     with contextlib.ExitStack() as stack:  # the user is set last and restored first: only root may set groups

@@ -38,8 +38,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Thresholds of garbage collection: the number of new objects before the young generation is collected, and the number of
-# collections of a generation before the next older one is collected.
+# Thresholds of garbage collection. The first one is the number of new objects before the young generation is collected. The
+# others are numbers of collections of a generation before the next older one is collected.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
@@ -70,8 +70,8 @@ os.register_at_fork(after_in_child=_reset_in_child)
 def registry_lock() -> AbstractContextManager[bool]:
     """The lock of the registry. Each process has a new lock, because a fork may inherit a held lock.
 
-    All threads need this lock, so code that holds it must be quick: it uses no server, no file, no ``entry_lock`` and no
-    ``get_or_create``.
+    All threads need this lock, so a thread that holds this lock must not wait: not for a server, a file or an ``entry_lock``,
+    and not in ``get_or_create``.
     """
     return _registry.lock
 
@@ -252,7 +252,9 @@ def defer_close(close: Callable[[], object]) -> bool:
 
 
 def _run_signal_safe(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Mark the stack with the frame of this function. A counter would stay wrong if Ctrl-C interrupted its update."""
+    """Call ``method``. The frame of this function marks the stack, because a counter would stay wrong if Ctrl-C interrupted its
+    update.
+    """
     return method(*args, **kwargs)
 
 

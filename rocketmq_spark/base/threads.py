@@ -105,7 +105,9 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def without_blocking() -> Iterator[None]:
-    """Make ``may_block`` return False on this thread inside the block, so that another thread does the work that may block."""
+    """During the ``with`` statement, ``may_block`` returns False on this thread, so that another thread does work that could
+    wait.
+    """
     previous_value, _local.waits = may_block(), False
     try:
         yield
@@ -186,8 +188,8 @@ class Latch:
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the flag is set, for at most ``seconds``. Returns whether the flag is set.
 
-        Without ``seconds`` the thread wakes periodically to check the flag: if two signals arrive at once, another thread may
-        receive both and wake no waiting thread.
+        Without ``seconds``, the thread wakes periodically to check the flag. If two signals arrive at once, another thread may
+        receive both, and this thread is not woken.
         """
         while not self._lock.acquire(timeout=_FLAG_CHECK_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
@@ -243,8 +245,7 @@ class KeyedExecutor:
             try:
                 self._work_by_key[key] = queue
                 start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, queue))
-            # After Ctrl-C, too, the work is removed from the queue: nobody knows whether the thread exists, so the caller keeps
-            # the work.
+            # If this raises, even by Ctrl-C, the caller keeps the work. So the queue is emptied, because the thread may exist.
             except BaseException:
                 queue.clear()
                 self._work_by_key.pop(key, None)

@@ -84,8 +84,8 @@ class TopicFigures:
     Args:
         pull_ms: Mean time of a pull in the last minute, in ms; None if there was none.
         pulled_per_s: Messages pulled per second, in the last minute.
-        consume_ms: Mean time of a call of the listener in the last minute, or in the last hour if there was none in that minute,
-            in ms; None without a call.
+        consume_ms: Mean time of a call of the listener in the last minute, in ms. If the last minute had no call, the mean of
+            the last hour; None without a call.
         consumed_per_s: Messages finished per second, in the last minute.
         failed_per_s: Messages that failed per second, in the last minute.
         failed: Messages that failed in the last hour.

@@ -51,8 +51,8 @@ class QueueData:
 class BrokerData:
     """Addresses of one broker name by broker id. The id 0 is that of the master, and may be missing while the master is down.
 
-    If ``acting`` is true, the master is down, and a slave that acts for it has the id 0 (a name server with
-    ``supportActingMaster``). The acting slave answers requests, but may lack the last messages.
+    If ``acting`` is true, the master is down, and a slave that acts for it has the id 0. Name servers report this with
+    ``supportActingMaster``. The acting slave answers requests, but may lack the last messages.
     """
 
     broker_name: str

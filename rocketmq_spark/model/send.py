@@ -235,7 +235,7 @@ class MessageEncoder(Protocol):
     """Encodes single messages into the batches of a transport. Pure. ``session.row_encoder`` does this for columns."""
 
     def encode_item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
-        """Return the encoded message, of which batches are made. The length of the returned value is what the message adds to a
+        """Return one encoded message as a part of a batch. The length of the returned value is what the message adds to a
         batch. ``properties`` is the encoded property string.
 
         Raises ``MessageRefused`` if the transport cannot encode the message.
@@ -249,9 +249,9 @@ class SendRequest(NamedTuple):
     """One send for a transport: a message or a batch, and the fields that apply to all of it. A NamedTuple, because it is cheap
     to create, and every send has a request.
 
-    ``body`` is the (possibly compressed) body of a single message, or with ``batch`` a batch: the object of the transport's
-    encoder, or bytes in the layout of ``wire.messages.encode_batch``, which spools store and every transport accepts.
-    ``properties`` is the encoded property string of the message or of the batch itself.
+    ``body`` is the (possibly compressed) body of a single message, or with ``batch`` a batch. A batch is the object of the
+    transport's encoder, or bytes in the layout of ``wire.messages.encode_batch``. Spools store such bytes, and every transport
+    accepts them. ``properties`` is the encoded property string of the message or of the batch itself.
     """
 
     group: str

@@ -44,8 +44,8 @@ def check_safe(path: Path, option: str, variables: Mapping[str, str] = os.enviro
         raise _path_error(
             path,
             option,
-            f"{exposure.users_text} may replace {exposure.path}, or what is in it, so that the path leads out of the folder that "
-            f"variable {PATHS_VARIABLE} names",
+            f"{exposure.users_text} may replace {exposure.path}, or what is in it; the path could then lead out of the folder "
+            f"that variable {PATHS_VARIABLE} names",
             "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )
     # The path is checked again, because other users may have changed links before the check of the folders.

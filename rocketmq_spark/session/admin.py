@@ -317,8 +317,8 @@ class GroupAdmin(AdminBase):
 
         Raises:
             OptionError: ``to`` is of another type, or a ``datetime`` without a zone; or ``topics`` is not a list of names.
-            OffsetError: ``to`` is a text or a negative number other than the ones above; the group has members; the group has no
-                offsets, and no ``topics`` are given; or a broker did not store an offset.
+            OffsetError: ``to`` is an unknown text or another negative number; the group has members, and ``force`` is not set;
+                the group has no offsets, and no ``topics`` are given; or a broker did not store an offset.
         """
         if isinstance(to, datetime):
             if to.tzinfo is None:

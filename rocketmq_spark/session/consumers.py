@@ -45,8 +45,8 @@ class Consumer(group_consumer.BaseConsumer):
             (``3s``), sizes bytes or text (``4m``).
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or does not belong to a consumer (lists all problems); or option
-            ``arrow`` is set, and pyarrow or numpy is not installed.
+        OptionError: An option is unknown, has a wrong value or does not belong to a consumer. Lists all problems. Also raised
+            if option ``arrow`` is set, and pyarrow or numpy is not installed.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ def _offset_after(part: FetchedPart, row_count: int) -> int:
         if message.decode_error is not None:
             raise DecodeError(message.decode_error, topic=part.queue.topic, queue=str(part.queue))
     raise DecodeError(
-        f"an answer of {row_count} rows has fewer messages", topic=part.queue.topic, queue=str(part.queue)
+        f"an answer has {row_count} rows, but fewer messages", topic=part.queue.topic, queue=str(part.queue)
     )
 
 

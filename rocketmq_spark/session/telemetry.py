@@ -205,8 +205,8 @@ class Instrumentation:
     def _begin_coroutine_call(
         self, consumer_attributes: Mapping[str, Any], messages: Any, context: Any
     ) -> OutcomeCallback:
-        """Start the span of a coroutine's call, and make the span's context the current context. Without this, the current
-        context might be that of an earlier call in the same task.
+        """Start the span of a coroutine's call, and make the span's context the current context. In a task with several calls,
+        the current context might otherwise be that of an earlier call.
         """
         process_span = _call_safely(_ProcessSpan, self, messages, context, consumer_attributes)
         _call_safely(contexts.attach, Context() if process_span is None else process_span.context)
@@ -312,8 +312,8 @@ class _SendInProgress:
 
     def send(self, send: Callable[[Sequence[Message]], Any]) -> Any:
         """Call ``send`` and return its result. If messages with the context in their properties are rejected, for example as
-        too large, they are sent without the context. The second call sends no message twice, because rejected messages were not
-        sent.
+        too large, they are sent without the context. This second attempt duplicates no message, because rejected messages were
+        not sent.
         """
         try:
             if self._traced_messages is not None:

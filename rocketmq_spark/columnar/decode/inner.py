@@ -31,8 +31,8 @@ from rocketmq_spark.wire.properties import inner_base_and_count
 
 _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
-# Where a message of a batch has the flag, the body's length, and the body. The length of the message's properties follows the
-# body.
+# Where the flag, the body's length and the body begin in a message of a batch. The length of the message's properties follows
+# the body.
 _FLAG_POSITION, _LENGTH_POSITION, _BODY_POSITION = 12, 16, 20
 _MIN_ITEM_BYTES = _BODY_POSITION + 2
 # Bytes after the last message, so that a number can be read at every possible position.

@@ -233,8 +233,8 @@ def messages_in_range(
 ) -> Iterator[ReceivedMessage]:
     """The messages of an answer that belong to its request, as objects.
 
-    If a message cannot be decoded and its offset is unknown, the offset is one that its neighbours leave free. With
-    ``is_dense``, every offset has a message, and each free offset becomes a row.
+    If a message cannot be decoded and its offset is unknown, it gets the offset after the message before it. With ``is_dense``,
+    every offset has a message, so the message gets a row for each offset up to the next message.
     """
     end = min(answer.limit, answer.next_offset)
     next_offset, lost_message = answer.start, None
@@ -256,8 +256,7 @@ def messages_in_range(
 
 
 def _placeholder_rows(message: ReceivedMessage, start: int, end: int, is_dense: bool) -> Iterator[ReceivedMessage]:
-    # There is at least one row, even if the offsets of the neighbours leave no offset free, because the neighbours may be
-    # damaged, too.
+    # The message gets at least one row. If the messages around it are damaged, too, their offsets may leave no offset free.
     for offset in range(start, max(end if is_dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 

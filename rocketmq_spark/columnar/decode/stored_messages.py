@@ -1,8 +1,8 @@
 """Locates messages and their parts in a receive buffer, with numpy over the stored layout and no Python step per message.
 
-The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not have this layout
-raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts this error to a
-``DecodeError``. Inner batches are located as one message each (``inner`` unwraps them).
+The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). If bytes do not have this
+layout, ``Malformed`` is raised with their position in the buffer. The caller knows queue and offset, and converts this error to
+a ``DecodeError``. Inner batches are located as one message each (``inner`` unwraps them).
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ _FIXED_FIELDS = np.dtype(
 
 
 class Malformed(Exception):
-    """The bytes at ``position`` are not a stored message. Callers that know the queue convert this error to a ``DecodeError``."""
+    """The bytes at ``position`` are not a stored message. The callers know the queue, and convert this error to a
+    ``DecodeError``.
+    """
 
     def __init__(self, position: int, why: str) -> None:
         super().__init__(position, why)
@@ -192,7 +194,7 @@ def locate(buffer: Bytes, answers: list[FetchedAnswer]) -> StoredMessages:
 
 
 def holes(messages: StoredMessages, is_dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
-    """The offsets that answers skip, if every offset in their queues has a message. Holes are found by the number of messages,
+    """For queues in which every offset has a message: the offsets that answers skip. Holes are found by the number of messages,
     because the offsets inside messages may be wrong. If there are no holes, one comparison of all answers finds this out.
     Answers for which ``is_dense`` is true have no holes.
     """

@@ -38,8 +38,8 @@ def _java_texts(texts: pa.Array) -> pa.Array:
     )
 
 
-# A batch with more different keys is stored without keys: each key costs a broker as much as the key of a single message, but a
-# search for it finds only the whole batch.
+# A batch with more different keys is stored without keys. Each key would cost a broker as much as the key of a single message,
+# but a search for this key would find only the whole batch.
 MAX_BATCH_KEYS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()
 

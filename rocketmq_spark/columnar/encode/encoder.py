@@ -1,9 +1,9 @@
 """Arrow columns to batch bodies, without a Python step per row.
 
-A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as Arrow
-columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the positions
-where it may be cut. The encoder first finds all rows that brokers would reject: if an Arrow batch has such a row, no row of this
-Arrow batch is sent.
+A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. The parts of items are Arrow
+columns, which one call joins row by row. The data buffer of the result is the batch body, and the offsets of the result are the
+positions where the body may be cut. The encoder first finds all rows that brokers would reject: if an Arrow batch has such a
+row, no row of this Arrow batch is sent.
 """
 
 from __future__ import annotations
@@ -286,8 +286,8 @@ class Encoder:
         return EncodedItems(ItemParts(columns, body_lengths + lengths + ITEM_OVERHEAD_BYTES), 0, rows)
 
     def _middle(self, lengths: Ints, next_constant: bytes) -> Any:
-        """The part of each item between the body and the other properties, with the same width in all rows: the length of the
-        properties, the message id, and ``next_constant``, with which the other properties begin.
+        """The part of each item between the body and the other properties. In each row, it has the length of the properties,
+        the message id, and ``next_constant``, with which the other properties begin. All rows have the same width.
         """
         start = 2 + len(_ID_START)
         end = start + self.ids.width

@@ -234,7 +234,7 @@ def _empty_value_reason(name: pa.Scalar) -> str:
 
 
 def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
-    """The problems of names, by entry."""
+    """The problem of each entry's name."""
     faults = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
