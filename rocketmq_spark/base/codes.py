@@ -242,7 +242,8 @@ class SysFlag(enum.IntFlag):
 
 COMPRESSION_MASK = 0x700
 TRANSACTION_MASK = 0xC
-INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is unpacked only if both are set, as in Java
+# As in Java, a body is unpacked only if both flags are set.
+INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH
 OFFSET_RESET = "OFFSET_RESET"  # the remark of an answer to a pull, if an operator has reset the group's offset
 READ_FORBIDDEN_TYPES = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker or the topic has no read permission
 # Brokers before 5.0 return this remark instead of ``forbiddenType``.

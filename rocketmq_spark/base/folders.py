@@ -125,7 +125,9 @@ def foreign_file_in(
 
 
 def irregularity_in(path: Path, skipped_prefixes: tuple[str, ...] = ()) -> str | None:
-    """Return a clause about the first entry that is neither a folder nor a file with a single name; None if there is none."""
+    """Return a clause about the first entry that is neither a folder nor a file with only one name (hard link); None if there
+    is no such entry.
+    """
     for entry in _entries(path, skipped_prefixes):
         with contextlib.suppress(FileNotFoundError):  # another process removes files meanwhile
             if (problem := irregularity(entry)) is not None:
@@ -134,7 +136,7 @@ def irregularity_in(path: Path, skipped_prefixes: tuple[str, ...] = ()) -> str |
 
 
 def irregularity(path: Path) -> str | None:
-    """Return a clause about a path that is neither a folder nor a file with a single name; otherwise None."""
+    """Return a clause about a path that is neither a folder nor a file with only one name (hard link); None for other paths."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a link"
@@ -146,7 +148,7 @@ def irregularity(path: Path) -> str | None:
 
 
 def link_in(path: Path) -> Path | None:
-    """Return the first link in a folder and the folders below it; None if there is none."""
+    """Return the first link that is in a folder, or in a folder below it; None if there is no link."""
     return next((entry for entry in _entries(path, ()) if entry.is_symlink()), None)
 
 
@@ -579,8 +581,8 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
 
 
 def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> str:
-    """Return a sentence without its period that says how to remove an exposure of ``name``, such as "the spool", which belongs
-    to ``owner``. ``is_above`` says whether the exposed folder is above ``name``.
+    """Return a sentence, without its period, that says how to remove an exposure. ``name`` is what is exposed, such as "the
+    spool", and belongs to ``owner``. ``is_above`` says whether the exposed folder is above ``name``.
 
     If another user may lead the path elsewhere before root runs a command, the sentence gives root no command, not even ``mv``.
     """
@@ -594,7 +596,7 @@ def remedy(exposure: Exposure, name: str, owner: int, is_above: bool = True) -> 
     if exposure.uid is not None and not is_above:
         return f"Let {user_text(exposure.uid)} remove {quoted_path}, not root"
     if owner == ROOT:
-        return f"Use a folder for {name} that only root may change, and so each folder above it"
+        return f"Use a folder for {name} that only root may change, in folders that only root may change"
     if owner == error_reader_uid():
         return f"Move {name} below a folder that only you and root may change"
     return f"Let {user_text(owner)} move {name}, not root, below a folder that only that user and root may change"

@@ -1,8 +1,8 @@
 """The controlling terminal of a process. The process can open it as ``/dev/tty`` whatever the terminal's owner and mode are.
 
-A process that takes the rights of another user gives up its terminal. Otherwise, a link of that user to ``/dev/tty`` could lead
-output of the process to the terminal of the user who runs the command. Open files, such as the standard output, stay open, and
-Ctrl-C still ends the process, because the process stays in the foreground group of the terminal.
+A process that takes the rights of another user gives up its terminal. If the process kept the terminal, that user could make
+links to ``/dev/tty``, through which the process would write to the terminal. Open files, such as the standard output, stay
+open, and Ctrl-C still ends the process, because the process stays in the foreground group of the terminal.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _leads_session() -> bool:
 
 def _open_terminal() -> int | None:
     """Open the terminal and return its descriptor. Returns None if this process has no terminal, or cannot open the device. In
-    some containers it cannot be opened, and links to the device are harmless there.
+    some containers the device cannot be opened, and links to the device are harmless there.
     """
     try:
         return os.open(_TERMINAL_PATH, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)

@@ -399,7 +399,7 @@ class Timer:
         return True
 
     def wait_notified(self, condition: threading.Condition, seconds: float) -> None:
-        """Wait until ``condition``, which the caller holds, is notified, or for ``seconds``."""
+        """Wait until ``condition`` is notified, for at most ``seconds``. The caller holds the lock of the condition."""
         condition.wait(seconds)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:

@@ -154,7 +154,7 @@ class GroupDescription:
 
     Args:
         group: The group.
-        settings: By broker, its ``SubscriptionGroupConfig`` there, such as ``{"retryMaxTimes": 16}``.
+        settings: Its ``SubscriptionGroupConfig`` on each broker, such as ``{"retryMaxTimes": 16}``.
         members: Its members, sorted by client id.
         consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull); None without members.
         message_model: ``CLUSTERING`` or ``BROADCASTING``; None without members.

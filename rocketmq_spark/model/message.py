@@ -73,8 +73,8 @@ class KeyedMessage(Message):
 class _StoredFields:
     """Decodes a field of a message when the field is read, unless it was set before (``wire.stored_fields``).
 
-    A read sets only ``properties``, which most listeners read several times. If a read also set other fields, it could overwrite
-    a value that another thread sets at the same moment.
+    The decoded value is kept only for ``properties``, which most listeners read several times. If other values were kept, too,
+    they could overwrite a value that another thread sets at the same moment.
     """
 
     if TYPE_CHECKING:  # with ``__getattr__``, type checkers would accept attributes of any name

@@ -235,7 +235,7 @@ class PullRequest:
 
     Args:
         filter: Which messages to return; brokers compare hashes of tags, so tags are compared again in the answer.
-        post_filter: Send the filter with the pull; otherwise the broker uses the filter of the last heartbeat.
+        post_filter: True sends the filter with the pull; with False, the broker uses the filter of the last heartbeat.
         version_ms: When the subscription was made; a broker that has a newer subscription rejects the pull.
         suspend_s: How long a broker holds the request while there are no new messages; with 0, it answers at once.
         commit_offset: The group's offset of the queue, which the master stores with the request; None to store none.

@@ -247,7 +247,7 @@ class GroupAdmin(AdminBase):
             topics: Also delete the topics of its retries and dead letters, with their messages; ``mqadmin`` with ``-c``
                 always deletes them.
             force: Delete the group although it has members. When a member reconnects, a broker creates the group again, unless
-                its setting ``autoCreateSubscriptionGroup`` is false.
+                the broker's setting ``autoCreateSubscriptionGroup`` is false.
 
         Raises:
             GroupNotFound: No broker knows the group.
@@ -442,7 +442,7 @@ class AccessAdmin(AdminBase):
         """Return all users, without their passwords (``mqadmin listUser``).
 
         Raises:
-            OptionError: Others on the network could read the passwords in the answers, as for ``broker_config``.
+            OptionError: Others on the network could read the passwords in the answers (see ``broker_config``).
         """
         return brokers.users(self._tools)
 
@@ -463,14 +463,14 @@ class AccessAdmin(AdminBase):
 
         Raises:
             OptionError: The user does not exist on a broker, and ``password`` is None; ``password`` is empty; or others on the
-                network could read the password, as for ``broker_config``.
+                network could read the password (see ``broker_config``).
             NotSupported: A broker is older than 5.3; or the user exists on a broker of 5.3.0 or 5.3.1, which cannot change users.
         """
         return brokers.set_user(self._tools, name, password, is_super, enabled)
 
     def delete_user(self, name: str) -> None:
-        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user, or
-        if others on the network could read passwords, as ``users`` does.
+        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user,
+        or if others on the network could read passwords (see ``broker_config``).
         """
         brokers.delete_user(self._tools, name)
 

@@ -99,7 +99,7 @@ class PullConsumer(pull.BasePullConsumer):
 
 
 class SimpleConsumer(simple.BaseSimpleConsumer):
-    """Receives messages from a Proxy. Call ``ack`` for each message that is done; without it a message is delivered again
+    """Receives messages from a Proxy. Call ``ack`` for each message that is done; a message without ``ack`` is delivered again
     (docs/grpc.md).
 
     Args:

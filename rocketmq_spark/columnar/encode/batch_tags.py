@@ -32,7 +32,7 @@ def rows_without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.N
 
 
 def _java_texts(texts: pa.Array) -> pa.Array:
-    """Texts that may not be UTF-8 (Spark does not check ``cast(binary as string)``), as Java reads them."""
+    """Texts as Java reads them. Some may not be UTF-8, because Spark does not check ``cast(binary as string)``."""
     return arrow.to_strings(
         arrow.as_bytes(texts), arrow.valid_mask(texts) if texts.null_count else None, ascii_only=False
     )

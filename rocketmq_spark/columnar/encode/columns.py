@@ -281,8 +281,8 @@ _SEPARATOR = codes.KEY_SEPARATOR
 _NO_PROPERTIES: dict[str, str] = {}
 # The maximum size of a column, whose offsets are signed 32-bit numbers.
 MAX_COLUMN_BYTES = 2**31 - 1
-# The role of a column with Java's hash of each sharding key. It is used if some keys are not texts, because the hash of a number
-# differs from the hash of its text.
+# The role of a column with Java's hash of each sharding key. This role is used if some keys are not texts, because the hash of
+# a number differs from the hash of its text.
 KEY_HASH = "keyhash"
 
 ShardingKeyOf = Callable[[Message], object]

@@ -140,8 +140,8 @@ class ItemParts:
         return self._items
 
     def complete(self, complete_items: CompleteItems) -> None:
-        """Complete the items now if they are already joined. Otherwise complete them right after their join, while they are in
-        the processor's cache.
+        """If the items are already joined, complete them now. If not, each join completes its items, while these are in the
+        processor's cache.
         """
         self._complete = complete_items
         if self._items is not None:
