@@ -138,7 +138,7 @@ def _values(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _stand_in_mask(batch: pa.RecordBatch) -> pa.Array | None:
-    """Which messages stand for a row without a body: both their property and their body are as ``emptyBodies=mark`` sets them.
+    """Which messages stand for a row without a body: those whose property and body are both as ``emptyBodies=mark`` sets them.
     None if there is no such message.
     """
     marks = batch.column(_DELETED.name)

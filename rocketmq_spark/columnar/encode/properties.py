@@ -1,11 +1,11 @@
 """Properties of rows, and the rows that cannot be sent (``BadRows``).
 
 ``add_properties`` collects the properties of rows: tags, keys, the user's map, and other columns that RocketMQ stores as
-properties. What it makes of these properties depends on the transport: ``TextPieces`` makes property strings for brokers.
-``BadRows`` collects the problems of all checks of an Arrow batch and raises them as one error.
+properties. The form of the properties depends on the transport: for brokers, ``TextPieces`` makes property strings. ``BadRows``
+collects the problems of all checks of an Arrow batch and raises them as one error.
 
-In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this. Then each
-name is a constant that is checked once, and only the values are columns.
+In most DataFrames, the maps of all rows have the same names in the same order. One comparison of memory detects this case, in
+which each name is a constant that is checked once, and only the values are columns.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def has_controls(data: bytes) -> bool:
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 _SEPARATORS = _NAME_END + _VALUE_END
-# If rows have more properties than this, their names are not compared to find out whether all rows have the same names.
+# If rows have more properties than this, the names of the rows are not compared with each other.
 _MAX_SHARED_NAMES = 16
 
 
@@ -234,7 +234,7 @@ def _empty_value_reason(name: pa.Scalar) -> str:
 
 
 def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
-    """The problems of names, by entry."""
+    """The problem of each entry's name."""
     faults = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")

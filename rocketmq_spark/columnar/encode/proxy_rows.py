@@ -219,7 +219,7 @@ class ProxyEncoded(Encoded):
 
 @dataclass(frozen=True, slots=True)
 class ProxyRowEncoder(Encoder):
-    """Encodes Arrow batches for ``proxy``. Its messages contain their topic."""
+    """Encodes Arrow batches for ``proxy``. The encoded messages contain their topics."""
 
     proxy: ProxyEncoder | None = None
 
