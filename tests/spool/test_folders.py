@@ -530,7 +530,9 @@ def test_records_kept_by_number_keep_queues_if_layout_is_given(tmp_path: Path, g
     spool = opened()
     spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
     spool.finish()
-    with pytest.raises(SpoolError, match=r"for t/broker-a/0; their environment had these queues by its number") as caught:
+    with pytest.raises(
+        SpoolError, match=r"for t/broker-a/0; their environment had these queues by its number"
+    ) as caught:
         opened(environments='{"1": {"broker-b": [0]}}')
     assert 'such as {"1": {"broker-a": [0]}}' in str(caught.value)
     spool = opened(environments=given)
