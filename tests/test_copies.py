@@ -97,7 +97,7 @@ def test_what_has_no_thread_is_left_for_the_next_time(
     with monkeypatch.context() as exhausted:
         no_more_threads(exhausted)
         assert bench.copies.request_decision("a", "1", lambda: "take") is None
-    assert "ignored until brokers repeat them, among them the check of a: can't start new thread" in caplog.text
+    assert "ignored until brokers repeat them, such as the check of a: can't start new thread" in caplog.text
     bench.question("a", "2", lambda: "take")
     assert bench.said == [("2", "take")]
 

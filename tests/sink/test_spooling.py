@@ -252,7 +252,7 @@ def test_spooled_rows_keep_the_environment_queues_they_were_for(
     left.finish()
     known.clear()
     TaskWriter(of_t, {"body": "body"}, 0, {"t": b["t"]}).write([])
-    with pytest.raises(SpoolError, match=r"is for u/a/0, and the driver counted u/b/0 as the queues of the same"):
+    with pytest.raises(SpoolError, match=r"the driver counted u/b/0 as the queues of .*but a spool of this .*u/a/0"):
         TaskWriter(of_u, {"body": "body"}, 0, {"u": b["u"]})
     assert known == {"t": b["t"], "u": a["u"]}
     TaskWriter(of_u, {"body": "body"}, 0, {"u": a["u"]}).write([])
